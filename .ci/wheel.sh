@@ -22,7 +22,7 @@ for python in "$@"; do
   here=$dir/$version
   "$python" -m venv "$here/venv"
   "$here/venv/bin/pip" install --quiet --upgrade pip
-  "$here/venv/bin/pip" install --quiet -c "$root/constraints.txt" "$wheel[cpu]"
+  "$here/venv/bin/pip" install --quiet --no-compile -c "$root/constraints.txt" "$wheel[cpu]"
   installed=$SECONDS
   (
     cd "$here"

@@ -16,7 +16,8 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,27 +35,37 @@ SETTINGS = ((1, 256), (3, 7), (8, 64))
 """Slots and chunk size; the others are compared with the first."""
 
 COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch", "texts", "rows")
-INTRODUCTION = """# Decoders
+INTRODUCTION = """# What runs
 
-Made by `python -m docs.decoders` (see there). Models are tiny, with random weights, exported by real exporters.
+Families of decoders, each exported by real exporters in a tiny size with random weights, beside Hugging Face
+transformers on the same weights. What runs depends on a graph's form and not on its size; `olive-ext check MODEL` says
+it of yours, with the reason.
+
+"""
+LEGEND = """
+## Every export
+
+Made by `python -m docs.decoders`.
 
 - **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference:
-  Hugging Face transformers where the export claims to be the same model in fp32, else one plain forward pass of the
-  untouched file for each request (integer and half-precision weights are not the source's).
+  transformers (HF) where the export claims to be the same model in fp32, else one plain forward pass of the untouched
+  file for each request (integer and half-precision weights are not the source's).
 - **plain**: the same to plain forward passes in every case that the CPU can run: what is the engine's own doing.
 - **roll**: relative difference of the log-likelihood of a text.
 - **generate**: greedy answers of 16 tokens that equal the reference's, with 1, 3 and 8 slots; with integer weights, of
   a plain loop by the token, since these round otherwise in a step of one token.
 - **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once, 1.09 that
-  steps were filled up to whole groups of tokens, pairs here,, because activations are rounded.
+  steps were filled up to whole groups of tokens (here pairs), because activations are rounded.
 - **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and those requests in
   another order, in nats, and 16 texts of one length, which share steps where the graph takes several rows.
-- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch. Empty where the row
-  is older than these texts: its `batch` is of the 40 requests alone, few of which share a step if rows must be alike.
+- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch. Empty where they
+  were not measured: `batch` is then of the 40 requests alone.
 - **rows**: tokens generated a step with 8 slots, for 6 prompts of other lengths, prompts' steps counted: up to 6
   where all of them decode together, 1 where one does.
 
 """
+LONGEST_REASON = 160
+"""Characters of a refusal that the page shows."""
 
 
 Logits = Callable[[Any, list[int]], Any]
@@ -190,17 +201,51 @@ def _largest(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) 
 
 
 def render(rows: Sequence[dict[str, str]]) -> str:
-    head = ("export", "exporter", "dtype, KV", "provider", "reference", *COLUMNS)
-    lines = [INTRODUCTION, "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["provider"])):
-        kinds = ", ".join(dict.fromkeys((row["dtype"], row["kv"])))
-        cells = [row["name"], row["exporter"], kinds, row["provider"]]
-        if "refused" in row:
-            cells += ["", f"refused: {row['refused']}", *[""] * (len(COLUMNS) - 1)]
-        else:
-            cells += [row["reference"], *(row.get(column, "") for column in COLUMNS)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n" + picture_families.render()
+    """The page: a line for each family, every export that runs, what is refused, and families behind pictures."""
+    rows = sorted(rows, key=lambda row: (row["family"], row["name"], row["provider"]))
+    run = [row for row in rows if "refused" not in row]
+    families = {row["family"]: [one for one in run if one["family"] == row["family"]] for row in run}
+    every = [
+        [row["name"], row["exporter"], ", ".join(dict.fromkeys((row["dtype"], row["kv"]))), row["provider"]]
+        + [row.get(column, "") for column in ("reference", *COLUMNS)]
+        for row in run
+    ]
+    refused = [
+        (row["name"], row["provider"], textwrap.shorten(row["refused"], LONGEST_REASON, placeholder=" ..."))
+        for row in rows
+        if "refused" in row
+    ]
+    return "".join(
+        (
+            INTRODUCTION,
+            _table(
+                ("family", "exported by", "providers", "nats from transformers, fp32", "greedy answers equal"),
+                [_family(name, exports) for name, exports in families.items()],
+            ),
+            LEGEND,
+            _table(("export", "exporter", "dtype, KV", "provider", "reference", *COLUMNS), every),
+            "\n## Refused, by name\n\n",
+            _table(("export", "provider", "the message"), refused),
+            picture_families.render(),
+        )
+    )
+
+
+def _family(name: str, exports: Sequence[dict[str, str]]) -> tuple[str, ...]:
+    exact = [float(row["score"]) for row in exports if row["reference"] == "HF" and row["dtype"] == "fp32"]
+    answers = [[int(number) for number in row["generate"].split(" of ")] for row in exports]
+    return (
+        name,
+        ", ".join(dict.fromkeys(row["exporter"] for row in exports)),
+        ", ".join(dict.fromkeys(row["provider"] for row in exports)),
+        f"{max(exact):.1e}" if exact else "",
+        f"{sum(equal for equal, _ in answers)} of {sum(number for _, number in answers)}",
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _in_process(name: str, provider: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Writes docs/reference from the package itself: configuration tables, command line, JSON schemas.
+"""Writes the tables of docs/reference from the package itself: configuration, command line, providers, `OrtLM`.
 
 python docs/generate.py            write the files
 python docs/generate.py --check    write nothing; exit 1 and name the files that are stale
@@ -16,27 +16,10 @@ sys.path.insert(0, str(ROOT))
 
 from pydantic import BaseModel  # noqa: E402
 
-from olive_ext.cli.commands import (  # noqa: E402
-    ABOUT,
-    BENCH_MODEL_HELP,
-    COMMANDS,
-    COMPARE_OPTIONS,
-    FOLDER_HELP,
-    JOB_KIND_HELP,
-    JOB_OPTIONS,
-    MODEL_HELP,
-    NODES_HELP,
-    RECIPE_HELP,
-    REPORT_HELP,
-    RESULT_HELP,
-    RUN_HELP,
-    RUN_MODEL_HELP,
-    SCHEMA_HELP,
-    SPEC_HELP,
-    TARGET_HELP,
-    VERIFY_HELP,
-)
-from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
+from docs import decoders  # noqa: E402
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
+from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
+from olive_ext.cli.parser import ABOUT, ARGUMENTS, COMMANDS, RUN_HELP  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,
@@ -44,27 +27,37 @@ from olive_ext.config import (  # noqa: E402
     Bound,
     EngineConfig,
     EvaluationSettings,
+    ExecutionSettings,
+    LocationSettings,
+    MendingSettings,
     ModelConfig,
+    OpenSettings,
     ReferenceConfig,
     WorkflowSettings,
     accepts,
-    schema,
 )
-from olive_ext.model.provider_table import NOT_RUN, TABLE  # noqa: E402
+from olive_ext.model.providers.table import NOT_RUN, TABLE  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
+BY_HAND = REFERENCE / "python.md"
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
 EDITORS = f"""## In an editor
 
-The schemas beside this page complete and check recipes. Do not put a `$schema` key into a recipe: Olive refuses it.
-Name the schema in the editor instead.
+`olive-ext schema recipe` writes a JSON schema by which editors complete and check recipes; the site has it at
+`docs/reference/schema-recipe.json`. Do not put a `$schema` key into a recipe: Olive refuses it. Name the schema in the
+editor instead.
 
-JSON recipes, VS Code's `settings.json`:
+```sh
+mkdir -p .vscode
+olive-ext schema recipe > .vscode/recipe.schema.json
+```
+
+JSON recipes, VS Code's `.vscode/settings.json`:
 
 ```json
 {{
   "json.schemas": [
-    {{"fileMatch": ["**/recipes/**/*.json"], "url": "./docs/reference/schema-recipe.json"}}
+    {{"fileMatch": ["**/recipes/**/*.json"], "url": "./.vscode/recipe.schema.json"}}
   ]
 }}
 ```
@@ -72,21 +65,17 @@ JSON recipes, VS Code's `settings.json`:
 YAML recipes (YAML extension), the recipe's first line, the path taken from the recipe's own folder:
 
 ```yaml
-# yaml-language-server: $schema=../../docs/reference/schema-recipe.json
+# yaml-language-server: $schema=../../.vscode/recipe.schema.json
 ```
 
-`olive-ext schema recipe > recipe.schema.json` writes the same schema where there is no clone. Only `{EVALUATOR_TYPE}`
-and `{PASS_TYPE}` blocks are checked; everything else in a recipe is Olive's and left open."""
+Only `{EVALUATOR_TYPE}` and `{PASS_TYPE}` blocks are checked; everything else in a recipe is Olive's and left open."""
 
 
 def documents() -> dict[Path, str]:
     """Every generated file and its text."""
-    schemas = {
-        REFERENCE / f"schema-{kind}.json": json.dumps(schema(kind), indent=2, ensure_ascii=False) + "\n"
-        for kind in SCHEMA_KINDS
-    }
-    pages = {"cli.md": cli(), "config.md": config(), "providers.md": providers()}
-    return {**{REFERENCE / name: text for name, text in pages.items()}, **schemas}
+    pages = {"cli.md": cli(), "config.md": config(), "ort_lm.md": ort_lm(), "providers.md": providers()}
+    rows = json.loads(decoders.ROWS.read_text(encoding="utf-8"))
+    return {**{REFERENCE / name: text for name, text in pages.items()}, decoders.PAGE: decoders.render(rows)}
 
 
 def providers() -> str:
@@ -96,13 +85,14 @@ def providers() -> str:
         names = ", ".join(f"`{name}`" for name in (row.short, *row.aliases))
         defaults = ", ".join(f"`{key}={value}`" for key, value in row.defaults.items())
         rows.append(
-            (names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else "", row.known or NOT_RUN)
+            (names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else "", row.limits or NOT_RUN)
         )
     return _page(
         "Execution providers",
         "Names that `execution_provider` and `--provider` take beside ONNX Runtime's own, where tensors live, default "
         "options, whether they plan or compile for every shape that they meet (`engine.shapes`), and what is known not "
-        "to work. Plugin libraries are named in `provider_libraries`.",
+        "to work. A plugin library is registered by `provider_libraries`; a provider of it that has no row here goes "
+        "by the exact name that its devices have.",
         _table(
             ("name", "ONNX Runtime's name", "device", "default options", "plans for shapes", "known not to work"), rows
         ),
@@ -126,10 +116,30 @@ def config() -> str:
         _config_table(WorkflowSettings, without=EvaluationSettings),
         "## `require`",
         _config_table(Bound),
+        "## `OrtLossMap` and `olive_ext.locate`",
+        "Keys that differ from those of an evaluation.",
+        _config_table(LocationSettings, without=ExecutionSettings),
+        "## `OrtMending` and `olive_ext.mend`",
+        "Keys beside those of a loss map.",
+        _config_table(MendingSettings, without=LocationSettings),
         "## `model`",
         "On the command line and from Python only; in a recipe the model comes from Olive.",
         _config_table(ModelConfig),
         EDITORS,
+    )
+
+
+def ort_lm() -> str:
+    """The arguments of `OrtLM`, those of lm-eval's requests and those of opening a model apart."""
+    return _page(
+        "Arguments of OrtLM",
+        "Keyword arguments of `olive_ext.backends.lm_eval.OrtLM`, and keys of `model_args` in a recipe or from Python. "
+        "An unknown one is an error. [I live in lm-eval](../start/lm_eval.md) shows them in use.",
+        "## How requests are answered",
+        _config_table(OrtLMArguments, without=OpenSettings),
+        "## How the model is opened",
+        "As in the [configuration](config.md#settings).",
+        _config_table(OpenSettings),
     )
 
 
@@ -155,51 +165,42 @@ def cli() -> str:
         "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress is a bar on a terminal, else a "
         "line a minute on stderr.",
         "## `olive-ext quickstart DIR`",
-        COMMANDS["quickstart"],
-        _table(("argument", "meaning"), [("`DIR`", FOLDER_HELP)]),
+        _arguments("quickstart"),
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
-        COMMANDS["evaluate"],
-        _option_table([("MODEL", MODEL_HELP)], OPTIONS),
+        _arguments("evaluate", OPTIONS),
         "## `olive-ext bench MODEL --tasks A,B --output DIR [OPTION ...]`",
-        COMMANDS["bench"],
-        _option_table([("MODEL", BENCH_MODEL_HELP)], BENCH_OPTIONS),
+        _arguments("bench", BENCH_OPTIONS),
         "## `olive-ext compare REPORT REPORT ... [OPTION ...]`",
-        COMMANDS["compare"],
-        _table(
-            ("argument", "meaning"),
-            [
-                ("`REPORT ...`", REPORT_HELP),
-                *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in COMPARE_OPTIONS),
-            ],
-        ),
+        _arguments("compare"),
+        "## `olive-ext locate MODEL --reference PATH --tasks A,B [OPTION ...]`",
+        _arguments("locate", LOCATE_OPTIONS),
+        "## `olive-ext mend MODEL --reference PATH --tasks A,B --output DIR [OPTION ...]`",
+        _arguments("mend", MEND_OPTIONS),
         "## `olive-ext evalution SPEC [--output FILE]`",
-        COMMANDS["evalution"],
-        _table(("argument", "meaning"), [("`SPEC`", SPEC_HELP), ("`--output FILE`", RESULT_HELP)]),
+        _arguments("evalution"),
         "## `olive-ext run --config RECIPE ...`",
-        COMMANDS["run"],
-        _table(
-            ("argument", "meaning"),
-            [("`--config RECIPE`", RECIPE_HELP), ("`-m MODEL`", RUN_MODEL_HELP), ("`ARGUMENT ...`", RUN_HELP)],
-        ),
+        f"{_arguments('run')}\n| `ARGUMENT ...` | {RUN_HELP} |",
         "## `olive-ext job azureml RECIPE --compute NAME --output DIR [--nodes N]`",
-        COMMANDS["job"],
-        _table(
-            ("argument", "meaning"),
-            [
-                ("`azureml`", JOB_KIND_HELP),
-                ("`RECIPE`", RECIPE_HELP),
-                *((f"`{flag} {metavar}`", text) for flag, _, metavar, text in JOB_OPTIONS),
-                ("`--nodes N`", NODES_HELP),
-            ],
-        ),
+        _arguments("job"),
         "## `olive-ext check RECIPE|MODEL [OPTION ...]`",
-        COMMANDS["check"],
-        _option_table(
-            [("RECIPE|MODEL", TARGET_HELP), ("--verify", VERIFY_HELP)], [item for item in OPTIONS if item.for_check]
-        ),
+        _arguments("check", [item for item in OPTIONS if item.for_check]),
         f"## `olive-ext schema [{'|'.join(SCHEMA_KINDS)}]`",
-        f"{COMMANDS['schema']} {SCHEMA_HELP}",
+        f"{COMMANDS['schema']} {ARGUMENTS['schema'][0][2]}",
     )
+
+
+def _arguments(command: str, options: Sequence[Option] = ()) -> str:
+    """What a command does, and a table of its arguments; with `options` these, too, and their keys."""
+    rows = [(_called(*argument), text) for *argument, text, _ in ARGUMENTS[command]]
+    if options:
+        return f"{COMMANDS[command]}\n\n{_option_table(rows, options)}"
+    return f"{COMMANDS[command]}\n\n{_table(('argument', 'meaning'), [(f'`{name}`', text) for name, text in rows])}"
+
+
+def _called(names: str, metavar: str) -> str:
+    """An argument as it is written: by its place, or behind the first of its names."""
+    several = " ..." if names == "reports" else ""
+    return f"{names.split()[0]} {metavar}".strip() if names.startswith("-") else f"{metavar}{several}"
 
 
 def _option_table(first: Iterable[tuple[str, str]], options: Sequence[Option], *, has_set: bool = True) -> str:
@@ -240,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
         for path, text in made.items():
             path.write_text(text, encoding="utf-8")
         return 0
-    unknown = {path for path in REFERENCE.iterdir() if path not in made}
+    unknown = {path for path in REFERENCE.iterdir() if path not in made and path != BY_HAND}
     stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in sorted([*stale, *unknown]):
         print(f"{path.relative_to(ROOT)} is stale: run python docs/generate.py", file=sys.stderr)

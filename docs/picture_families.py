@@ -101,15 +101,16 @@ def _features(model: Any, reference: Any, item: Any, is_sound: bool) -> float:
     """Difference of a picture's or sound's features, over the largest of them."""
     import onnxruntime
 
-    from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+    from olive_ext.engine.media.encoder import MediaEncoder
+    from olive_ext.engine.media.graphs import ItemGraphs
     from olive_ext.media import MediaProcessor
-    from olive_ext.model.media_types import Modality
-    from olive_ext.model.types import Device
+    from olive_ext.model.providers.devices import Device
+    from olive_ext.model.spec.media_types import Modality
 
     modality = Modality.AUDIO if is_sound else Modality.IMAGE
     spec = next(spec for spec in model.media.encoders if spec.modality is modality)
     graph, open_session = str(spec.files.graph), onnxruntime.InferenceSession
-    encoder = MediaEncoder(spec, Device("cpu"), lambda: open_session(graph), open_session)
+    encoder = MediaEncoder(spec, lambda: open_session(graph), ItemGraphs(Device("cpu"), open_session))
     found = encoder.features(MediaProcessor(model.media, model.files).item(modality, item))[0].numpy()
     expected = reference.features([item]).numpy()
     return float(abs(found - expected).max() / abs(expected).max())

@@ -32,14 +32,14 @@ MAX_BYTES = 300_000
 # File, page, window, colour scheme, and the first and last element shown (None: the window's own part of the page).
 SHOTS = (
     ("report-light.png", "report", DESK, "light", ("body", "#scores")),
-    ("report-dark.png", "report", DESK, "dark", ("#differences", "#divergence .pictures")),
+    ("report-dark.png", "report", DESK, "dark", ("#differences", "#divergence .charts")),
     ("report-flips.png", "report", DESK, "light", ("#flips", ".flip:nth-child(3)")),
     ("report-phone.png", "report", PHONE, "light", None),
-    ("compare.png", "compare", DESK, "light", ("body", "#differences figure")),
+    ("compare.png", "compare", DESK, "light", ("body", "#differences table")),
 )
 
 
-QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", "#differences figure")),)
+QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", "#differences table")),)
 
 
 def made_up() -> dict[str, str]:

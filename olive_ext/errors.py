@@ -1,4 +1,5 @@
-"""Errors that a user can cause, each a ValueError, and the conversion of other exceptions to them. Knows no framework.
+"""Errors that a user can cause, each a ValueError, the conversion of other exceptions to them, and the warning of what
+is ignored. Knows no framework.
 
 Olive swallows every exception that is not a ValueError, TypeError, ImportError, AttributeError or AssertionError and
 exits with 0, so nothing else may leave this package for a user's mistake.
@@ -6,9 +7,18 @@ exits with 0, so nothing else may leave this package for a user's mistake.
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
+import stat
+import tempfile
+import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _MACHINE = (MemoryError, OSError, RuntimeError)
 """Exceptions of the machine: a valid request failed. All others come from a task, its data or its settings."""
@@ -18,7 +28,7 @@ class OliveExtError(ValueError):
     """Base of all errors that name a setting, file or object of the user's."""
 
     request: int | None = None
-    """The place in its call of the request that the error is about."""
+    """The index in its call of the request that the error is about."""
 
 
 class ConfigError(OliveExtError):
@@ -62,11 +72,11 @@ class UnwrittenError(RunError):
 
 
 class NonFiniteError(RunError):
-    """A model's output is NaN or infinite where a working model's is not. `found` is the message without advice."""
+    """A model's output is NaN or infinite where a working model's is not. `finding` is the message without advice."""
 
-    def __init__(self, found: str, advice: str = "") -> None:
-        super().__init__(found + advice)
-        self.found = found
+    def __init__(self, finding: str, advice: str = "") -> None:
+        super().__init__(finding + advice)
+        self.finding = finding
 
 
 class MemoryShortageError(RunError):
@@ -92,11 +102,11 @@ class LostRequestsError(RunError):
     encoder fails on it. All others of the call have theirs."""
 
     def __init__(self, lost: Mapping[int, str]) -> None:
-        """`lost`: reasons by the requests' places in the call."""
+        """`lost`: reasons by the requests' indices in the call."""
         self.lost = dict(lost)
-        place, reason = next(iter(self.lost.items()))
+        index, reason = next(iter(self.lost.items()))
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-        super().__init__(f"request {place} has no answer{more}: {reason}")
+        super().__init__(f"request {index} has no answer{more}: {reason}")
 
 
 class IncompleteError(RunError):
@@ -149,9 +159,26 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+@functools.cache  # what the check of a recipe says the evaluation need not say again
+def warn_ignored(what: str) -> None:
+    """Warns, once, of a setting of other tools' that recipes have and nothing depends on here."""
+    logger.warning("ignored: %s", what)
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """ "1 picture", "0 pictures": the number with `one` of its things, or `many` (with an "s", where that is all)."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def special_kind(path: Path) -> str:
+    """What `path` is where it is neither a file nor a folder, for an error's message; empty where it is, or is not
+    there. Reading such a thing may never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return ""
+    kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+    return next((kind for is_kind, kind in kinds.items() if is_kind(mode)), "")
 
 
 @contextmanager
@@ -167,14 +194,43 @@ def understood(file: object, what: str = "graph", kind: type[OliveExtError] = Mo
 
 
 @contextmanager
-def named_failures(doing: str, *, machine: tuple[type[Exception], ...] = _MACHINE) -> Iterator[None]:
-    """Turns every exception but `OliveExtError` into a `TaskError` of one line, or into a `RunError` where it is one of
-    `machine`. KeyboardInterrupt and SystemExit are not subclasses of Exception and pass."""
+def named_failures(
+    doing: str, *, kind: type[OliveExtError] = TaskError, machine: tuple[type[Exception], ...] = _MACHINE
+) -> Iterator[None]:
+    """Turns every exception but `OliveExtError` into one of this `kind`, in one line, or into a `RunError` where it is
+    one of `machine`. KeyboardInterrupt and SystemExit are not subclasses of Exception and pass."""
     try:
         yield
     except OliveExtError:
         raise
     except Exception as error:
         is_machine = isinstance(error, machine) and not isinstance(error, NotImplementedError)
-        kind = RunError if is_machine else TaskError
-        raise kind(f"{doing}: {one_line(error)}") from error
+        raise (RunError if is_machine else kind)(f"{doing}: {one_line(error)}") from error
+
+
+STDERR = 2
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic within, which is no `Exception`, is raised as a `RuntimeError` with its message. It also writes its stack
+    to the descriptor of stderr, past Python: that is dropped, and anything else written there comes out at the end.
+    """
+    panicked = False
+    with _ONE_AT_A_TIME, tempfile.TemporaryFile() as held:
+        own = os.dup(STDERR)
+        os.dup2(held.fileno(), STDERR)
+        try:
+            yield
+        except BaseException as error:
+            panicked = type(error).__name__ == "PanicException"  # of pyo3, in a module that cannot be imported
+            if panicked:
+                raise RuntimeError(str(error)) from None
+            raise
+        finally:
+            os.dup2(own, STDERR)
+            os.close(own)
+            held.seek(0)
+            if not panicked:
+                os.write(STDERR, held.read())

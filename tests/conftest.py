@@ -1,9 +1,10 @@
-"""What holds for the whole suite: one thread a session, because several workers run at a time, and how many random
-examples a property test draws. Knows no test and no model."""
+"""What holds for the whole suite: one thread a session, because several workers run at a time, how many random examples
+a property test draws, and which cases a sample has. Knows no test and no model."""
 
 from __future__ import annotations
 
 import os
+import random
 
 import onnxruntime
 import pytest
@@ -21,6 +22,23 @@ os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=400, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", metavar="SEED", help="of each selected test one case alone, drawn by SEED")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draws the sample of what `-m` and `-k` leave. What is drawn of a test does not depend on the others."""
+    if (seed := config.getoption("--sample")) is None:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    drawn = {random.Random(f"{seed} {test}").choice(of_test) for test, of_test in cases.items()}
+    config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+    items[:] = [item for item in items if item in drawn]
 
 
 @pytest.fixture(autouse=True)

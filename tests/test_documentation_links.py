@@ -27,3 +27,19 @@ def test_every_page_is_in_the_index() -> None:
     others = {page for page in PAGES if page.name != "README.md"}
     assert len(others) > 20
     assert others <= links(INDEX)
+
+
+def test_diffs_of_the_pages_are_of_the_code() -> None:
+    """Lines that begin with a plus in a diff of docs/add stand in the sources, wherever they lie today."""
+    folders = (ROOT / "olive_ext", ROOT / "tests")
+    files = [*(path for folder in folders for path in folder.rglob("*.py")), ROOT / "docs" / "comparison.md"]
+    lines = {line.strip() for path in files for line in path.read_text(encoding="utf-8").splitlines()}
+    added = [
+        (page.name, line[1:].strip())
+        for page in sorted((ROOT / "docs" / "add").glob("*.md"))
+        for block in re.findall(r"^```diff\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+        for line in block.splitlines()
+        if line.startswith("+") and not line.startswith("+++")
+    ]
+    assert len(added) > 20
+    assert [line for line in added if line[1] not in lines] == []

@@ -1,7 +1,8 @@
 """Every command in the documentation: it is run by a test, here or where `ELSEWHERE` says, or its block is marked.
 
 A block's mark stands behind its language: ```sh gpu, ```sh network, ```sh hours. Quick: each command's arguments are
-understood and its files are there. Long: the commands are run, in their order, in a copy of what git has.
+understood and its files are there. Long: the blocks of shell and Python of some pages are run, in their order, in a
+copy of what git has.
 """
 
 from __future__ import annotations
@@ -16,42 +17,62 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.cli.commands import parse
+from olive_ext.cli.parser import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "recipes").rglob("*.md"))
-PROGRAMS = ("olive-ext", "olive", "python", "python3", "pip", "bash", "az")
+PROGRAMS = ("olive-ext", "olive", "lm_eval", "python", "python3", "pip", "bash", "az")
 MARKS = ("gpu", "network", "hours")
-RUN_HERE = {"README.md", "recipes/azureml/README.md"}
-"""Pages whose blocks are run below, as they stand."""
+FIRST = "olive run --config recipes/quickstart/recipe.json"
+"""What the README's first command ends with, and the pages that are run begin with."""
+
+RUN_HERE = {
+    "docs/start/olive.md": "out/report/int4/report.html",
+    "docs/start/shell.md": "out/compared/compare.html",
+    "docs/locate.md": "out/loss_map/loss_map.html",
+    "docs/mend.md": "out/fitted/bill.html",
+    "docs/start/python.md": "out/from_python/report.html",
+    "docs/start/lm_eval.md": "out/quickstart/model.onnx",
+    "recipes/azureml/README.md": "out/azureml/quickstart/job.yml",
+}
+"""Pages whose blocks are run below, as they stand, behind the first command, and what they leave."""
 
 ELSEWHERE = {
-    "python3 -m venv": ".ci/run",  # the README's two commands, word for word
-    "pip install": ".ci/run",
-    "bash .ci/run": ".ci/run",
-    "olive run --config recipes/quickstart/recipe.json": ".ci/run",
-    "olive run --config recipes/chains/kquant_int4_b32.json": "tests/recipes/test_chains.py",
-    "olive run --config recipes/search/recipe.json": "tests/recipes/test_search.py",
-    "olive-ext run --config recipes/vision/": "tests/recipes/test_vision.py",
-    "olive-ext run --config recipes/speech/": "tests/recipes/test_speech.py",
-    "python recipes/quickstart/make/make_data.py": "tests/recipes/test_quickstart.py",
-    "olive-ext evalution": "tests/backends/evalution/test_spec_runner.py",
-    "olive-ext compare out/float out/int8 out/int4": "README.md",
+    "python3 -m venv": (".ci/run", "README.md"),  # the README's two commands, word for word
+    "pip install": (".ci/run", "pip install"),
+    "bash .ci/run": (".ci/run", "run readme"),
+    FIRST: (".ci/run", "README.md"),
+    "olive run --config recipes/chains/block_rtn_int4_b32.json": ("tests/recipes/test_chains.py", 'run_chain("block_'),
+    "olive run --config recipes/search/recipe.json": ("tests/recipes/test_search.py", "output = run(recipe)"),
+    "olive-ext run --config recipes/mend/": ("tests/recipes/test_mend.py", '"run", "--config"'),
+    "olive-ext run --config recipes/vision/": ("tests/recipes/test_vision.py", '"run", "--config"'),
+    "olive-ext run --config recipes/speech/": ("tests/recipes/test_speech.py", "run_recipe("),
+    "olive-ext schema recipe": ("tests/cli/test_main.py", '"schema"'),
+    "python recipes/quickstart/make/make_data.py": ("tests/recipes/test_quickstart.py", "make_data"),
+    "python -m mkdocs build": ("tests/test_site.py", "mkdocs"),
+    "olive-ext evalution": ("tests/backends/evalution/test_spec_runner.py", "evalution"),
+    "olive-ext quickstart": (".ci/wheel.sh", "quickstart"),
+    "olive-ext check FLOAT --against": ("tests/run/conversion/test_checkpoint.py", '"--against"'),
+    "olive-ext compare out/float out/int4": ("docs/start/shell.md", "olive-ext compare out/float out/int4"),
 }
-"""What a command begins with, and what runs it."""
+"""What a command begins with; the file that runs it, and what stands in that file."""
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Language, mark and text of each fenced block."""
+    yield from re.findall(r"^```(\w*) ?(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
 def commands() -> Iterator[tuple[str, str, str]]:
     """Page, mark and command of each line in a block of shell; of other blocks only lines that begin with a program."""
     for page in PAGES:
-        name, text = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")
-        for language, mark, block in re.findall(r"^```(\w*) ?(\w*)\n(.*?)^```", text, re.S | re.M):
+        for language, mark, block in blocks(page):
             for line in block.splitlines():
                 line = line.removeprefix("$ ").strip()
                 is_shell = language in ("sh", "bash", "console")
                 if line.split(" ")[0] in PROGRAMS and (is_shell or not language):
-                    yield name, mark, re.split(r"\s+#\s", line)[0].strip()
+                    yield page.relative_to(ROOT).as_posix(), mark, re.split(r"\s+#\s", line)[0].strip()
 
 
 COMMANDS = list(commands())
@@ -68,9 +89,9 @@ def test_documentation_has_commands_and_every_mark_is_known() -> None:
 def test_command_is_run_by_a_test_or_marked(page: str, mark: str, command: str) -> None:
     if mark or (page in RUN_HERE and not command.startswith(("python3 -m venv", "az"))):
         return
-    where = next((test for start, test in ELSEWHERE.items() if command.startswith(start)), None)
+    where = next((place for start, place in ELSEWHERE.items() if command.startswith(start)), None)
     assert where is not None, f"{page} has a command that no test runs: {command}"
-    assert (ROOT / where).is_file()
+    assert where[1] in (ROOT / where[0]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", sorted({line for _, _, line in COMMANDS if line.startswith("olive-ext ")}))
@@ -87,21 +108,31 @@ def test_files_are_there(command: str) -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git has, and what the README's first command leaves beside it."""
+    folder = tmp_path_factory.mktemp("clone")
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
+    _run(folder, ["bash", "-c", FIRST])
+    return folder
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_pages_run_as_they_stand(tmp_path: Path) -> None:
-    """The README's second part needs its first command's model, which is made first."""
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x"], cwd=tmp_path, input=archive, check=True)
+@pytest.mark.parametrize(("page", "left"), sorted(RUN_HERE.items()))
+def test_page_runs_as_it_stands(page: str, left: str, clone: Path) -> None:
+    for language, mark, block in blocks(ROOT / page):
+        if language == "python" and not mark:
+            _run(clone, [sys.executable, "-c", block])
+        for line in block.splitlines() if language in ("sh", "bash") and not mark else ():
+            if line.split(" ")[0] in PROGRAMS and not line.startswith(("python3 -m venv", "az", FIRST)):
+                _run(clone, ["bash", "-c", line])
+    assert (clone / left).is_file()
+
+
+def _run(folder: Path, command: list[str]) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(tmp_path)}
-    lines = ["olive run --config recipes/quickstart/recipe.json"]
-    lines += [line for page, mark, line in COMMANDS if page in RUN_HERE and not mark and _is_run(line)]
-    for line in lines:
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-    assert (tmp_path / "out" / "compared" / "compare.html").is_file()
-
-
-def _is_run(line: str) -> bool:
-    return not line.startswith(("python3 -m venv", "az"))
+    environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"

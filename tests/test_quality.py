@@ -48,3 +48,23 @@ def test_functions_stay_below_45_lines() -> None:
         long = [node for node in functions if (node.end_lineno or 0) - node.lineno >= 45]
         found += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in long]
     assert found == []
+
+
+def test_every_test_states_what_holds() -> None:
+    """In itself or in a function of the tests that it calls: an assertion, or an error that is expected."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")}
+    functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    stating = {"raises", "warns", "fail"}
+    while more := {one.name for one in functions if one.name not in stating and _states(one, stating)}:
+        stating |= more
+    silent = [one.name for one in functions if one.name.startswith("test_") and one.name not in stating]
+    assert silent == []
+
+
+def _states(function: ast.FunctionDef, stating: set[str]) -> bool:
+    """Whether it asserts, or calls what does; numpy's `assert_equal` and the like are told by their names."""
+    for node in ast.walk(function):
+        called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Assert) or called in stating or called.startswith("assert_"):
+            return True
+    return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.telemetry import SWITCHES, switch_off
+from olive_ext import SWITCHES, switch_off
 
 NOISY = (*SWITCHES, "CI", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "PYTEST_CURRENT_TEST", "HF_HUB_OFFLINE")
 

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
-from common import ROOT
+from harness import measured, parser_of, timed, write
+from harness import table as markdown
 
 PARTS = ("reference", "candidate", "resident", "recording", "recorded")
 SMALL = ("resident/4", "recording/4", "recorded/4")
@@ -38,10 +35,10 @@ def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
 
     requests = record([task], include_path, limit=None, num_fewshot=None, gen_kwargs={}, seed=None)
     lines = [line.strip() for one in requests for line in str(one.args[0]).split("\n")]
-    found = [line for line in lines if len(line.split()) >= SHORTEST and not line.startswith("=")]
-    if len(found) < count + 2:
-        raise SystemExit(f"'{task}' has {len(found)} paragraphs, {count + 2} are needed")
-    return found[: count + 2]
+    long_lines = [line for line in lines if len(line.split()) >= SHORTEST and not line.startswith("=")]
+    if len(long_lines) < count + 2:
+        raise SystemExit(f"'{task}' has {len(long_lines)} paragraphs, {count + 2} are needed")
+    return long_lines[: count + 2]
 
 
 def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str, Any]:
@@ -69,17 +66,15 @@ def measure(part: str, models: Path, folder: Path, num_threads: int) -> dict[str
         session.gc()
         opened = psutil.Process().memory_info().rss
         with PeakMemory() as memory:
-            begin, begin_cpu = time.perf_counter(), time.process_time()
-            outputs = session.loglikelihood_rolling(documents)
-            seconds, cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
-        found = {"seconds": seconds, "cpu_seconds": cpu, "peak": memory.bytes, "above_open": memory.bytes - opened}
-        found |= {"documents": len(documents), "tokens": sum(output.token_count for output in outputs)}
-        found |= _distance(outputs) if outputs[0].compared is not None and name != "recording" else {}
+            outputs, seconds, cpu = timed(lambda: session.loglikelihood_rolling(documents))
+        results = {"seconds": seconds, "cpu_seconds": cpu, "peak": memory.bytes, "above_open": memory.bytes - opened}
+        results |= {"documents": len(documents), "tokens": sum(output.token_count for output in outputs)}
+        results |= _distance(outputs) if outputs[0].compared is not None and name != "recording" else {}
         if session.records is not None:
             session.records.flush()
-            found |= {"records": session.records.num_records, "vocabulary": session.records.form.vocab_size}
-            found["disk"] = sum(file.stat().st_size for file in session.records.folder.iterdir())
-    return found
+            results |= {"records": session.records.num_records, "vocabulary": session.records.form.vocab_size}
+            results["disk"] = sum(file.stat().st_size for file in session.records.folder.iterdir())
+    return results
 
 
 def _distance(outputs: list[Any]) -> dict[str, float]:
@@ -89,25 +84,10 @@ def _distance(outputs: list[Any]) -> dict[str, float]:
     positions = Positions()
     for number, output in enumerate(outputs):
         positions.add(number, output.token_logprobs, output.compared)
-    found = measure_divergence("texts", positions)
-    assert found is not None
-    return {"kl_mean": found.kl.mean, "kl_sampling_error": found.kl_sampling_error, "kl_lower": found.kl_lower}
-
-
-def run(part: str, given: argparse.Namespace) -> dict[str, Any]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, __file__, str(given.models), "--output", str(given.output), "--part", part]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    command += ["--num-threads", str(given.num_threads)]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(
-        f"{part}: {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU), {found['documents']} documents",
-        flush=True,
-    )
-    return found
+    divergence = measure_divergence("texts", positions)
+    assert divergence is not None
+    error, low = divergence.kl_sampling_error, divergence.kl_lower
+    return {"kl_mean": divergence.kl.mean, "kl_sampling_error": error, "kl_lower": low}
 
 
 def summarise(parts: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -139,22 +119,18 @@ def summarise(parts: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def table(parts: dict[str, list[dict[str, Any]]], summary: dict[str, Any]) -> str:
     """A line for each part, and below it what it comes to."""
-    lines = [
-        "| part | documents | tokens | seconds | CPU seconds | MB peak | MB above open |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, found in parts.items():
-        seconds, cpu = (median(one[clock] for one in found) for clock in ("seconds", "cpu_seconds"))
-        one = found[0]
-        memory = f"{one['peak'] / 1e6:.0f} | {one['above_open'] / 1e6:.0f}"
-        lines.append(f"| {name} | {one['documents']} | {one['tokens']} | {seconds:.1f} | {cpu:.1f} | {memory} |")
+    heads = ("part", "documents", "tokens", "seconds", "CPU seconds", "MB peak", "MB above open")
+    rows = []
+    for name, runs in parts.items():
+        clocks = [f"{median(one[clock] for one in runs):.1f}" for clock in ("seconds", "cpu_seconds")]
+        memory = [f"{runs[0][key] / 1e6:.0f}" for key in ("peak", "above_open")]
+        rows.append((name, runs[0]["documents"], runs[0]["tokens"], *clocks, *memory))
     ratios, kl = summary["over_both_alone"], summary["kl_mean"]
     grown = ", ".join(f"{name} {value:.3f}" for name, value in summary["growth_of_peak"].items())
     recording = parts["recording"][0]
     return "\n".join(
         [
-            *lines,
-            "",
+            markdown(heads, rows),
             f"- resident over both alone: {ratios['resident_seconds']:.3f} (CPU {ratios['resident_cpu_seconds']:.3f})",
             f"- recorded over both alone: {ratios['recorded_seconds']:.3f} (CPU {ratios['recorded_cpu_seconds']:.3f})",
             f"- on disk {recording['disk'] / 1e6:.2f} MB, {summary['disk_over_logits']:.2%} of the float32 logits",
@@ -168,13 +144,10 @@ def table(parts: dict[str, list[dict[str, Any]]], summary: dict[str, Any]) -> st
 
 def main() -> None:
     """Runs all parts and writes DIR/comparison.json and DIR/comparison.md; with --part runs one and prints it."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("models", metavar="MODELS", type=Path)
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True)
+    parser = parser_of(__doc__, "models", rounds=1)
     parser.add_argument("--task", default="wikitext")
     parser.add_argument("--include-path", metavar="DIR")
     parser.add_argument("--documents", metavar="N", type=int, default=200)
-    parser.add_argument("--rounds", metavar="N", type=int, default=1)
     parser.add_argument("--num-threads", metavar="N", type=int, default=len(psutil.Process().cpu_affinity()))
     parser.add_argument("--part", choices=(*PARTS, *SMALL), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -187,11 +160,12 @@ def main() -> None:
     parts: dict[str, list[dict[str, Any]]] = {}
     for number in range(given.rounds):
         for part in PARTS if number else (*PARTS, *SMALL):
-            parts.setdefault(part, []).append(run(part, given))
+            words = [given.models, "--output", given.output, "--part", part, "--num-threads", given.num_threads]
+            parts.setdefault(part, []).append(measured(__file__, words))
+            print(f"{part}: {parts[part][-1]['seconds']:.1f} s", flush=True)
     summary = summarise(parts)
     text = table(parts, summary)
-    found = {"arguments": {name: str(value) for name, value in vars(given).items()}, "parts": parts, "summary": summary}
-    (given.output / "comparison.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write(given.output / "comparison.json", given, parts=parts, summary=summary)
     (given.output / "comparison.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import ROOT
+from harness import measured, parser_of, timed, write
+from harness import table as markdown
 
 NUM_NEW_TOKENS = 64
 
@@ -80,65 +78,58 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     for suite in suites(2, given):
         suite.evaluate(session)
     session.gc()
-    found = []
+    results = []
     for suite in suites(given.rows, given):
-        begun, used = time.perf_counter(), time.process_time()
-        result = suite.evaluate(session)
-        seconds, processor = time.perf_counter() - begun, time.process_time() - used
+        result, seconds, processor = timed(lambda suite=suite: suite.evaluate(session))
         session.gc()
         answers = [sample.prediction for sample in result.samples]
-        found.append({"suite": result.name, "seconds": seconds, "processor": processor,
+        results.append({"suite": result.name, "seconds": seconds, "processor": processor,
                       "metrics": dict(result.metrics), "answers": answers})  # fmt: skip
     session.close()
-    return found
+    return results
 
 
 def run(given: argparse.Namespace, engine: str, batch_size: int) -> list[dict[str, Any]]:
     """One engine in a process of its own."""
-    words = [str(Path(__file__)), str(given.models), "--engine", engine, "--batch-size", str(batch_size)]
-    words += ["--rows", str(given.rows), "--suites", given.suites] + (["--data", given.data] if given.data else [])
-    words += ["--num-threads", str(given.num_threads)] if given.num_threads else []
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    words = [given.models, "--engine", engine, "--batch-size", batch_size, "--rows", given.rows]
+    words += ["--suites", given.suites, *(["--data", given.data] if given.data else [])]
+    words += ["--num-threads", given.num_threads] if given.num_threads else []
+    return list(measured(__file__, words))
 
 
 def compare(ours: list[list[dict[str, Any]]], theirs: dict[int, list[list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """For each suite: seconds of both, ratios within a round at the fastest batch size, whether the answers agree."""
-    found = []
-    for place, mine in enumerate(ours[0]):
-        best = min(theirs, key=lambda size: median(run[place]["processor"] for run in theirs[size]))
-        pairs = [(own[place], other[place]) for own, other in zip(ours, theirs[best], strict=True)]
+    results = []
+    for index, mine in enumerate(ours[0]):
+        best = min(theirs, key=lambda size: median(run[index]["processor"] for run in theirs[size]))
+        pairs = [(own[index], other[index]) for own, other in zip(ours, theirs[best], strict=True)]
         agree = all(own["metrics"] == other["metrics"] and own["answers"] == other["answers"] for own, other in pairs)
         row = {"suite": mine["suite"], "batch_size": best, "agree": agree}
         for what in ("seconds", "processor"):
             row |= {f"ours_{what}": median(own[what] for own, _ in pairs)}
             row |= {f"theirs_{what}": median(other[what] for _, other in pairs)}
             row |= {f"ratio_{what}": median(other[what] / own[what] for own, other in pairs)}
-        found.append(row)
-    return found
+        results.append(row)
+    return results
 
 
 def table(rows: list[dict[str, Any]], count: int) -> str:
     """A line for each suite: processor time, and the ratios of processor time and of the clock."""
-    head = "| suite | rows | its batch size | ours, s | its, s | ratio | by the clock | answers |\n"
-    return f"{head}|---|--:|--:|--:|--:|--:|--:|---|\n" + "\n".join(
-        f"| {row['suite']} | {count} | {row['batch_size']} | {row['ours_processor']:.1f} | "
-        f"{row['theirs_processor']:.1f} | {row['ratio_processor']:.1f} | {row['ratio_seconds']:.1f} | "
-        f"{'equal' if row['agree'] else 'DIFFER'} |"
+    heads = ("suite", "rows", "its batch size", "ours, s", "its, s", "ratio", "by the clock", "answers")
+    keys = ("ours_processor", "theirs_processor", "ratio_processor", "ratio_seconds")
+    ends = {True: "equal", False: "DIFFER"}
+    lines = [
+        (row["suite"], count, row["batch_size"], *(f"{row[key]:.1f}" for key in keys), ends[row["agree"]])
         for row in rows
-    )
+    ]
+    return markdown(heads, lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("models", metavar="MODELS", type=Path)
-    parser.add_argument("--output", metavar="FILE", type=Path)
+    parser = parser_of(__doc__, "models", rounds=1)
     parser.add_argument("--data", metavar="DIR")
     parser.add_argument("--suites", metavar="A,B", default="mmlu,hellaswag,gsm8k")
     parser.add_argument("--rows", metavar="N", type=int, default=24)
-    parser.add_argument("--rounds", metavar="N", type=int, default=1)
     parser.add_argument("--batch-sizes", metavar="A,B", default="1,4,8")
     parser.add_argument("--num-threads", metavar="N", type=int)
     parser.add_argument("--engine", choices=("ours", "theirs"), help=argparse.SUPPRESS)
@@ -146,8 +137,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.engine:
         with redirect_stdout(sys.stderr):  # Evalution's bars
-            found = measure(given)
-        print(json.dumps(found))
+            results = measure(given)
+        print(json.dumps(results))
         return 0
     ours: list[list[dict[str, Any]]] = []
     theirs: dict[int, list[list[dict[str, Any]]]] = {}
@@ -156,9 +147,7 @@ def main() -> int:
         for size in map(int, given.batch_sizes.split(",")):
             theirs.setdefault(size, []).append(run(given, "theirs", size))
     rows = compare(ours, theirs)
-    if given.output:
-        given.output.parent.mkdir(parents=True, exist_ok=True)
-        given.output.write_text(json.dumps({"table": rows, "ours": ours, "theirs": theirs}, indent=1), encoding="utf-8")
+    write(given.output, given, table=rows, ours=ours, theirs=theirs)
     print(table(rows, given.rows))
     return 0 if all(row["agree"] for row in rows) else 1
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import ROOT
+from harness import ROOT
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ PARTS = {
 
 
 def run_part(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """What the part found, or `error`; `seconds` in any case."""
+    """The results of the part, or `error`; `seconds` in any case."""
     part, file = PARTS[name], given.out / f"{name}.json"
     script = Path(__file__).with_name("gpu_parts.py")
     command = [sys.executable, str(script), part.function, str(file), str(given.models), given.device]
@@ -66,21 +66,21 @@ def run_part(name: str, given: argparse.Namespace) -> dict[str, Any]:
         done = subprocess.run(
             command, env=environment, timeout=limit, capture_output=True, text=True, errors="replace", check=False
         )
-        found = json.loads(file.read_text()) if file.exists() else {}
+        results = json.loads(file.read_text()) if file.exists() else {}
         if done.returncode:
-            found["error"] = f"status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
+            results["error"] = f"status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
     except subprocess.TimeoutExpired:
-        found = json.loads(file.read_text()) if file.exists() else {}
-        found["error"] = f"stopped behind {limit:g} s"
-    found["seconds"] = round(time.perf_counter() - begin, 1)
-    file.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return found
+        results = json.loads(file.read_text()) if file.exists() else {}
+        results["error"] = f"stopped behind {limit:g} s"
+    results["seconds"] = round(time.perf_counter() - begin, 1)
+    file.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return results
 
 
-def line(name: str, found: Mapping[str, Any]) -> str:
+def line(name: str, results: Mapping[str, Any]) -> str:
     """A row of parts.md."""
-    facts = {key: value for key, value in found.items() if key != "seconds" and not isinstance(value, list)}
-    return f"| {name} | {found['seconds']} | {json.dumps(facts)} |"
+    facts = {key: value for key, value in results.items() if key != "seconds" and not isinstance(value, list)}
+    return f"| {name} | {results['seconds']} | {json.dumps(facts)} |"
 
 
 def main() -> None:

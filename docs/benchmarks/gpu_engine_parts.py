@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from hollow import fill
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 LETTERS = 10
 CONTEXT, SHOTS, OWN = 2048, 700, 150
 """Positions of the context; tokens that all questions share, and tokens of each."""
@@ -26,19 +26,19 @@ STEP_SIZES = (1024, 512, 256, 128, 2048, 4096)
 class Opened:
     """An engine on a package, and the seconds that ONNX Runtime has run for it."""
 
-    def __init__(self, place: Any, package: Path, **engine: Any) -> None:
+    def __init__(self, device: Any, package: Path, **engine: Any) -> None:
         from olive_ext.config import EngineConfig, ModelSettings
         from olive_ext.engine.opening import open_engine
         from olive_ext.model import resolve
 
         settings = ModelSettings(
             model=str(package),
-            execution_provider=place.device,
+            execution_provider=device.name,
             max_length=CONTEXT,
             engine=EngineConfig(**engine),
         )
         self.seconds_inside = 0.0
-        kind, inside = place.ort.InferenceSession, place.ort.InferenceSession.run_with_iobinding
+        kind, inside = device.ort.InferenceSession, device.ort.InferenceSession.run_with_iobinding
 
         def timed(session: Any, *arguments: Any) -> None:
             begin = time.perf_counter()
@@ -48,7 +48,7 @@ class Opened:
         kind.run_with_iobinding = timed
         self.engine = open_engine(resolve(settings))
 
-    def run(self, requests: Sequence[Any]) -> tuple[list[Any], Found]:
+    def run(self, requests: Sequence[Any]) -> tuple[list[Any], Results]:
         """Results, and seconds of the wall, inside ONNX Runtime and outside, with the steps."""
         self.engine.reset()
         counters, inside = self.engine.counters, self.seconds_inside
@@ -73,14 +73,14 @@ def questions(number: int, vocab_size: int, shots: int = SHOTS, own: int = OWN, 
     ]
 
 
-def packed(place: Any, models: Path) -> Iterator[Found]:
+def packed(device: Any, models: Path) -> Iterator[Results]:
     """64 texts behind shared blocks: packed steps against one text a step."""
     if (package := _package(models / "tiny-fp16")) is None:
         yield {"not run": "no package tiny-fp16"}
         return
     rows: dict[str, list[Any]] = {}
     for form in ("rows", "auto"):
-        opened = Opened(place, package, scoring=form, num_slots=64)
+        opened = Opened(device, package, scoring=form, num_slots=64)
         requests = questions(64, 1000, shots=300, own=40)
         opened.run(requests)
         rows[form], facts = opened.run(requests)
@@ -89,17 +89,17 @@ def packed(place: Any, models: Path) -> Iterator[Found]:
     yield {"largest_difference": _difference(rows["rows"], rows["auto"])}
 
 
-def engine_fp16(place: Any, models: Path) -> Iterator[Found]:
+def engine_fp16(device: Any, models: Path) -> Iterator[Results]:
     """The engine on a tiny package in half precision against its untouched head, with overlap and capture."""
-    yield from _engine(place, models / "tiny-fp16")
+    yield from _engine(device, models / "tiny-fp16")
 
 
-def engine_int4(place: Any, models: Path) -> Iterator[Found]:
+def engine_int4(device: Any, models: Path) -> Iterator[Results]:
     """The same with int4 weights."""
-    yield from _engine(place, models / "tiny-int4")
+    yield from _engine(device, models / "tiny-int4")
 
 
-def _engine(place: Any, folder: Path) -> Iterator[Found]:
+def _engine(device: Any, folder: Path) -> Iterator[Results]:
     from olive_ext.engine.requests import Generation, Request
 
     if (package := _package(folder)) is None:
@@ -109,51 +109,53 @@ def _engine(place: Any, folder: Path) -> Iterator[Found]:
     expected: tuple[list[Any], list[Any]] | None = None
     forms: dict[str, Mapping[str, Any]] = {"untouched": {"graph": "untouched", "decode_ahead": False}}
     forms |= {"overlapped": {"decode_ahead": True}, "serial": {"decode_ahead": False}}
-    forms |= {"captured": {"graph_capture": True}} if place.device == "cuda" else {}
+    forms |= {"captured": {"graph_capture": True}} if device.name == "cuda" else {}
     for name, engine in forms.items():
-        opened = Opened(place, package, **engine)
+        opened = Opened(device, package, **engine)
         scored, facts = opened.run(questions(16, 1000, 100, 30))
         generated, decoding = opened.run(prompts)
         expected = expected or (scored, generated)
         same = sum(a.tokens == b.tokens for a, b in zip(expected[1], generated, strict=True))
-        found = {"largest_difference": _difference(expected[0], scored), "equal_answers": f"{same} of {len(prompts)}"}
-        yield {name: {**found, "scoring": facts, "decoding": decoding, "notes": opened.engine.describe()["notes"]}}
+        results = {"largest_difference": _difference(expected[0], scored), "equal_answers": f"{same} of {len(prompts)}"}
+        yield {name: {**results, "scoring": facts, "decoding": decoding, "notes": opened.engine.describe()["notes"]}}
         opened.engine.close()
 
 
-def llama(place: Any, models: Path) -> Iterator[Found]:
+def llama(device: Any, models: Path) -> Iterator[Results]:
     """300 questions on Llama-3.2-1B's shape: wall, inside and outside of ONNX Runtime, by the tokens of a step."""
-    yield from _shape(place, models / "llama-3.2-1b" / "fp16", STEP_SIZES)
+    yield from _shape(device, models / "llama-3.2-1b" / "fp16", STEP_SIZES)
 
 
-def gemma(place: Any, models: Path) -> Iterator[Found]:
+def gemma(device: Any, models: Path) -> Iterator[Results]:
     """300 questions on Gemma-4 E2B's shape, and Hugging Face at its best batch, one row for a question's answers."""
-    ours: Found = {}
-    for found in _shape(place, models / "gemma-4-e2b" / "fp16", (1024,)):
-        ours |= found
-        yield found
-    for found in _hugging_face(place, models / "gemma-4-e2b" / "hf"):
-        yield found
-        best = found.get("hf_questions_per_second")
+    ours: Results = {}
+    for results in _shape(device, models / "gemma-4-e2b" / "fp16", (1024,)):
+        ours |= results
+        yield results
+    for results in _hugging_face(device, models / "gemma-4-e2b" / "hf"):
+        yield results
+        best = results.get("hf_questions_per_second")
         if best and "1024" in ours:
             yield {"ours_over_hf": ours["1024"]["questions_per_second"] / best}
 
 
-def int4(place: Any, models: Path) -> Iterator[Found]:
+def int4(device: Any, models: Path) -> Iterator[Results]:
     """int4 weights with the products that keep them packed, and without."""
     for fpa in ("0", "1"):
-        for found in _shape(place, models / "llama-3.2-1b" / "int4", (1024,), {"ep.cuda.fpa_intb_gemm": fpa}):
-            yield {f"fpa_intb_gemm={fpa}": found}
+        for results in _shape(device, models / "llama-3.2-1b" / "int4", (1024,), {"ep.cuda.fpa_intb_gemm": fpa}):
+            yield {f"fpa_intb_gemm={fpa}": results}
 
 
-def _shape(place: Any, folder: Path, sizes: Sequence[int], options: Mapping[str, str] | None = None) -> Iterator[Found]:
+def _shape(
+    device: Any, folder: Path, sizes: Sequence[int], options: Mapping[str, str] | None = None
+) -> Iterator[Results]:
     if (package := _package(folder)) is None:
         yield {"not run": f"no package {folder.parent.name}/{folder.name}"}
         return
-    number = 300 if place.device == "cuda" else 3
+    number = 300 if device.name == "cuda" else 3
     points: list[tuple[float, float]] = []
     for size in sizes:
-        opened = Opened(place, package, chunk_size=size, session_options=dict(options or {}))
+        opened = Opened(device, package, chunk_size=size, session_options=dict(options or {}))
         requests = questions(number, 1000)
         opened.run(requests[: 8 * LETTERS])
         _, facts = opened.run(requests)
@@ -165,7 +167,7 @@ def _shape(place: Any, folder: Path, sizes: Sequence[int], options: Mapping[str,
             yield {"slope": {"fixed_ms": 1e3 * fixed, "token_us": 1e6 * token}}
 
 
-def _hugging_face(place: Any, folder: Path) -> Iterator[Found]:
+def _hugging_face(device: Any, folder: Path) -> Iterator[Results]:
     """Questions a second at several batch sizes: logits of the last position, whose row all answers are read from."""
     if not (folder / "config.json").exists():
         yield {"hf": f"no folder {folder.parent.name}/hf"}
@@ -174,12 +176,12 @@ def _hugging_face(place: Any, folder: Path) -> Iterator[Found]:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    dtype = torch.float16 if place.device == "cuda" else torch.float32
-    with torch.device(place.device):
+    dtype = torch.float16 if device.name == "cuda" else torch.float32
+    with torch.device(device.name):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     speeds: dict[str, float] = {}
-    for batch in (16, 64, 128) if place.device == "cuda" else (2,):
-        tokens = torch.randint(4, 1000, (batch, SHOTS + OWN), device=place.device)
+    for batch in (16, 64, 128) if device.name == "cuda" else (2,):
+        tokens = torch.randint(4, 1000, (batch, SHOTS + OWN), device=device.name)
         seconds = []
         for _ in range(3):
             begin = time.perf_counter()

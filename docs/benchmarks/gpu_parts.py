@@ -15,25 +15,25 @@ from typing import Any
 
 import numpy as np
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 HEADS, KV_HEADS, CAPACITY = 8, 2, 1024
 LENGTHS = (131, 137, 139, 149, 151, 157, 163, 167)
 REPEATS = 10
 
 
-class Place:
+class Device:
     """Where sessions run: a device, and the type that attention computes in there."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, name: str) -> None:
         import onnxruntime as ort
 
-        if device == "cuda":
+        if name == "cuda":
             import torch  # noqa: F401 - brings the CUDA libraries
 
         self.ort = ort
-        self.device = device
-        self.dtype = np.float16 if device == "cuda" else np.float32
-        self.providers = {"cuda": ["CUDAExecutionProvider"], "cpu": []}[device]
+        self.name = name
+        self.dtype = np.float16 if name == "cuda" else np.float32
+        self.providers = {"cuda": ["CUDAExecutionProvider"], "cpu": []}[name]
 
     def session(self, model: bytes) -> Any:
         options = self.ort.SessionOptions()
@@ -42,14 +42,14 @@ class Place:
         return self.ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
 
     def value(self, array: Any) -> Any:
-        return self.ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.device, 0)
+        return self.ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.name, 0)
 
 
-def load(place: Place, _: Path) -> Iterator[Found]:
+def load(device: Device, _: Path) -> Iterator[Results]:
     """Versions, providers, and a product in half precision."""
     from onnx import TensorProto, helper
 
-    yield {"onnxruntime": place.ort.__version__, "available": place.ort.get_available_providers()}
+    yield {"onnxruntime": device.ort.__version__, "available": device.ort.get_available_providers()}
     try:
         import torch
 
@@ -63,7 +63,7 @@ def load(place: Place, _: Path) -> Iterator[Found]:
         [value("a", half, [256, 256]), value("b", half, [256, 256])],
         [value("c", half, [256, 256])],
     )
-    session = place.session(_serialized(graph))
+    session = device.session(_serialized(graph))
     a, b = np.random.default_rng(0).standard_normal((2, 256, 256)).astype(np.float16)
     (c,) = session.run(None, {"a": a, "b": b})
     wanted = a.astype(np.float32) @ b.astype(np.float32)
@@ -73,42 +73,42 @@ def load(place: Place, _: Path) -> Iterator[Found]:
     }
 
 
-def attention(place: Place, _: Path) -> Iterator[Found]:
+def attention(device: Device, _: Path) -> Iterator[Results]:
     """GroupQueryAttention against numpy, for head sizes, windows, and several tokens behind nothing and behind 700."""
-    rows: list[Found] = []
+    rows: list[Results] = []
     for size in (64, 128, 256):
         for window in (-1, 512):
-            session = place.session(attention_model(place, size, window))
+            session = device.session(attention_model(device, size, window))
             for past in (0, 700):
                 for tokens in (1, 5, 150):
                     rows.append({"head_size": size, "window": window, "past": past, "tokens": tokens})
                     try:
-                        rows[-1] |= _attend(place, session, size, window, past, tokens)
+                        rows[-1] |= _attend(device, session, size, window, past, tokens)
                     except Exception as error:  # noqa: BLE001 - what fails is a finding
                         rows[-1]["error"] = str(error)[:300]
                     yield {"rows": rows, "largest_error": max(row.get("largest_error", 0.0) for row in rows)}
 
 
-def new_lengths(place: Place, _: Path) -> Iterator[Found]:
+def new_lengths(device: Device, _: Path) -> Iterator[Results]:
     """Milliseconds of the first and the second call of lengths that were not met before."""
-    session = place.session(attention_model(place, 128, -1))
-    _attend(place, session, 128, -1, 0, 128)
+    session = device.session(attention_model(device, 128, -1))
+    _attend(device, session, 128, -1, 0, 128)
     rows = []
     for tokens in LENGTHS:
-        run, _ = _bound(place, session, 128, 700, tokens)
+        run, _ = _bound(device, session, 128, 700, tokens)
         first, second = _milliseconds(run), _milliseconds(run)
         rows.append({"tokens": tokens, "first_ms": first, "second_ms": second})
     firsts, seconds = ([row[key] for row in rows] for key in ("first_ms", "second_ms"))
     yield {"rows": rows, "first_ms": float(np.median(firsts)), "second_ms": float(np.median(seconds))}
 
 
-def attention_model(place: Place, size: int, window: int) -> bytes:
-    """One GroupQueryAttention of `HEADS` heads in the place's type, without rotary embedding."""
+def attention_model(device: Device, size: int, window: int) -> bytes:
+    """One GroupQueryAttention of `HEADS` heads in the device's type, without rotary embedding."""
     from onnx import TensorProto, helper
 
     from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT
 
-    kind, value = helper.np_dtype_to_tensor_dtype(np.dtype(place.dtype)), helper.make_tensor_value_info
+    kind, value = helper.np_dtype_to_tensor_dtype(np.dtype(device.dtype)), helper.make_tensor_value_info
     shapes = [[1, "S", heads * size] for heads in (HEADS, KV_HEADS, KV_HEADS)] + [[1, KV_HEADS, "P", size]] * 2
     inputs = [value(name, kind, shape) for name, shape in zip(INPUTS, shapes, strict=False)]
     inputs += [value(INPUTS[5], TensorProto.INT32, [1]), value(INPUTS[6], TensorProto.INT32, [])]
@@ -121,12 +121,12 @@ def attention_model(place: Place, size: int, window: int) -> bytes:
     return _serialized(helper.make_graph([node], "attention", inputs, outputs))
 
 
-def _attend(place: Place, session: Any, size: int, window: int, past: int, tokens: int) -> Found:
-    run, (query, key, value) = _bound(place, session, size, past, tokens)
-    found = run()
+def _attend(device: Device, session: Any, size: int, window: int, past: int, tokens: int) -> Results:
+    run, (query, key, value) = _bound(device, session, size, past, tokens)
+    results = run()
     wanted = attended(query, key, value, past, window)
     return {
-        "largest_error": float(np.abs(found.astype(np.float32)[0] - wanted).max()),
+        "largest_error": float(np.abs(results.astype(np.float32)[0] - wanted).max()),
         "ms": float(np.median([_milliseconds(run) for _ in range(REPEATS)])),
     }
 
@@ -145,20 +145,22 @@ def attended(query: Any, key: Any, value: Any, past: int, window: int) -> Any:
     return np.einsum("hst,thd->shd", weights_HST, value_THD).reshape(tokens, -1)
 
 
-def _bound(place: Place, session: Any, size: int, past: int, tokens: int) -> tuple[Callable[[], Any], tuple[Any, ...]]:
+def _bound(
+    device: Device, session: Any, size: int, past: int, tokens: int
+) -> tuple[Callable[[], Any], tuple[Any, ...]]:
     """A function that attends with past and present in one buffer, and query, keys and values of all positions."""
     from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT
 
     draw = np.random.default_rng(past + tokens)
-    query = draw.standard_normal((tokens, HEADS, size)).astype(place.dtype)
-    key, value = draw.standard_normal((2, past + tokens, KV_HEADS, size)).astype(place.dtype)
+    query = draw.standard_normal((tokens, HEADS, size)).astype(device.dtype)
+    key, value = draw.standard_normal((2, past + tokens, KV_HEADS, size)).astype(device.dtype)
     binding = session.io_binding()
     for name, array in zip(INPUTS, (query, key[past:], value[past:]), strict=False):
-        binding.bind_ortvalue_input(name, place.value(array.reshape(1, tokens, -1)))
+        binding.bind_ortvalue_input(name, device.value(array.reshape(1, tokens, -1)))
     for name, present, array in zip(INPUTS[3:5], ("present_key", "present_value"), (key, value), strict=True):
-        buffer = np.zeros((1, KV_HEADS, CAPACITY, size), place.dtype)
+        buffer = np.zeros((1, KV_HEADS, CAPACITY, size), device.dtype)
         buffer[0, :, :past] = array[:past].swapaxes(0, 1)
-        held = place.value(buffer)
+        held = device.value(buffer)
         binding.bind_ortvalue_input(name, held)
         binding.bind_ortvalue_output(present, held)
     binding.bind_cpu_input(INPUTS[5], np.array([past + tokens - 1], np.int32))
@@ -185,14 +187,14 @@ def _serialized(graph: Any) -> bytes:
 
 
 def main() -> None:
-    function, file, models, device = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    function, file, models, name = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     import gpu_engine_parts
 
-    place = Place(device)
-    found: Found = {}
-    for more in (globals().get(function) or getattr(gpu_engine_parts, function))(place, models):
-        found |= more
-        file.write_text(json.dumps(found), encoding="utf-8")
+    device = Device(name)
+    results: Results = {}
+    for more in (globals().get(function) or getattr(gpu_engine_parts, function))(device, models):
+        results |= more
+        file.write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import bench, run_script, table
+from harness import bench, bench_table, run_script
 
 LETTERS = "ABCDEFGHIJ"
 VOCABULARY = (
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--packages", metavar="DIR", type=Path)
     parser.add_argument("--tokenizer", metavar="DIR|NAME")
     given = parser.parse_args()
-    found, goals, copying = {}, {}, []
+    results, goals, copying = {}, {}, []
     for shape in given.shapes.split(","):
         models = make_models(given, shape)
         from transformers import AutoTokenizer
@@ -208,8 +208,8 @@ def main() -> None:
             for end, (task, options, goal) in rows(given, models).items():
                 row = f"{name}{end}"
                 goals[row] = goal
-                found[row] = bench(model, given.out / row, ["--tasks", task, *shared, *options])
-                text = table(found, goals)
+                results[row] = bench(model, given.out / row, ["--tasks", task, *shared, *options])
+                text = bench_table(results, goals)
                 (given.out / "table.md").write_text(text, encoding="utf-8")
             if not profile_copies(given, model, tasks, given.out / name):
                 copying.append(name)

@@ -23,7 +23,8 @@ from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.model import register_libraries, resolve
+from olive_ext.model import resolve
+from olive_ext.model.providers.resolution import register_libraries
 from olive_ext.text.tokenizer import load_tokenizer
 
 LETTERS = "ABCDEFGHIJ"
@@ -42,11 +43,11 @@ def main() -> int:
     parser.add_argument("--provider-library", metavar="NAME=PATH", action="append", default=[])
     given = parser.parse_args()
     register_libraries(dict(pair.split("=", 1) for pair in given.provider_library))
-    found = observe(given.model, given.provider, json.loads(given.contexts.read_text(encoding="utf-8")), given.out)
-    (given.out / "host_device_copies.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
-    for problem in found["problems"]:
+    results = observe(given.model, given.provider, json.loads(given.contexts.read_text(encoding="utf-8")), given.out)
+    (given.out / "host_device_copies.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+    for problem in results["problems"]:
         print(f"{given.model}: {problem}", file=sys.stderr)
-    return 1 if found["problems"] else 0
+    return 1 if results["problems"] else 0
 
 
 def observe(model: Path, provider: str, contexts: list[str], out: Path) -> dict[str, Any]:

@@ -147,6 +147,8 @@ SHAPES = {
     "tiny": _tiny_llama(num_layers=2),
     # As many layers as Llama-3.2-1B, which is what a step costs the host.
     "tiny-16-layers": _tiny_llama(num_layers=16),
+    # As many as SmolLM2-135M, for counts that do not depend on widths.
+    "tiny-30-layers": _tiny_llama(num_layers=30),
     "tiny-gemma-4": Shape(
         "Gemma4TextConfig",
         _gemma4(
@@ -188,7 +190,8 @@ def make(given: argparse.Namespace) -> None:
 
 def _builder_options(given: argparse.Namespace, precision: str) -> list[object]:
     cache = given.out / "builder-cache"
-    return ["-i", given.out / "hf", "-o", given.out / precision, "-p", precision, "-e", given.device, "-c", cache]
+    words = ["-i", given.out / "hf", "-o", given.out / precision, "-p", precision, "-e", given.device, "-c", cache]
+    return [*words, "--extra_options", *given.extra] if given.extra else words
 
 
 def _step(given: argparse.Namespace, name: str) -> None:
@@ -232,7 +235,13 @@ def make_hf(given: argparse.Namespace) -> None:
     )
     torch.manual_seed(SEED)
     dtype = torch.float16 if given.device == "cuda" else torch.float32
-    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if given.spread:
+        with torch.no_grad():
+            for product in model.model.layers.modules():
+                if isinstance(product, torch.nn.Linear):
+                    product.weight *= (given.spread * torch.randn(())).exp()
+    model.save_pretrained(folder)
     made.save_pretrained(folder)
     file = folder / "tokenizer_config.json"  # the class name that every release of transformers knows
     known = json.loads(file.read_text(encoding="utf-8"))
@@ -328,6 +337,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", metavar="DIR|NAME", help="a published tokenizer instead of a trained one")
     parser.add_argument("--text", metavar="FILE", type=Path, nargs="*", default=[], help="more to train one on")
     parser.add_argument("--packages", metavar="DIR", type=Path, help="put before the installed packages for mobius")
+    parser.add_argument("--spread", metavar="S", type=float, help="deviation of the logarithm of each product's scale")
+    parser.add_argument("--extra", metavar="KEY=VALUE", nargs="*", default=[], help="extra options of the builder")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     return parser
 

@@ -16,11 +16,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import bench, table
+from harness import bench, bench_table
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One comparison: a task, the model's form, how many documents of each (sub)task, and the goals for the ratios."""
 
     task: str
@@ -36,14 +36,16 @@ class Row:
 GREEDY = ("--gen-kwargs", "max_gen_toks=128,do_sample=false")
 ROWS = {
     # 57 subjects, four documents of each.
-    "mmlu-fp32": Row(
+    "mmlu-fp32": BenchRow(
         "mmlu", "fp32", 4, {"hf": 8, "onnxruntime": 25, "olive-ort": 6}, ("--num-fewshot", 5), once=("onnxruntime",)
     ),
-    "mmlu-int4": Row(
+    "mmlu-int4": BenchRow(
         "mmlu", "int4", 4, {"onnxruntime": 20, "olive-ort": 5}, ("--num-fewshot", 5), once=("onnxruntime",)
     ),
-    "arc": Row("arc_challenge", "fp32", 200, {"hf": 4, "onnxruntime": 4}, ("--num-fewshot", 25), once=("onnxruntime",)),
-    "hellaswag": Row(
+    "arc": BenchRow(
+        "arc_challenge", "fp32", 200, {"hf": 4, "onnxruntime": 4}, ("--num-fewshot", 25), once=("onnxruntime",)
+    ),
+    "hellaswag": BenchRow(
         "hellaswag",
         "fp32",
         200,
@@ -52,10 +54,10 @@ ROWS = {
         once=("olive-ortgenai",),
     ),
     # 62 documents are all there are.
-    "wikitext": Row(
+    "wikitext": BenchRow(
         "wikitext", "fp32", 62, {"hf": 1.15, "onnxruntime": 1.3}, ("--max-length", 2048), batch_sizes=(1, 2, 4)
     ),
-    "gsm8k": Row(
+    "gsm8k": BenchRow(
         "gsm8k",
         "fp32",
         200,
@@ -63,7 +65,7 @@ ROWS = {
         ("--num-fewshot", 5, *GREEDY),
         once=("onnxruntime-genai",),
     ),
-    "gsm8k-cot": Row(
+    "gsm8k-cot": BenchRow(
         "gsm8k_cot",
         "fp32",
         200,
@@ -72,11 +74,13 @@ ROWS = {
         once=("onnxruntime-genai",),
     ),
     # Our backend alone: documents times 1, 4, 16, and contexts from 512 to 8k.
-    "growth": Row("hellaswag", "fp32", 50, {}, ("--growth", "1,4,16", "--growth-context", "512,1024,2048,4096,8000")),
+    "growth": BenchRow(
+        "hellaswag", "fp32", 50, {}, ("--growth", "1,4,16", "--growth-context", "512,1024,2048,4096,8000")
+    ),
 }
 
 
-def options(row: Row, given: argparse.Namespace) -> list[object]:
+def options(row: BenchRow, given: argparse.Namespace) -> list[object]:
     """The options of `olive-ext bench` for one row."""
     documents = row.documents if given.documents is None else min(row.documents, given.documents)
     made: list[object] = ["--tasks", given.prefix + row.task, "--limit", documents, *row.options]
@@ -109,17 +113,17 @@ def main() -> None:
     parser.add_argument("--probe", metavar="N", type=int, default=16, help="documents to try batch sizes on; 0: all")
     parser.add_argument("--num-threads", metavar="N", type=int)
     given = parser.parse_args()
-    found = {}
+    results = {}
     for name in given.rows.split(","):
         row, folder = ROWS[name], given.output / name
         done = folder / "bench.json"
         is_done = done.exists() and json.loads(done.read_text(encoding="utf-8")).get("finished")
-        found[name] = (
+        results[name] = (
             json.loads(done.read_text(encoding="utf-8"))
             if is_done
             else bench(given.models / row.model, folder, options(row, given))
         )
-        text = table(found, {name: row.goals for name, row in ROWS.items()})
+        text = bench_table(results, {name: row.goals for name, row in ROWS.items()})
         (given.output / "table.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -68,6 +68,7 @@ class AnsweredRequests(LM):  # type: ignore[misc]
         return getattr(self._lm, name)
 
     def loglikelihood(self, requests: list[Any], **_: Any) -> list[Any]:
+        """The answers of the samples, whatever the requests are for."""
         return [self._answers[item.task_name, item.doc_id, repr(item.args)].popleft() for item in requests]
 
     loglikelihood_rolling = loglikelihood
@@ -80,10 +81,10 @@ def _all_requests(task: Any, options: Mapping[str, Any]) -> dict[int, list[Any]]
     for name in ("build_all_requests", "doc_iterator"):
         vars(everything).pop(name, None)
     everything.build_all_requests(**{**options, "limit": None, "samples": None})
-    found = defaultdict(list)
+    by_document = defaultdict(list)
     for request in everything.instances:
-        found[int(request.doc_id)].append(request)
-    return found
+        by_document[int(request.doc_id)].append(request)
+    return by_document
 
 
 def _unanswered(request: Any) -> Any:

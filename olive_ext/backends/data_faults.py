@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from olive_ext.backends.task_files import data_files
 from olive_ext.errors import first_line
-from olive_ext.model.package_config import keys_once
+from olive_ext.model.files.package_files import keys_once
 
 _SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
@@ -20,12 +20,12 @@ _SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parq
 def fault_of(config: Mapping[str, Any]) -> str | None:
     """The first fault of the files that a task's configuration names, or of those in the folder that it names, as a
     file, a line and a reason; None where none is found."""
-    place = config.get("dataset_path")
+    origin = config.get("dataset_path")
     files = data_files(config)
-    if not files and isinstance(place, str) and Path(place).is_dir():
-        files = sorted(path for path in Path(place).rglob("*") if path.suffix in _SUFFIXES)
+    if not files and isinstance(origin, str) and Path(origin).is_dir():
+        files = sorted(path for path in Path(origin).rglob("*") if path.suffix in _SUFFIXES)
     for file in files:
-        kind = _SUFFIXES.get(file.suffix, place)
+        kind = _SUFFIXES.get(file.suffix, origin)
         read = _READERS.get(str(kind))
         if read is not None and file.is_file() and (fault := _fault(file, read)):
             return f"'{file}'{fault}"
@@ -66,22 +66,22 @@ def _json(file: Path) -> Iterator[str]:
 def _json_fault(text: str, types: dict[str, type]) -> str | None:
     """What is wrong with one document, or a list of them; `types` are those of the columns so far."""
     try:
-        found = json.loads(text, object_pairs_hook=keys_once)
+        document = json.loads(text, object_pairs_hook=keys_once)
     except json.JSONDecodeError as error:
-        place = f", line {error.lineno}: " if text.startswith("[") else ""
-        return f"{place}{error.msg}"
+        line = f", line {error.lineno}: " if text.startswith("[") else ""
+        return f"{line}{error.msg}"
     except RecursionError:
         return "it is nested too deeply"
     except ValueError as error:
         return first_line(error)
-    for row in found if isinstance(found, list) else [found]:
+    for row in document if isinstance(document, list) else [document]:
         if not isinstance(row, dict):
             return f"a {type(row).__name__}, where a document is a mapping of fields"
         for name, value in row.items():
             known = types.setdefault(name, type(value)) if value is not None else type(None)
             if value is not None and known is not type(value) and not {known, type(value)} <= {int, float}:
                 return f"'{name}' is of type {type(value).__name__}, and of type {known.__name__} before"
-    return None if text.encode("utf-8", "ignore").decode() == text and _is_text(found) else "a lone surrogate"
+    return None if text.encode("utf-8", "ignore").decode() == text and _is_text(document) else "a lone surrogate"
 
 
 def _is_text(value: Any) -> bool:

@@ -43,10 +43,8 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         self._hflm_rolling_bos = hflm_rolling_bos
         self._drops_prefix = False
         self.counters = {"requests": 0, "tokens_naive": 0, "tokens_generated": 0, "non_finite": 0}
-        where = str(getattr(self.tokenizer, "name_or_path", ""))
-        self._text = Tokenizer(
-            self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=self.custom_prefix_token_id
-        )
+        where, prefix = str(getattr(self.tokenizer, "name_or_path", "")), self.custom_prefix_token_id
+        self._text = Tokenizer(self.tokenizer, where, add_bos_token=self.add_bos_token, prefix_token_id=prefix)
 
     def tok_encode(self, string: str, *args: Any, **options: Any) -> list[int]:
         """HFLM's; while a rolling log-likelihood is prepared, without the prefix token in front."""
@@ -95,20 +93,19 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
             return logits_BV
 
         tokens = super()._model_generate(context, *args, logits_processor=LogitsProcessorList([look]), **options)
-        if found := int(wrong.sum()):
-            self._note_non_finite(
-                found, f"{found} of {len(wrong)} texts generated together have logits of NaN or infinity"
-            )
+        if number := int(wrong.sum()):
+            together = f"{number} of {len(wrong)} texts generated together"
+            self._note_non_finite(number, f"{together} have logits of NaN or infinity")
         mask = options.get("attention_mask")
         self.counters["requests"] += context.shape[0]
         self.counters["tokens_naive"] += int(context.numel() if mask is None else mask.sum())
         self.counters["tokens_generated"] += tokens.numel() - context.numel()
         return tokens
 
-    def _note_non_finite(self, number: int, found: str) -> None:
+    def _note_non_finite(self, number: int, description: str) -> None:
         """Counts requests whose output is not finite, or raises `NonFiniteError`."""
         if not self._reports_non_finite:
-            raise NonFiniteError(f"the Hugging Face model's output is not finite: {found[:300]}")
+            raise NonFiniteError(f"the Hugging Face model's output is not finite: {description[:300]}")
         self.counters["non_finite"] += number
 
 
@@ -132,14 +129,14 @@ def open_hf(
     if isinstance(model, str):
         default = "cuda" if torch.cuda.is_available() else "cpu"
         without_cuda = f"'device' = {device!r}: torch sees no CUDA device here"
-        place = torch_device(default if device is None else device, without_cuda)
+        torch_name = torch_device(default if device is None else device, without_cuda)
     else:
-        place = str(model.device)
+        torch_name = str(model.device)
     arguments = {
         "pretrained": model,
         "tokenizer": tokenizer,
-        "device": place,
-        "batch_size": CPU_BATCH_SIZE if str(batch_size).startswith("auto") and place == "cpu" else batch_size,
+        "device": torch_name,
+        "batch_size": CPU_BATCH_SIZE if str(batch_size).startswith("auto") and torch_name == "cpu" else batch_size,
         "max_length": max_length,
         "softmax_dtype": "float32",
         "reports_non_finite": reports_non_finite,

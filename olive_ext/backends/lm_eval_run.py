@@ -1,27 +1,37 @@
-"""One run of lm-eval: from a model and loaded tasks to results and samples. Knows no kind of model."""
+"""One run of lm-eval: from a model and loaded tasks to results and samples; the answers of a model of its own in our
+journal, which holds no pickles. Knows no kind of model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import lm_eval
-from lm_eval.api.model import LM
+from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from olive_ext.backends.journaled_lm import journaled
-from olive_ext.backends.lm_eval.lost_requests import answered_documents
-from olive_ext.backends.lm_eval_patches import compiled_templates, no_code_of_the_working_directory, quiet_bars
-from olive_ext.backends.shot_media import media_of_shots
+from olive_ext.backends.lm_eval.instances import answered_documents
+from olive_ext.backends.lm_eval_patches import (
+    media_of_shots,
+    no_code_of_the_working_directory,
+    quiet_bars,
+    sandboxed_templates,
+)
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, named_failures
 from olive_ext.records.journal import Journal
 from olive_ext.text.bounded_templates import bounded_chat_templates
+
+_PASSED_ON = (
+    *("num_fewshot", "limit", "bootstrap_iters", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
+    *("batch_size", "device"),
+)
+"""Settings that lm-eval takes under the same names."""
 
 __all__ = ["LM", "run_tasks", "sample_line"]
 
@@ -43,7 +53,9 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
-        built_requests(),
+        sandboxed_templates(),
+        checked_documents(),
+        media_of_shots(),
         no_code_of_the_working_directory(),
         quiet_bars(progress),
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
@@ -55,16 +67,9 @@ def run_tasks(
             model=model,
             tasks=list(tasks.tasks),
             task_manager=tasks,
-            num_fewshot=settings.num_fewshot,
-            limit=settings.limit,
-            bootstrap_iters=settings.bootstrap_iters,
             log_samples=log_samples or settings.sample_log_num > 0,
-            apply_chat_template=settings.apply_chat_template,
-            system_instruction=settings.system_instruction,
-            fewshot_as_multiturn=settings.fewshot_as_multiturn,
             gen_kwargs=dict(settings.gen_kwargs) or None,
-            batch_size=settings.batch_size,
-            device=settings.device,
+            **{name: getattr(settings, name) for name in _PASSED_ON},
             **asdict(seeds),
         )
         if settings.apply_chat_template:
@@ -74,21 +79,14 @@ def run_tasks(
 
 
 @contextmanager
-def built_requests() -> Iterator[None]:
-    """lm-eval makes requests of documents: fast, of checked ones, and with the pictures and sounds of examples."""
-    with compiled_templates(), checked_documents(), media_of_shots():
-        yield
-
-
-@contextmanager
 def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     """Selects the chat template `name` of a tokenizer that has several: lm-eval only reports the name, and transformers
     uses an unknown name as the template itself. Raises `ConfigError` for a name that the tokenizer lacks."""
     written: Any = getattr(tokenizer, "chat_template", None)
     if isinstance(name, bool):
         if name and tokenizer is not None and not written:
-            place = getattr(tokenizer, "name_or_path", "")
-            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{place}' has no chat template")
+            folder = getattr(tokenizer, "name_or_path", "")
+            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{folder}' has no chat template")
         yield
         return
     templates: dict[str, str] = written if isinstance(written, dict) else {}
@@ -117,3 +115,58 @@ def sample_line(sample: Mapping[str, Any]) -> str:
         "target": str(sample["target"]),
     }
     return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
+
+
+_LINE = 64
+"""Answers of one line of the journal."""
+
+
+class JournaledLM(CachingLM):  # type: ignore[misc]
+    """`lm` behind `journal`, which holds answers by lm-eval's own digests of its requests."""
+
+    def __init__(self, lm: LM, journal: Journal) -> None:
+        self.lm = lm
+        self.cache_db = str(journal.path)
+        self.dbdict = _Answers(journal)
+        lm.set_cache_hook(self.get_cache_hook())
+
+    def close(self) -> None:
+        """Writes what is held in memory; the model itself stays open."""
+        self.dbdict.commit()
+        self.dbdict.journal.close()
+        self.lm.set_cache_hook(CacheHook(None))
+
+
+def journaled(lm: LM, journal: Journal | None) -> AbstractContextManager[LM]:
+    """`lm` with its answers in `journal` until the end of the block; without a journal `lm` itself."""
+    return nullcontext(lm) if journal is None else closing(JournaledLM(lm, journal))
+
+
+LM.register(JournaledLM)  # lm-eval asks what it is given whether it is an LM; its own cache it adds only behind that
+
+
+class _Answers:
+    """The journal as the mapping that lm-eval's cache keeps its answers in."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._fresh: dict[bytes, Any] = {}
+
+    def __contains__(self, digest: str) -> bool:
+        return bytes.fromhex(digest) in self._fresh or bytes.fromhex(digest) in self.journal
+
+    def __getitem__(self, digest: str) -> Any:
+        key = bytes.fromhex(digest)
+        answer = self._fresh[key] if key in self._fresh else self.journal[key]
+        return tuple(answer) if isinstance(answer, list) else answer
+
+    def __setitem__(self, digest: str, answer: Any) -> None:
+        if digest not in self:
+            self._fresh[bytes.fromhex(digest)] = answer
+        if len(self._fresh) >= _LINE:
+            self.commit()
+
+    def commit(self) -> None:
+        """Writes what is held in memory."""
+        self.journal.add(self._fresh)
+        self._fresh = {}

@@ -55,8 +55,8 @@ def open_backend(name: str, opening: Opening) -> LM:
 def feed_our_tokens(lm: Any, opening: Opening) -> None:
     """Has a peer encode texts as our backend does. By themselves lm-eval's ONNX backends and Olive's leave out the BOS
     token that a tokenizer adds, and hf scores it as text in rolling log-likelihoods."""
-    place = resolve(ModelSettings(model=opening.model, kind="onnx")).files.tokenizer
-    tokenizer = load_tokenizer(place, add_bos_token=opening.add_bos_token)
+    folder = resolve(ModelSettings(model=opening.model, kind="onnx")).files.tokenizer
+    tokenizer = load_tokenizer(folder, add_bos_token=opening.add_bos_token)
     ask_rolling, is_rolling = lm.loglikelihood_rolling, [False]
 
     def tok_encode(string: str, *_: Any, add_special_tokens: bool | None = None, **__: Any) -> list[int]:

@@ -12,8 +12,23 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 LINE_SECONDS = 60.0
 
+_said = [0.0]
+"""When a line was last said, by the monotonic clock."""
+
 shown: ContextVar[bool | None] = ContextVar("shown", default=None)
 """Whether progress is shown at all. None, for those who drive the model themselves: on a terminal only."""
+
+
+def say(line: str) -> None:
+    """Writes a line of progress to stderr at once."""
+    _said[0] = time.monotonic()
+    sys.stderr.write(f"olive-ext: {line}\n")
+    sys.stderr.flush()
+
+
+def silence() -> float:
+    """Seconds since a line was last said."""
+    return time.monotonic() - _said[0]
 
 
 @contextmanager
@@ -23,12 +38,13 @@ def progress_bar(
     num_tokens: Callable[[], int],
     is_disabled: bool,
     *,
+    unit: str = "requests",
     at_work: Callable[[], str] = str,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be called with the number of requests that are newly done.
+    """Yields a function to be called with the number of requests, or of another `unit`, that are newly done.
 
-    Shows requests done, tokens fed per second (`num_tokens` counts those fed so far), the time left, and between them
+    Shows those done, tokens fed per second (`num_tokens` counts those fed so far), the time left, and between them
     what `at_work` says of workers.
     """
     is_hidden = is_disabled or shown.get() is False
@@ -49,7 +65,6 @@ def progress_bar(
             if has_lines and at - last >= LINE_SECONDS and done > first[0]:
                 last = at
                 left = tqdm.format_interval((at - first[1]) / (done - first[0]) * (total - done))
-                sys.stderr.write(f"olive-ext: {doing}: {done} of {total} requests, {state}, {left} left\n")
-                sys.stderr.flush()
+                say(f"{doing}: {done} of {total} {unit}, {state}, {left} left")
 
         yield advance

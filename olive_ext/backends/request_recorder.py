@@ -37,13 +37,11 @@ class _Recorder(LM):  # type: ignore[misc]
         self.requests: list[RecordedRequest] = []
 
     def _keep(self, kind: Kind, requests: Sequence[Instance]) -> None:
-        for request in requests:
-            args = tuple(request.args)
-            if len(args) > 2:
-                raise TaskError(f"task '{request.task_name}' asks with images or sound, which is not compared")
-            self.requests.append(
-                RecordedRequest(kind, copy.deepcopy(args), str(request.task_name), int(request.doc_id))
-            )
+        for one in requests:
+            if len(one.args) > 2:
+                raise TaskError(f"task '{one.task_name}' asks with images or sound, which is not compared")
+            args = copy.deepcopy(tuple(one.args))
+            self.requests.append(RecordedRequest(kind, args, str(one.task_name), int(one.doc_id)))
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         self._keep("loglikelihood", requests)
@@ -69,9 +67,8 @@ def record(
 ) -> list[RecordedRequest]:
     """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
     seeds = Seeds.of(seed)
-    settings = EvaluationSettings(
-        tasks=list(tasks), limit=limit, num_fewshot=num_fewshot, gen_kwargs=gen_kwargs, bootstrap_iters=0
-    )
+    own = {"limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "bootstrap_iters": 0}
+    settings = EvaluationSettings.parse({"tasks": list(tasks), **own})
     recorder = _Recorder()
     run_tasks(recorder, load_tasks(tasks, include_path, seeds), settings, seeds=seeds)
     if not recorder.requests:
@@ -82,12 +79,6 @@ def record(
 def instances(requests: Sequence[RecordedRequest]) -> list[Instance]:
     """Requests of one kind as lm-eval passes them to a model: copies, since the model may change them."""
     return [
-        Instance(
-            request_type=one.kind,
-            doc={},
-            arguments=copy.deepcopy(one.args),
-            idx=index,
-            metadata=(one.task, one.document, 1),
-        )
+        Instance(one.kind, {}, copy.deepcopy(one.args), index, metadata=(one.task, one.document, 1))
         for index, one in enumerate(requests)
     ]

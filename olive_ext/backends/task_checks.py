@@ -33,9 +33,8 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
         if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
-            raise TaskError(
-                f"task '{name}' has the unknown aggregation '{aggregation}'; {_known(AGGREGATION_REGISTRY)}"
-            )
+            known = _known(AGGREGATION_REGISTRY)
+            raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}")
 
 
 def _is_plain(name: object) -> bool:
@@ -153,10 +152,10 @@ def checked_documents() -> Iterator[None]:
                 raise
 
     def checked(self: Any, doc: Any, ctx: Any, **options: Any) -> Any:
-        place = f"task '{self.config.task}', document {(options.get('metadata') or ('?', '?'))[1]}"
-        with named_failures(place):
+        document = f"task '{self.config.task}', document {(options.get('metadata') or ('?', '?'))[1]}"
+        with named_failures(document):
             if problem := _problem(self, doc):
-                raise TaskError(f"{place}: {problem}")
+                raise TaskError(f"{document}: {problem}")
             made = construct(self, doc, ctx, **options)
             for request in made if isinstance(made, list) else [made]:
                 for text in filter(lambda item: isinstance(item, str), request.args):

@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
-from olive_ext.config.yaml_files import LOADER, UnboundedError, yaml_bytes
-from olive_ext.errors import TaskError, first_line
+from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, yaml_bytes
+from olive_ext.errors import TaskError, first_line, special_kind
+
+_SUFFIXES = (".yaml", ".yml")
 
 MOST_INCLUDED = 100
 """Files that a task file includes, those that they include among them; lm-eval's include three."""
@@ -26,11 +28,11 @@ class _Function(str):
     """The name of a function in a task file."""
 
 
-class _Reader(LOADER):  # type: ignore[misc]
+class _TaskReader(LOADER):  # type: ignore[misc]
     """Reads a task file without importing the functions that it names."""
 
 
-_Reader.add_multi_constructor(
+_TaskReader.add_multi_constructor(
     "!", lambda loader, suffix, node: _Function(node.value) if isinstance(node, yaml.ScalarNode) else None
 )
 
@@ -39,13 +41,13 @@ def read_task(path: Path) -> Mapping[str, Any]:
     """A task file's content. Raises `TaskError` with the reason, the file and the line where it cannot be parsed, and
     `EndlessTaskError` where it breaks a limit of `yaml_files`."""
     try:
-        config = yaml.load(yaml_bytes(path), Loader=_Reader)
+        config = yaml.load(yaml_bytes(path), Loader=_TaskReader)
     except UnboundedError as error:
         raise EndlessTaskError(f"task file '{path}' is not read: {error}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f", line {mark.line + 1}" if mark is not None else ""
-        raise TaskError(f"task file '{path}'{place} cannot be parsed: {error.problem or error.context}") from error
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise TaskError(f"task file '{path}'{line} cannot be parsed: {error.problem or error.context}") from error
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise TaskError(f"task file '{path}' cannot be parsed: {first_line(error)}") from error
     if not isinstance(config, Mapping):
@@ -81,70 +83,137 @@ def _included(config: Mapping[str, Any]) -> list[Any]:
 
 
 def refuse_endless(tasks: Sequence[object], folders: Sequence[str]) -> None:
-    """Raises `EndlessTaskError` for a task file, or a file of Python or data that one names, that is no regular file,
-    and for a task file that breaks a limit. lm-eval reads all task files of a folder, whichever task is asked for."""
+    """Raises `EndlessTaskError` for a task file, or a file of Python or data that one names, that is a pipe or a
+    device, and for a task file that breaks a limit. lm-eval reads all task files of a folder, whichever task is asked
+    for."""
     inline = [(None, task) for task in tasks if isinstance(task, Mapping)]
-    for path, config in [*_files(tasks, folders), *inline]:
+    for path, config in [*folder_files(tasks, folders).items(), *inline]:
         local = [] if path is None else [_python_file(path, name) for name in _functions(config)]
         for file in [*local, *data_files(config)]:
-            if file.exists() and not (file.is_file() or file.is_dir()):
+            if kind := special_kind(file):
                 told = "an inline task" if path is None else f"task file '{path}'"
-                raise EndlessTaskError(f"{told} names '{file}', which is no regular file")
+                raise EndlessTaskError(f"{told} names '{file}', which is {kind}")
 
 
 def data_files(config: Mapping[str, Any]) -> list[Path]:
     """The local files that a task's `dataset_kwargs` name as `data_files`: a name, or a list or a mapping of such."""
     settings = config.get("dataset_kwargs")
     waiting = [settings.get("data_files")] if isinstance(settings, Mapping) else []
-    found: list[Path] = []
+    files: list[Path] = []
     while waiting:
         item = waiting.pop(0)
         if isinstance(item, str) and "://" not in item:
-            found.append(Path(item))
+            files.append(Path(item))
         elif isinstance(item, Mapping | list):
             waiting += item.values() if isinstance(item, Mapping) else item
-    return found
+    return files
 
 
 def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path | str, list[str]]:
-    """The functions that task files name (`!function`), by the Python file, or the installed module, that they lie in.
+    """The functions that the files of `tasks` in `folders` name (`!function`), by the Python file, or the installed
+    module, that they lie in.
 
-    Looks at the files in `folders`, at those among `tasks`, and at what these include; imports nothing. lm-eval runs
-    the functions of the tasks that are chosen. Files that cannot be parsed have none.
+    Looks at the files that define a task, a group or a tag among `tasks`, at the members of groups, and at what these
+    files include; imports nothing. Files that cannot be parsed have none.
     """
-    found: dict[Path | str, set[str]] = {}
-    for path, config in _files(tasks, folders):
+    functions: dict[Path | str, set[str]] = {}
+    for path, config in asked_files(tasks, folders)[1].items():
         for name in _functions(config):
             module, _, function = name.rpartition(".")
             file = _python_file(path, name)
-            found.setdefault(file.resolve() if file.exists() else module, set()).add(function)
-    return {place: sorted(names) for place, names in sorted(found.items(), key=lambda item: str(item[0]))}
+            functions.setdefault(file.resolve() if file.exists() else module, set()).add(function)
+    return {origin: sorted(names) for origin, names in sorted(functions.items(), key=lambda item: str(item[0]))}
+
+
+def asked_files(tasks: Sequence[object], folders: Sequence[str]) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
+    """The names that `tasks` and the members of their groups have, and the files in `folders` that define them, with
+    what these include. Files of lm-eval's own are not looked at. Raises `EndlessTaskError`."""
+    contents = {path: path.read_bytes() for folder in folders for path in _yaml_files(Path(folder))}
+    names: set[str] = set()
+    files: dict[Path, Mapping[str, Any]] = {}
+    waiting: list[object] = list(tasks)
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, Mapping):
+            waiting += _members(item)
+        elif isinstance(item, str) and item.endswith(_SUFFIXES):
+            waiting += _add_file(Path(item).expanduser(), files)
+        elif isinstance(item, str) and item not in names:
+            names.add(item)
+            for path in [path for path, content in contents.items() if item.encode(errors="replace") in content]:
+                if item in _defined(_parsed(path)):
+                    waiting += _add_file(path, files)
+    return names, files
+
+
+def folder_files(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path, Mapping[str, Any]]:
+    """The content of the task files in `folders`, of those among `tasks` and of what these include; empty for a file
+    that cannot be parsed. Raises `EndlessTaskError`."""
+    named = [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith(_SUFFIXES)]
+    files: dict[Path, Mapping[str, Any]] = {}
+    for path in [*named, *(path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")))]:
+        _add_file(path, files)
+    return files
+
+
+def defined_names(files: Mapping[Path, Mapping[str, Any]]) -> set[str]:
+    """The names of tasks, groups and tags that the content of `files` defines, groups inside of groups too."""
+    names: set[str] = set()
+    waiting: list[object] = list(files.values())
+    while waiting:
+        config = waiting.pop()
+        if isinstance(config, Mapping):
+            names.update(name for name in _defined(config) if isinstance(name, str))
+            waiting += config["task"] if isinstance(config.get("task"), list) else []
+    return names
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*.y*ml")):
+        if path.is_file() and path.stat().st_size <= LARGEST_FILE:
+            yield path
+
+
+def _add_file(path: Path, files: dict[Path, Mapping[str, Any]]) -> list[object]:
+    """Adds a file and what it includes to `files`; the members of the groups that they define."""
+    members: list[object] = []
+    waiting = [path]
+    while waiting:
+        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
+        if path not in files:
+            files[path] = config = _parsed(path)
+            members += _members(config)
+            waiting += [path.parent / str(name) for name in _included(config)]
+    return members
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    """The content of a task file; empty where it cannot be parsed."""
+    try:
+        return read_task(path)
+    except EndlessTaskError:
+        raise
+    except TaskError:
+        return {}
+
+
+def _defined(config: Mapping[str, Any]) -> list[Any]:
+    """The names that a task file defines: a task's, a group's, tags."""
+    tags = config.get("tag")
+    return [config.get("task"), config.get("group"), *(tags if isinstance(tags, list) else [tags])]
+
+
+def _members(config: Mapping[str, Any]) -> list[object]:
+    """What a group names, or the task that a member changes; a member with data of its own defines a new task."""
+    members = config.get("task")
+    if isinstance(members, str):
+        return [] if {"dataset_path", "class"} & set(config) else [members]
+    return list(members) if isinstance(members, list) else []
 
 
 def _python_file(path: Path, function: str) -> Path:
     """Where lm-eval looks first for a function that the task file at `path` names."""
     return path.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
-
-
-def _files(tasks: Sequence[object], folders: Sequence[str]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The task files in `folders`, those among `tasks` and what these include, each once; without those that cannot be
-    parsed. Raises `EndlessTaskError`."""
-    waiting = [path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml"))]
-    waiting += [Path(task).expanduser() for task in tasks if isinstance(task, str) and task.endswith((".yaml", ".yml"))]
-    seen: set[Path] = set()
-    while waiting:
-        path = Path(os.path.realpath(waiting.pop()))  # `resolve` raises where links are a ring
-        if path in seen:
-            continue
-        seen.add(path)
-        try:
-            config = read_task(path)
-        except EndlessTaskError:
-            raise
-        except TaskError:
-            continue
-        waiting += [path.parent / str(name) for name in _included(config)]
-        yield path, config
 
 
 def _functions(value: object) -> Iterator[str]:

@@ -1,5 +1,4 @@
-"""What tasks ask of a model besides the likelihood of text behind text, read from their configurations. Knows no model
-and loads no data."""
+"""What tasks ask of a model: read from their files, without loading data, or from loaded tasks. Knows no model."""
 
 from __future__ import annotations
 

@@ -23,11 +23,17 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
-from olive_ext.backends.task_folders import task_folders
-from olive_ext.backends.task_groups import refuse_groups
-from olive_ext.backends.task_names import Spec, is_file, refuse_unknown, shipped_files, unknown
+from olive_ext.backends.task_names import (
+    Spec,
+    is_file,
+    refuse_groups,
+    refuse_unknown,
+    shipped_files,
+    task_folders,
+    unknown,
+)
 from olive_ext.errors import TaskError, named_failures
-from olive_ext.model.hub import asked_where_it_answers
+from olive_ext.model.files.hub import asked_where_it_answers
 
 Declared = dict[str, Collection[str] | None]
 """Task to its metrics, each as "metric" and, for each of its filters, as "metric,filter"."""
@@ -87,43 +93,52 @@ class LoadedTasks:
 
 
 def load_tasks(
-    specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, seeds: Seeds | None = None
+    specs: Sequence[Spec],
+    include_path: str | Sequence[str] | None = None,
+    seeds: Seeds | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> LoadedTasks:
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
+    `metadata` is laid over each task's own, and given to the functions that make documents.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
             or data cannot be loaded.
     """
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
-        manager, found = find_tasks(specs, include_path)
+        manager, accepted = find_tasks(specs, include_path, metadata)
         (seeds or Seeds()).plant()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         with sandboxed_templates(), made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
-            return LoadedTasks(manager, manager.load(found))
+            return LoadedTasks(manager, manager.load(accepted))
 
 
-def find_tasks(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> tuple[TaskManager, list[Any]]:
+def find_tasks(
+    specs: Sequence[Spec],
+    include_path: str | Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> tuple[TaskManager, list[Any]]:
     """lm-eval's manager of tasks, and `specs` as it loads them, without their data. Raises `TaskError` as `load_tasks`
     does for what is unknown or missing."""
     folders = task_folders(include_path)
     refuse_endless(specs, folders)
-    manager = TaskManager(include_path=folders, include_defaults=False)
+    extra = dict(metadata or {})
+    manager = TaskManager(include_path=folders, include_defaults=False, metadata=extra)
     refuse_groups(specs, manager.task_index)
-    found = [_find(spec, manager.task_index) for spec in specs]
+    resolved = [_find(spec, manager.task_index) for spec in specs]
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
         refuse_metrics(config, str(config["task"]))
         refuse_counts(config, str(config["task"]))
-    if missing := [name for _, names in found for name in names]:
+    if missing := [name for _, names in resolved for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)
-        manager = TaskManager(include_path=folders)
-        found = [_find(spec, manager.task_index) for spec in specs]
-        if still_missing := [name for _, names in found for name in names]:
+        manager = TaskManager(include_path=folders, metadata=extra)
+        resolved = [_find(spec, manager.task_index) for spec in specs]
+        if still_missing := [name for _, names in resolved for name in names]:
             raise TaskError(unknown(still_missing, manager.all_tasks))
         refuse_groups(specs, manager.task_index)
-    return manager, [spec for spec, _ in found]
+    return manager, [spec for spec, _ in resolved]
 
 
 def _is_local(config: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the requests once, runs every backend on them by turns, and writes what was found. Knows no backend."""
+"""Builds the requests once, runs every backend on them by turns, and writes the results. Knows no backend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.bench.job import OURS, PROBE, Job, Run, Schedule
-from olive_ext.bench.picture import draw
-from olive_ext.bench.process import Launcher
+from olive_ext.bench.job import OURS, PROBE, BenchJob, BenchRun, Launcher, Schedule
 from olive_ext.bench.summary import Answers, Summary, agreement, chosen_runs, summarize
-from olive_ext.bench.tables import to_markdown
+from olive_ext.bench.tables import draw, to_markdown
 from olive_ext.bench.work import Work, read_work
 from olive_ext.config import ModelSettings
 from olive_ext.config.bench import BenchConfig
@@ -31,7 +29,7 @@ _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai",
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
 """Settings that every backend is opened with."""
 
-Launch = Callable[[Job, int], Run]
+Launch = Callable[[BenchJob, int], BenchRun]
 Say = Callable[[str], None]
 
 
@@ -47,9 +45,9 @@ class Bench:
         self._staging = self._work_folder / "olive-ort"
         self._launch: Launch = launch or Launcher(self._work_folder, config.timeout)
         self._say = say
-        self._asked: Sequence[RecordedRequest] = ()
+        self._recorded: Sequence[RecordedRequest] = ()
         self._work: Work | None = None
-        self._runs: list[Run] = []
+        self._runs: list[BenchRun] = []
         self._growth: dict[str, list[dict[str, float]]] = {}
         self._latencies: list[Mapping[str, float]] = []
         self._reference: str | None = None
@@ -64,13 +62,13 @@ class Bench:
         if self.config.hf is not None:
             resolve(ModelSettings(model=self.config.hf, kind="hf"))  # a folder that is refused is given to no peer
         self._work = read_work(files.decoder, files.genai_config or files.hf_config)
-        self._asked = self._record(1)
-        if self.config.in_flight and all(one.kind != "generate_until" for one in self._asked):
+        self._recorded = self._record(1)
+        if self.config.in_flight and all(one.kind != "generate_until" for one in self._recorded):
             raise ConfigError(
                 f"'in_flight' = {self.config.in_flight} measures answers that are generated, and no task of "
                 f"{', '.join(self.config.tasks)} generates: leave it out, or name one that does"
             )
-        self._write(PROBE, _spread(self._asked, self.config.probe or 0))
+        self._write(PROBE, _spread(self._recorded, self.config.probe or 0))
         self._measure_ceiling()
         sizes = self.config.batch_sizes
         probes = self.config.probe is not None and len(sizes) > 1
@@ -91,7 +89,7 @@ class Bench:
         from olive_ext.backends.request_recorder import record
 
         config = self.config
-        asked = record(
+        requests = record(
             config.tasks,
             config.include_path,
             limit=config.limit if config.limit is None else config.limit * factor,
@@ -99,37 +97,39 @@ class Bench:
             gen_kwargs=config.gen_kwargs,
             seed=config.seed,
         )
-        self._write(factor, asked)
-        return asked
+        self._write(factor, requests)
+        return requests
 
-    def _write(self, factor: int, asked: Sequence[RecordedRequest]) -> None:
-        write_texts({self._requests(factor): json.dumps([asdict(one) for one in asked])}, self._work_folder)
+    def _write(self, factor: int, requests: Sequence[RecordedRequest]) -> None:
+        write_texts({self._requests(factor): json.dumps([asdict(one) for one in requests])}, self._work_folder)
 
     def _requests(self, factor: int) -> Path:
         return self._work_folder / f"requests-{'probe' if factor == PROBE else factor}.json"
 
-    def _answers(self, run: Run) -> Path:
+    def _answers(self, run: BenchRun) -> Path:
         size = "" if run.batch_size is None else f"-{run.batch_size}"
         return self._work_folder / f"answers-{run.backend}{size}-{run.round}.json"
 
-    def _job(self, backend: str, batch_size: int | None, number: int, factor: int = 1) -> Job:
+    def _job(self, backend: str = OURS, batch_size: int | None = None, number: int = 0, **fields: Any) -> BenchJob:
+        """The job of answering all requests, but for `fields`."""
         config = self.config
         threads = config.num_threads if isinstance(config.num_threads, int) else None
         engine = config.engine.model_dump(mode="json", exclude_unset=True) if backend == OURS else {}
         settings = {name: getattr(config, name) for name in _OPENING}
-        return Job(
+        job = BenchJob(
             "answer",
             backend,
             opening={**settings, "batch_size": batch_size, "num_threads": threads, "engine": engine},
-            requests=str(self._requests(factor)),
-            answers=str(self._answers(Run(backend, batch_size, number))),
+            requests=str(self._requests(PROBE if number == PROBE else 1)),
+            answers=str(self._answers(BenchRun(backend, batch_size, number))),
             staging=str(self._staging),
             warmup=config.warmup,
-            counts_tokens=backend == OURS and number == 0 and factor == 1,
+            counts_tokens=backend == OURS and number == 0,
         )
+        return replace(job, **fields)
 
-    def _measure(self, backend: str, batch_size: int | None, number: int) -> Run:
-        run = self._launch(self._job(backend, batch_size, number, PROBE if number == PROBE else 1), number)
+    def _measure(self, backend: str, batch_size: int | None, number: int) -> BenchRun:
+        run = self._launch(self._job(backend, batch_size, number), number)
         size = "" if batch_size is None else f" at batch size {batch_size}"
         stage = "probe" if number == PROBE else f"round {number + 1}"
         self._say(f"{stage}, {backend}{size}: {run.error or f'{run.in_model:.1f} s'}")
@@ -138,9 +138,8 @@ class Bench:
     def _measure_ceiling(self) -> None:
         if self._work is None:
             return
-        job = replace(self._job("", None, 0), task="ceiling", matrices=self._work.matrices)
-        found = self._launch(job, 0).flops_per_second
-        self._ceiling = max(found, self._ceiling or 0.0) or None
+        job = self._job("", task="ceiling", matrices=self._work.matrices)
+        self._ceiling = max(self._launch(job, 0).flops_per_second, self._ceiling or 0.0) or None
 
     def _compare(self) -> None:
         """Compares every run's answers with the reference's, which may have come after them."""
@@ -151,32 +150,36 @@ class Bench:
             return
         changed, self._reference = name != self._reference, name
         expected = _read_answers(self._answers(chosen_runs(name, self._runs)[0]))
-        groups = [(one.task, one.document) for one in self._asked if one.kind == "loglikelihood"]
+        groups = [(one.task, one.document) for one in self._recorded if one.kind == "loglikelihood"]
         for index, run in enumerate(self._runs):
             if not run.error and run.round > PROBE and (changed or not run.agreement):
-                found = agreement(groups, _read_answers(self._answers(run)), expected)
-                self._runs[index] = replace(run, agreement=found)
+                compared = agreement(groups, _read_answers(self._answers(run)), expected)
+                self._runs[index] = replace(run, agreement=compared)
 
     def _measure_growth(self) -> None:
         config = self.config
         for factor in config.growth:
             self._record(factor)
-            run = self._launch(replace(self._job(OURS, None, 0, factor), answers=os.devnull), 0)
+            requests = str(self._requests(factor))
+            run = self._launch(self._job(requests=requests, answers=os.devnull, counts_tokens=factor == 1), 0)
             self._say(f"growth, {factor} times the documents: {run.error or f'{run.in_model:.1f} s'}")
             if not run.error:
                 point = {"factor": factor, "tokens": run.counters["tokens_fed"], "seconds": run.in_model}
                 self._growth.setdefault("documents", []).append(point)
                 self._keep()
         if config.growth_context:
-            job = replace(self._job(OURS, None, 0), task="contexts", lengths=config.growth_context)
-            job = replace(job, repeats=config.rounds, seed=config.seed or 0)
-            run = self._launch(job, 0)
+            fields: dict[str, Any] = {
+                "lengths": config.growth_context,
+                "repeats": config.rounds,
+                "seed": config.seed or 0,
+            }
+            run = self._launch(self._job(task="contexts", **fields), 0)
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 
     def _measure_latencies(self) -> None:
         for number in self.config.in_flight:
-            job = replace(self._job(OURS, None, 0), task="latencies", in_flight=number)
+            job = self._job(task="latencies", in_flight=number)
             engine = {"num_slots": number, **job.opening["engine"]}
             run = self._launch(replace(job, opening={**job.opening, "engine": engine}), 0)
             self._say(f"latencies with {number} requests in flight: {run.error or 'measured'}")
@@ -188,7 +191,7 @@ class Bench:
         summary = summarize(
             self.backends,
             self._runs,
-            len(self._asked),
+            len(self._recorded),
             self._reference,
             work=self._work,
             ceiling=self._ceiling,
@@ -222,11 +225,11 @@ def bench(config: BenchConfig, launch: Launch | None = None, say: Say = lambda l
     return Bench(config, launch, say).run()
 
 
-def _spread(asked: Sequence[RecordedRequest], number: int) -> list[RecordedRequest]:
+def _spread(requests: Sequence[RecordedRequest], number: int) -> list[RecordedRequest]:
     """The requests of `number` documents, evenly spread."""
-    documents = list(dict.fromkeys((one.task, one.document) for one in asked))
+    documents = list(dict.fromkeys((one.task, one.document) for one in requests))
     chosen = set(documents[:: max(1, len(documents) // max(1, number))][:number])
-    return [one for one in asked if (one.task, one.document) in chosen]
+    return [one for one in requests if (one.task, one.document) in chosen]
 
 
 def _read_answers(path: Path) -> Answers:

@@ -1,15 +1,20 @@
-"""The jobs of processes, what they measure, and which backend runs when. Plain data; knows no process and no model.
+"""The jobs of processes, what they measure, which backend runs when, and the launcher of a process. Knows no model.
 
 All backends run by turns, several rounds, each at the batch size that was fastest when all were tried.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO, Any, Literal
 
 from typing_extensions import Self
+
+from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess
 
 OURS = "olive-ext"
 """The name of our backend among the others."""
@@ -24,7 +29,7 @@ PROBE = -1
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     """One process's work.
 
     answer: opens `backend` and answers the file `requests`; contexts: our backend scores a random text of each of
@@ -55,7 +60,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """What one process measured; with an `error` the rest is empty. Seconds, and bytes of memory."""
 
     backend: str
@@ -121,12 +126,12 @@ class Schedule:
     probes: bool = False
     """Whether batch sizes are tried in a round of their own before the first; else in the first."""
 
-    def run(self, measure: Callable[[str, int | None, int], Run]) -> Iterator[Run]:
+    def run(self, measure: Callable[[str, int | None, int], BenchRun]) -> Iterator[BenchRun]:
         """Every run as it ends. A backend that failed is not run again.
 
         `measure` runs one process, given the backend, its batch size and the round.
         """
-        done: list[Run] = []
+        done: list[BenchRun] = []
         for number in range(PROBE if self.probes else 0, self.rounds):
             for backend in self.backends:
                 for size in self._sizes(backend, number, done):
@@ -134,7 +139,7 @@ class Schedule:
                     done.append(run)
                     yield run
 
-    def _sizes(self, backend: str, number: int, done: Sequence[Run]) -> Sequence[int | None]:
+    def _sizes(self, backend: str, number: int, done: Sequence[BenchRun]) -> Sequence[int | None]:
         own = [run for run in done if run.backend == backend]
         if number == PROBE:
             return self.batch_sizes if backend in BATCHED else []
@@ -146,7 +151,62 @@ class Schedule:
         return [] if is_over or failed or chosen is None else [chosen.batch_size]
 
 
-def best(runs: Sequence[Run]) -> Run | None:
+def best(runs: Sequence[BenchRun]) -> BenchRun | None:
     """The fastest of a backend's first round, the probe where there was one; None where none succeeded."""
     good = [run for run in runs if run.round == runs[0].round and not run.error]
     return min(good, key=lambda run: run.in_model) if good else None
+
+
+_CHILD = "from olive_ext.bench.worker import serve_jobs; serve_jobs()"
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+class Launcher:
+    """`launch(job, round)` runs one job to its end. `folder` is for logs; `child` is the Python text that a process
+    runs."""
+
+    def __init__(self, folder: Path, timeout: float | None = None, child: str = _CHILD) -> None:
+        self._child = child
+        self._folder = folder
+        self._timeout = timeout
+        self._number = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __call__(self, job: BenchJob, number: int = 0) -> BenchRun:
+        """A process that fails, is killed or takes too long gives a `BenchRun` with an `error`. An interruption ends
+        it."""
+        self._number += 1
+        size = job.opening.get("batch_size")
+        log = self._folder / f"{self._number:03}-{job.backend or job.task}{'' if size is None else f'-{size}'}.log"
+        begin = time.perf_counter()
+        with log.open("wb") as output:
+            measured = self._measured(job, output)
+        seconds = time.perf_counter() - begin
+        if str(measured.get("error", "")).startswith("ended with status"):
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            measured["error"] += f": {lines[-1][:200]}" if lines else ""
+        run = BenchRun(job.backend, size, number)
+        return replace(BenchRun.read({**asdict(run), **measured}), seconds_total=seconds)
+
+    def _measured(self, job: BenchJob, log: IO[bytes]) -> dict[str, Any]:
+        """The fields of a run that the process knows, or an `error`."""
+        child = ChildProcess(self._child, environment=_environment(job), stderr=log)
+        end = None if self._timeout is None else time.monotonic() + self._timeout
+        try:
+            child.send(job)
+            while end is None or time.monotonic() < end:
+                kind, content = child.receive(BEAT_S if end is None else max(0.0, end - time.monotonic()))
+                if kind == "answer":
+                    return dict(content)
+            return {"error": f"stopped after {self._timeout:.0f} s"}
+        except ChildEndedError as error:
+            return {"error": str(error)}
+        finally:
+            child.stop()
+
+
+def _environment(job: BenchJob) -> Mapping[str, str]:
+    threads = job.opening.get("num_threads")
+    chosen = {} if threads is None else dict.fromkeys(_THREAD_VARIABLES, str(threads))
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    return {**os.environ, **quiet, **chosen}

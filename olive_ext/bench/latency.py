@@ -86,14 +86,14 @@ def describe(lines: Sequence[Timeline]) -> dict[str, float]:
     }
     end = max((line.tokens[-1] for line in answered), default=float("nan"))
     seconds = end - min(line.begin for line in lines)
-    found = {
+    latencies = {
         "requests_per_second": len(lines) / seconds,
         "tokens_per_second": sum(len(line.tokens) for line in lines) / seconds,
     }
     for name, own in values.items():
         for statistic, compute in STATISTICS.items():
-            found[f"{name}_{statistic}_ms"] = 1e3 * float(compute(own)) if own else float("nan")
-    return found
+            latencies[f"{name}_{statistic}_ms"] = 1e3 * float(compute(own)) if own else float("nan")
+    return latencies
 
 
 def measure(run_continuous: RunContinuous, requests: Sequence[Request], in_flight: int) -> dict[str, float]:

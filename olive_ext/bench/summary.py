@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from olive_ext.bench.job import OURS, PROBE, Run, best
+from olive_ext.bench.job import OURS, PROBE, BenchRun, best
 from olive_ext.bench.work import Work
 
 Answers = Mapping[str, Sequence[Any]]
@@ -19,7 +19,7 @@ ABSOLUTE, RELATIVE = 0.02, 1e-4
 
 
 @dataclass(frozen=True)
-class Row:
+class BackendRow:
     """One backend at its best batch size: medians over rounds. With only an `error` it never succeeded."""
 
     backend: str
@@ -37,7 +37,7 @@ class Row:
     """Seconds of the whole process: imports, opening, warm-up and the work."""
 
     memory_above: float = 0.0
-    """Bytes: the most that was resident above the model's own, see `Run.memory_above`."""
+    """Bytes: the most that was resident above the model's own, see `BenchRun.memory_above`."""
 
     memory_peak: float = 0.0
     device_above: float | None = None
@@ -55,7 +55,7 @@ class Row:
 class Summary:
     """Everything that the table and the facts under it are made from."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BackendRow, ...]
     num_requests: int
     tokens_naive: int | None
     tokens_distinct: int | None
@@ -76,7 +76,7 @@ class Summary:
 
 def summarize(
     backends: Sequence[str],
-    runs: Sequence[Run],
+    runs: Sequence[BenchRun],
     num_requests: int,
     reference: str | None = None,
     *,
@@ -110,7 +110,7 @@ def summarize(
     )
 
 
-def _over_distinct(fed: float, ours: Sequence[Run], tokens: Mapping[str, float]) -> float | None:
+def _over_distinct(fed: float, ours: Sequence[BenchRun], tokens: Mapping[str, float]) -> float | None:
     # The engine's own count knows prompts only; what was generated is distinct, too.
     is_scoring = not any(run.counters.get("tokens_generated") for run in ours)
     counted = [run.counters["tokens_distinct"] for run in ours if is_scoring and "tokens_distinct" in run.counters]
@@ -118,7 +118,7 @@ def _over_distinct(fed: float, ours: Sequence[Run], tokens: Mapping[str, float])
     return fed / distinct if distinct else None
 
 
-def chosen_runs(backend: str, runs: Sequence[Run]) -> list[Run]:
+def chosen_runs(backend: str, runs: Sequence[BenchRun]) -> list[BenchRun]:
     """The successful runs of a backend at its best batch size, one a round; probes are none of them."""
     own = [run for run in runs if run.backend == backend]
     chosen = best(own)
@@ -126,17 +126,19 @@ def chosen_runs(backend: str, runs: Sequence[Run]) -> list[Run]:
     return [run for run in own if run.round > PROBE and run.batch_size == size and not run.error]
 
 
-def _row(backend: str, runs: Sequence[Run], ours: Sequence[Run], num_requests: int, naive: int | None) -> Row:
+def _row(
+    backend: str, runs: Sequence[BenchRun], ours: Sequence[BenchRun], num_requests: int, naive: int | None
+) -> BackendRow:
     good = chosen_runs(backend, runs)
     error = next((run.error for run in runs if run.backend == backend and run.error), None)
     if not good:
-        return Row(backend, error=error)
+        return BackendRow(backend, error=error)
     seconds = median(run.in_model for run in good)
     fed = median(run.counters.get("tokens_fed", 0.0) for run in good)
     devices = [run.memory for run in good if "device_peak" in run.memory]
     of_round = {run.round: run.in_model for run in ours}
     ratios = [run.in_model / of_round[run.round] for run in good if of_round.get(run.round)]
-    return Row(
+    return BackendRow(
         backend,
         good[0].batch_size,
         rounds=len(good),
@@ -155,14 +157,14 @@ def _row(backend: str, runs: Sequence[Run], ours: Sequence[Run], num_requests: i
     )
 
 
-def _worst(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _worst(agreements: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The round with the largest difference and the fewest equal answers."""
 
     def badness(one: Mapping[str, Any]) -> tuple[bool, int, float]:
         unequal = sum(one[key][1] - one[key][0] for key in ("choices", "texts", "greedy") if key in one)
         return bool(one["differs"]), unequal, float(one.get("max_difference", 0.0))
 
-    return max(found, key=badness) if found else {}
+    return max(agreements, key=badness) if agreements else {}
 
 
 def agreement(groups: Sequence[tuple[str, int]], answers: Answers, reference: Answers) -> dict[str, Any]:
@@ -177,23 +179,23 @@ def agreement(groups: Sequence[tuple[str, int]], answers: Answers, reference: An
     pairs = [(ours[0], theirs[0]) for ours, theirs in zip(chosen, expected, strict=True)]
     pairs += zip(*rolling, strict=True)
     gaps = [abs(ours - theirs) for ours, theirs in pairs]
-    found: dict[str, Any] = {}
+    equal: dict[str, Any] = {}
     if pairs:
-        found["max_difference"], found["mean_difference"] = max(gaps), sum(gaps) / len(gaps)
+        equal["max_difference"], equal["mean_difference"] = max(gaps), sum(gaps) / len(gaps)
     if chosen:
-        found["greedy"] = _equal([one[1] for one in chosen], [one[1] for one in expected])
+        equal["greedy"] = _equal([one[1] for one in chosen], [one[1] for one in expected])
     members: dict[tuple[str, int], list[int]] = defaultdict(list)
     for index, group in enumerate(groups if chosen else ()):
         members[group].append(index)
     several = [indices for indices in members.values() if len(indices) > 1]
     if several:
-        found["choices"] = _equal([_best(chosen, own) for own in several], [_best(expected, own) for own in several])
+        equal["choices"] = _equal([_best(chosen, own) for own in several], [_best(expected, own) for own in several])
     texts = answers.get("generate_until", ())
     if texts:
-        found["texts"] = _equal(texts, reference["generate_until"])
+        equal["texts"] = _equal(texts, reference["generate_until"])
     too_far = any(gap > ABSOLUTE + RELATIVE * abs(theirs) for gap, (_, theirs) in zip(gaps, pairs, strict=True))
-    unequal = any(found[key][0] < found[key][1] for key in ("choices", "texts") if key in found)
-    return {**found, "differs": too_far or unequal}
+    unequal = any(equal[key][0] < equal[key][1] for key in ("choices", "texts") if key in equal)
+    return {**equal, "differs": too_far or unequal}
 
 
 def _best(answers: Sequence[Any], indices: Sequence[int]) -> int:

@@ -1,12 +1,14 @@
-"""A summary of a comparison of speed as a table on the terminal and as markdown. Pure; knows no run."""
+"""A summary of a comparison of speed: a table on the terminal, markdown, and a picture of requests a second. Knows no
+run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from olive_ext.bench.latency import LATENCIES, STATISTICS
-from olive_ext.bench.summary import Row, Summary
+from olive_ext.bench.summary import BackendRow, Summary
 from olive_ext.errors import printable
 from olive_ext.report import Table, literal, markdown_table, print_cells
 
@@ -16,8 +18,8 @@ HEADS = (
 )
 
 
-def cells(row: Row, reference: str | None) -> tuple[str, ...]:
-    """One line of the table, in the order of the heads."""
+def cells(row: BackendRow, reference: str | None) -> tuple[str, ...]:
+    """The cells of one line of the table, in the order of `HEADS`."""
     if not row.rounds:
         return (row.backend, *("",) * (len(HEADS) - 2), "failed" if row.error else "not run")
     above = row.memory_above if row.device_above is None else row.device_above
@@ -34,14 +36,14 @@ def cells(row: Row, reference: str | None) -> tuple[str, ...]:
     )
 
 
-def _agreement(found: Mapping[str, Any]) -> str:
+def _agreement(agreement: Mapping[str, Any]) -> str:
     """For instance: "max 1.2e-05, mean 2.0e-06, choices 60 of 60"."""
-    if not found:
+    if not agreement:
         return ""
-    parts = ["DIFFERS"] if found["differs"] else []
-    if "max_difference" in found:
-        parts.append(f"max {found['max_difference']:.1e}, mean {found['mean_difference']:.1e}")
-    parts += [f"{key} {found[key][0]} of {found[key][1]}" for key in ("choices", "texts") if key in found]
+    parts = ["DIFFERS"] if agreement["differs"] else []
+    if "max_difference" in agreement:
+        parts.append(f"max {agreement['max_difference']:.1e}, mean {agreement['mean_difference']:.1e}")
+    parts += [f"{key} {agreement[key][0]} of {agreement[key][1]}" for key in ("choices", "texts") if key in agreement]
     return ", ".join(parts)
 
 
@@ -81,8 +83,8 @@ def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapp
     parts = [f"# {literal(title)}", markdown_table(HEADS, rows)]
     parts.append("\n".join(f"- {literal(line)}" for line in facts(summary)))
     if summary.latencies:
-        found = latency_table(summary.latencies)
-        parts.append(f"## {literal(found.title)}\n\n{markdown_table(found.heads, found.rows)}")
+        table = latency_table(summary.latencies)
+        parts.append(f"## {literal(table.title)}\n\n{markdown_table(table.heads, table.rows)}")
     for name, series in growth.items():
         points = [(one["tokens"], one["seconds"]) for one in series]
         body = [(f"{tokens:.0f}", f"{spent:.2f}", f"{tokens / spent if spent else 0:.0f}") for tokens, spent in points]
@@ -98,3 +100,38 @@ def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> 
         console.print(printable(line), markup=False)
     if summary.latencies:
         print_cells(latency_table(summary.latencies), file)
+
+
+def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+    """Writes the picture: requests a second of each backend, and seconds as work grows."""
+    from matplotlib.figure import Figure
+
+    series = {name: points for name, points in growth.items() if points}
+    figure = Figure(figsize=(6.4 * (1 + len(series)), 4.0), layout="constrained")
+    axes = figure.subplots(1, 1 + len(series), squeeze=False)[0]
+    _bars(axes[0], summary, title)
+    for axis, (name, points) in zip(axes[1:], series.items(), strict=True):
+        _line(axis, name, points)
+    figure.savefig(path, dpi=120)
+
+
+def _bars(axis: Any, summary: Summary, title: str) -> None:
+    rows = [row for row in summary.rows if row.rounds]
+    names = [row.backend if row.batch_size is None else f"{row.backend} (batch {row.batch_size})" for row in rows]
+    bars = axis.barh(names[::-1], [row.requests_per_second for row in rows[::-1]], color="#4477aa")
+    axis.bar_label(bars, fmt="%.2f", padding=3)
+    axis.margins(x=0.15)
+    axis.set_xlabel("requests per second")
+    axis.set_title(title, fontsize=9)
+
+
+def _line(axis: Any, name: str, points: Sequence[Mapping[str, float]]) -> None:
+    """The points, and the line through the origin and the last of them."""
+    tokens, seconds = [one["tokens"] for one in points], [one["seconds"] for one in points]
+    axis.plot(tokens, seconds, "o-", color="#4477aa", label="measured")
+    axis.plot([0, tokens[-1]], [0, seconds[-1]], "--", color="#999999", label="proportional")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel("tokens")
+    axis.set_ylabel("seconds in the model")
+    axis.set_title(f"growth with {name}", fontsize=9)
+    axis.legend(fontsize=8)

@@ -24,7 +24,7 @@ import numpy as np
 
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.errors import ModelError
-from olive_ext.graph.onnx_file import load_graph
+from olive_ext.model.files.content import load_graph
 
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "FusedMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
 _PACKED = {"MatMulNBits", "MatMulBnb4"}

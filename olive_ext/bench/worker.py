@@ -1,7 +1,4 @@
-"""One measurement in a process of its own: this module with the path of the RESULT, and the job as JSON on stdin.
-
-Ends when its parent does: stdin stays open as long as the parent lives.
-"""
+"""One measurement, in the process that `process.Launcher` starts for it. Opens backends by name; knows no table."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.lm_eval.instances import SLICE
-from olive_ext.bench.job import OURS, Job
+from olive_ext.bench.job import OURS, BenchJob
 from olive_ext.bench.latency import measure
 from olive_ext.bench.work import count_tokens, measure_ceiling
-from olive_ext.model.free_memory import UnmeasuredError, cuda_reader
-from olive_ext.report import write_texts
+from olive_ext.errors import one_line
+from olive_ext.model.providers.devices import UnmeasuredError, cuda_reader
+from olive_ext.python_processes import serve
 from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
 
@@ -37,8 +35,8 @@ _WARMUP_TOKENS = 8
 """Tokens generated at most while warming up."""
 
 
-def perform(job: Job) -> dict[str, Any]:
-    """Runs the job; returns the fields of a `Run` that this process knows. Raises whatever the backend raises."""
+def perform(job: BenchJob) -> dict[str, Any]:
+    """Runs the job; returns the fields of a `BenchRun` that this process knows. Raises whatever the backend raises."""
     if job.task == "ceiling":
         ceiling = measure_ceiling(job.matrices, job.opening["device"], job.opening["dtype"])
         return {"flops_per_second": ceiling}
@@ -46,18 +44,18 @@ def perform(job: Job) -> dict[str, Any]:
     return work[job.task](job)
 
 
-def _asked(job: Job) -> list[RecordedRequest]:
+def _requests(job: BenchJob) -> list[RecordedRequest]:
     from olive_ext.backends.request_recorder import RecordedRequest
 
-    found = json.loads(Path(job.requests).read_text())
-    return [RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in found]
+    written = json.loads(Path(job.requests).read_text())
+    return [RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in written]
 
 
-def _answer(job: Job) -> dict[str, Any]:
+def _answer(job: BenchJob) -> dict[str, Any]:
     from olive_ext.backends.request_recorder import instances
 
-    asked = _asked(job)
-    kinds = {kind: own for kind in KINDS if (own := [one for one in asked if one.kind == kind])}
+    recorded = _requests(job)
+    kinds = {kind: own for kind in KINDS if (own := [one for one in recorded if one.kind == kind])}
     readers = _memory_readers(str(job.opening.get("device", "cpu")))
     is_ours = job.backend == OURS
     memory = {**_memory("before", readers), "weights": _size(job)}
@@ -80,13 +78,13 @@ def _answer(job: Job) -> dict[str, Any]:
             seconds[kind] = time.perf_counter() - begin
     memory |= {f"{prefix}peak": peak.bytes for prefix, peak in peaks.items()}
     Path(job.answers).write_text(json.dumps(answers), encoding="utf-8")
-    found: dict[str, Any] = {"seconds": seconds, "seconds_open": seconds_open, "memory": memory}
+    measured: dict[str, Any] = {"seconds": seconds, "seconds_open": seconds_open, "memory": memory}
     if not is_ours:
-        return found
+        return measured
     counters = {name: value - before[name] for name, value in _counters(lm).items()}
-    inputs = inputs_of(lm, asked, counters.get("tokens_generated", 0)) if job.counts_tokens else None
+    inputs = inputs_of(lm, recorded, counters.get("tokens_generated", 0)) if job.counts_tokens else None
     tokens = {} if inputs is None else count_tokens(inputs)
-    return {**found, "counters": counters, "execution": lm.session.describe_execution(), "tokens": tokens}
+    return {**measured, "counters": counters, "execution": lm.session.describe_execution(), "tokens": tokens}
 
 
 def _memory_readers(device: str) -> dict[str, Callable[[], int]]:
@@ -108,7 +106,7 @@ def _memory(stage: str, readers: Mapping[str, Callable[[], int]]) -> dict[str, i
     return {f"{prefix}{stage}": read() for prefix, read in readers.items()}
 
 
-def open_lm(job: Job) -> Any:
+def open_lm(job: BenchJob) -> Any:
     """The backend that the job names; a peer is given the tokens that ours would have."""
     from olive_ext.backends.peer_backends import Opening, feed_our_tokens, open_backend, refuse_code
 
@@ -138,23 +136,23 @@ def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
 
 
 def _counters(lm: Any) -> dict[str, float]:
-    found = lm.session.describe_execution()["counters"]
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    counters = lm.session.describe_execution()["counters"]
+    return {name: value for name, value in counters.items() if isinstance(value, int | float)}
 
 
-def inputs_of(lm: OrtLM, asked: Sequence[Any], generated: float) -> Iterator[tuple[Sequence[int], int]]:
+def inputs_of(lm: OrtLM, requests: Sequence[Any], generated: float) -> Iterator[tuple[Sequence[int], int]]:
     """Tokens that a plain backend feeds for each request, and at how many of the last positions it reads.
 
     `generated` tokens are spread evenly over the generations; no two share any.
     """
-    made = round(generated / max(1, sum(one.kind == "generate_until" for one in asked)))
-    pairs = [one for one in asked if one.kind == "loglikelihood"]
+    num_new = round(generated / max(1, sum(one.kind == "generate_until" for one in requests)))
+    pairs = [one for one in requests if one.kind == "loglikelihood"]
     for start in range(0, len(pairs), SLICE):
         for _, context, target, *_ in lm.token_requests(pairs[start : start + SLICE]):
             yield from _windows(context, target, lm.max_length)
-    for number, one in enumerate(asked):
+    for number, one in enumerate(requests):
         if one.kind == "generate_until":
-            yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (made - 1)], max(1, made)
+            yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (num_new - 1)], max(1, num_new)
         elif one.kind == "loglikelihood_rolling":
             yield from _windows([lm.prefix_token_id], lm.tok_encode(one.args[0]), lm.max_length)
 
@@ -164,7 +162,7 @@ def _windows(context: Sequence[int], target: Sequence[int], max_length: int) -> 
         yield window.tokens[:-1], window.num_targets
 
 
-def _contexts(job: Job) -> dict[str, Any]:
+def _contexts(job: BenchJob) -> dict[str, Any]:
     """Seconds to score one random text of each length; the median of the repeats, nothing kept between them."""
     import random
     from statistics import median
@@ -185,24 +183,24 @@ def _contexts(job: Job) -> dict[str, Any]:
     return {"series": series}
 
 
-def _latencies(job: Job) -> dict[str, Any]:
+def _latencies(job: BenchJob) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
     from olive_ext.backends.request_recorder import instances
-    from olive_ext.session.converted_requests import to_generation
+    from olive_ext.session.calls import to_generation
 
     lm: OrtLM = open_lm(job)
-    generations = [one for one in _asked(job) if one.kind == "generate_until"]
+    generations = [one for one in _requests(job) if one.kind == "generate_until"]
     wanted = lm.wanted_generations(instances(generations))
     requests = [to_generation(lm.session, item.request).requests[0] for item in wanted]
     series = []
     for is_warm in (0, 1):
-        found = measure(lm.session.executor.run_continuous, requests, job.in_flight)
-        series.append({"in_flight": job.in_flight, "is_warm": is_warm, **found})
+        latencies = measure(lm.session.executor.run_continuous, requests, job.in_flight)
+        series.append({"in_flight": job.in_flight, "is_warm": is_warm, **latencies})
         lm.session.gc()
     return {"series": series}
 
 
-def _size(job: Job) -> int:
+def _size(job: BenchJob) -> int:
     """Bytes of the files that the backend's weights are in."""
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
@@ -212,33 +210,20 @@ def _size(job: Job) -> int:
     return resolve(ModelSettings(model=path, kind="hf" if is_hf else "onnx")).size or 0
 
 
-def _end_with_parent() -> None:
-    try:
-        sys.stdin.buffer.read()
-    finally:
-        os._exit(1)
-
-
-def main(result: Path) -> int:
-    """Writes the run's fields to `result`, or `error`; 0 either way, unless the process dies."""
-    job = Job(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    number = job.opening.get("num_threads")
-    if number is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
-    try:
-        found = perform(job)
-    except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
-        import traceback
-
-        from olive_ext.errors import one_line
-
-        traceback.print_exc()
-        found = {"error": one_line(error)}
-    write_texts({result: json.dumps(found, default=str)}, result.parent)
+def serve_jobs() -> None:
+    """The process: measures the jobs that it is sent."""
+    serve(_measured)
     sys.stdout.flush()
     os._exit(0)  # what libraries do while they shut down, and how they fail at it, concerns no measurement
 
 
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def _measured(job: BenchJob) -> dict[str, Any]:
+    """`perform`, on as many processors as the job has threads; an `error` where the backend raises."""
+    number = job.opening.get("num_threads")
+    if number is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
+    try:
+        return perform(job)
+    except Exception as error:  # noqa: BLE001 - a peer may fail with anything, and that is its line in the table
+        traceback.print_exc()
+        return {"error": one_line(error)}

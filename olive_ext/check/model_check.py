@@ -1,51 +1,20 @@
-"""What one model resolves to, with the reason for each decision: exactly what opening it would take.
+"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, and what stands against opening it.
 
-`Findings` are facts and problems, plain data. On request the model's two forms of the graph are compared on real
-tokens. Knows no recipe.
+`Findings` are facts and problems, plain data. Knows no recipe.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
 
+from olive_ext.check.verification import verify_graphs, verify_steps
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, NonFiniteError, OliveExtError
+from olive_ext.errors import OliveExtError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
-
-if TYPE_CHECKING:
-    from olive_ext.model import DecoderSpec, KvTensor
-    from olive_ext.session import Session
-    from olive_ext.text.tokenizer import Tokenizer
-
-# ONNX's numbers of element types that caches and logits come in (onnx.TensorProto.DataType).
-_ELEM_TYPES = {1: "float32", 2: "uint8", 3: "int8", 10: "float16", 16: "bfloat16", 17: "float8e4m3fn"}
-
-_ELSEWHERE = {"kind", "model", "tokenizer", "runtime", "providers", "context_length", "kv_cache", "graph"}
-"""Decisions that stand in the sections on files, providers and the graph, and not in the engine's."""
-
-_NOTHING_TO_VERIFY = {
-    "transformers": "there is nothing to verify: a Hugging Face model has no ONNX graph",
-    "genai": "there is nothing to verify: onnxruntime-genai runs the graphs as they are",
-}
-
-PAIRS = (
-    ("The capital of France is", " Paris, and the capital of Italy is Rome."),
-    ("The capital of France is", " a word that this sentence does not give away."),
-    ("Water boils at a temperature of", " one hundred degrees at sea level."),
-    ("def add(a, b):\n    return", " a + b\n"),
-    ("1, 2, 3, 4,", " 5, 6, 7, 8, 9, 10"),
-    ("In the beginning there was nothing, and then", " there was a long list of numbers: 3.14159, 2.71828."),
-)
-"""Contexts and targets; two share a context."""
-
-LARGEST_DIFFERENCE = 1e-2
-"""Nats per token. Half-precision graphs may differ by rounding, as rows are multiplied in other groups; a wrong head
-differs by far more."""
+from olive_ext.model.decisions import Decision
+from olive_ext.model.runtimes import refuse_settings
 
 
 @dataclass(frozen=True)
@@ -65,6 +34,7 @@ class Section:
     facts: list[Fact] = field(default_factory=list)
 
     def add(self, name: str, value: object, reason: str = "") -> None:
+        """Appends a fact."""
         self.facts.append(Fact(name, str(value), reason))
 
     def __str__(self) -> str:
@@ -106,188 +76,125 @@ class Findings:
         return "\n".join(str(section) for section in self.sections if section.facts)
 
 
-def check_model(config: EvaluationConfig, *, verify: bool = False, handed_over: Any = None) -> Findings:
-    """Files, providers, KV layout, tokenizer, scoring head and all decisions; what goes wrong is a problem.
+def check_model(
+    config: EvaluationConfig, *, verify: bool = False, against: str | None = None, handed_over: str | None = None
+) -> Findings:
+    """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
 
     `handed_over` is the provider that Olive's accelerator names. With `verify` the model is also run, see
-    `verify_graphs` and `verify_steps`. The tasks are not looked at.
+    `verify_graphs` and `verify_steps`; with `against` it is held against that checkpoint (`run.conversion`). The tasks
+    are not looked at.
     """
-    from olive_ext.check.graph_check import verify_steps
-
     findings = Findings()
     with findings.noting_problems():
         model = replace(resolve(config.opening(), handed_over=handed_over), is_compared=config.reference is not None)
-        _check(model, findings)
-        if verify and (problem := _NOTHING_TO_VERIFY.get(model.runtime[0])):
-            findings.problems.append(problem)
+        _check(model, config, findings)
+        if verify and not model.runtime.runs_graph:
+            findings.problems.append(model.runtime.nothing_to_verify)
         elif verify and not findings.problems:
             section = findings.section("Verification")
-            verify_graphs(model, section)
+            verify_graphs(model, section.add)
             verify_steps(model, section.add)
+        if against is not None and not findings.problems:
+            _hold_against(model, against, findings)
     return findings
 
 
-def _check(model: ResolvedModel, findings: Findings) -> None:
-    from olive_ext.check.media_check import add_media
-    from olive_ext.check.speech_check import add_source, refuse_texts
+def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
+    """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
+    from olive_ext.run.conversion import hold_against
 
-    _add_files(model, findings.section("Model"))
+    found = hold_against(model, resolve(model.settings.of_reference(checkpoint)))
+    section = findings.section(f"Against {checkpoint}")
+    by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
+    section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
+    for name, number in found.unseen.items():
+        section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
+    if found.is_equal or found.quantized_by:
+        section.add("result", found.sentence())
+    else:
+        findings.problems.append(found.sentence())
+
+
+def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
+    from olive_ext.check.media_check import add_media, add_source
+    from olive_ext.session.texts import open_tokenizer, read_texts
+    from olive_ext.text.tokenizer_fit import refuse_template
+
+    section, is_ours = findings.section("Decisions"), model.runtime.runs_graph
     with findings.noting_problems():
-        _add_providers(model, findings.section("Providers"))
-    if model.kind == "hf":
-        return
-    findings.section("Runtime").add("runtime", *model.runtime)
-    if model.runtime[0] == "onnxruntime":
-        with findings.noting_problems():
-            _add_decoder(model, findings)
-        media, source = findings.section("Pictures and sound"), findings.section("Encoder and decoder")
-    tokenizer = None
-    with findings.noting_problems():
-        tokenizer = _add_tokenizer(model, findings.section("Tokenizer"))
-        refuse_texts(model, tokenizer)
-    if model.runtime[0] == "onnxruntime":
-        with findings.noting_problems():
-            add_media(model, tokenizer, media.add)
-        if tokenizer is not None:
-            with findings.noting_problems():
-                add_source(model, tokenizer, source.add)
-    with findings.noting_problems():
-        _add_decisions(model, findings.section("Engine"))
-
-
-def _add_files(model: ResolvedModel, section: Section) -> None:
-    section.add("kind", model.kind, model.kind_reason)
-    if model.kind == "hf":
-        section.add("path", model.settings.model, "runs on transformers")
-        return
-    files = model.files
-    section.add("decoder", files.decoder, files.origins.get("decoder", ""))
-    section.add("directory", files.directory)
-    section.add("genai_config", "found" if files.genai_config else "none", files.origins.get("genai_config", ""))
-    section.add("size on disk", f"{(model.size or 0) / 2**20:.1f} MiB")
-
-
-def _add_providers(model: ResolvedModel, section: Section) -> None:
-    for provider in model.providers:
-        options = ", ".join(f"{key}={value}" for key, value in provider.options.items())
-        section.add(provider.name, f"memory: {provider.device}{f'; {options}' if options else ''}", provider.origin)
-
-
-def _add_decoder(model: ResolvedModel, findings: Findings) -> None:
-    from olive_ext.engine.runners.ort.head import with_head
-    from olive_ext.graph.onnx_file import load_graph
-
-    spec, config = model.spec, model.settings.engine
-    _add_interface(spec, findings.section("Decoder"), "max_length" if model.settings.max_length else "")
-    head = with_head(load_graph(model.files.decoder), spec)
-    section = findings.section("Scoring head")
-    section.add("graph", config.graph, "engine.graph")
-    section.add("kind", head.kind, f"not in use; {head.reason}" if config.graph == "untouched" else head.reason)
-
-
-def _add_interface(spec: DecoderSpec, section: Section, length_reason: str) -> None:
-    section.add("context length", spec.context_length, length_reason)
-    section.add("vocabulary", spec.vocab_size)
-    section.add("logits", f"{spec.logits.name}, {_elem_type(spec.logits.elem_type)}")
-    for name, layout in kv_layout(spec.kv):
-        section.add(name, layout)
-    section.add("KV cache", "updated in place" if spec.is_kv_in_place else "returned grown at every step")
-    for note in spec.notes:
-        section.add("note", note)
-
-
-def kv_layout(kv: Sequence[KvTensor]) -> Iterator[tuple[str, str]]:
-    """(which layers, their layout), one entry for neighbouring layers that are alike. Keys and values alternate."""
-    texts = [f"{tensor.heads} heads x {tensor.head_size}, {_elem_type(tensor.elem_type)}" for tensor in kv]
-    per_layer = [" / ".join(dict.fromkeys(texts[index : index + 2])) for index in range(0, len(texts), 2)]
-    for layout, run in groupby(enumerate(per_layer), key=lambda item: item[1]):
-        numbers = [layer for layer, _ in run]
-        name = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]}-{numbers[-1]}"
-        yield name, layout
-
-
-def _elem_type(number: int) -> str:
-    return _ELEM_TYPES.get(number, f"ONNX element type {number}")
-
-
-def _add_tokenizer(model: ResolvedModel, section: Section) -> Tokenizer:
-    from olive_ext.session.opening import open_tokenizer
-
-    section.add("place", model.files.tokenizer, model.files.origins.get("tokenizer", ""))
-    tokenizer = open_tokenizer(model)
-    section.add("class", type(tokenizer.hf).__name__)
-    section.add("tokens", len(tokenizer.hf))
-    section.add("BOS, EOS", f"{tokenizer.bos_token_id}, {tokenizer.eos_token_id}")
-    section.add("chat template", "yes" if getattr(tokenizer.hf, "chat_template", None) else "no")
-    return tokenizer
-
-
-def _add_decisions(model: ResolvedModel, section: Section) -> None:
-    """What the engine takes; "predicted" and "tried" ones may change when the model is opened."""
-    from olive_ext.check.graph_check import add_placement, on_graph
-
-    for decision in (on_graph(model, decision) for decision in model.decisions):
-        if decision.name not in _ELSEWHERE:
+        for decision in (_as_graph_allows(model, decision) for decision in model.decisions):
             state = "" if decision.state == "decided" else f"{decision.state}: "
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
-    add_placement(model, section.add)
+        for note in model.spec.notes if is_ours else ():
+            section.add("note", note)
+    with findings.noting_problems():
+        for sentence in refuse_settings(model):
+            section.add("note", sentence)
+    if model.kind == "hf":
+        section.add("export", *_export(model, config))
+        return
+    tokenizer = texts = None
+    with findings.noting_problems():
+        tokenizer = open_tokenizer(model)
+        texts = read_texts(model, tokenizer)
+        if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
+            refuse_template(tokenizer)
+    if not is_ours:
+        return
+    with findings.noting_problems():
+        _add_placement(model, section)
+    with findings.noting_problems():
+        add_media(model, tokenizer, findings.section("Pictures and sound").add)
+    if texts is not None:
+        with findings.noting_problems():
+            add_source(texts, findings.section("Encoder and decoder").add)
 
 
-def verify_graphs(model: ResolvedModel, section: Section, open_session: Callable[..., Session] | None = None) -> None:
-    """Scores `PAIRS` on both forms of the graph and notes the largest difference of a token's log-probability.
+def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
+    """Whether an evaluation exports the Hugging Face model to ONNX before it runs it, and why not."""
+    from olive_ext.run.export import obstacle
 
-    `open_session` stands in for `session.opening.open_model`. Raises `ModelError` when the difference is above
-    `LARGEST_DIFFERENCE`, and for outputs that are not finite, with the layer where they begin.
-    """
-    from olive_ext.session.opening import open_model
-
-    opener = open_session or open_model
-    try:
-        edited, untouched = (_token_logprobs(model, graph, opener) for graph in ("scoring_head", "untouched"))
-    except NonFiniteError as error:
-        raise ModelError(f"{error.found}; {_first_layer(model)}") from error
-    pairs = zip(edited, untouched, strict=True)
-    largest = max((_difference(one, other) for one, other in pairs), default=0.0)
-    section.add("tokens compared", len(edited), "scoring head against the untouched graph")
-    section.add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
-    if largest > LARGEST_DIFFERENCE:
-        raise ModelError(
-            f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
-            "set engine.graph to 'untouched' and report this model"
-        )
+    if config.baseline == "lm_eval" or config.model_args:
+        return "no", "lm-eval's own backend runs it: 'baseline' or 'model_args'"
+    if config.reference is not None and config.reference.export == "never":
+        return "no", "'reference.export' = \"never\""
+    reason = obstacle(model)
+    return ("no", reason) if reason else ("yes", "made before the first evaluation, and kept; transformers run it else")
 
 
-def _first_layer(model: ResolvedModel) -> str:
-    """Where the model's output stops to be finite, or why that cannot be told."""
-    from olive_ext.engine.runners.ort.first_non_finite import first_non_finite
-    from olive_ext.text.tokenizer import load_tokenizer
+def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
+    """`decision`, with what the decoder's graph says of it: where rows are picked for the scoring head, and what speaks
+    against the form of its steps."""
+    from olive_ext.model.files.content import load_graph
 
-    tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
-    try:
-        found = first_non_finite(model, tokenizer.encode("".join(PAIRS[0])))
-        return found or "no node's output shows it"
-    except OliveExtError as error:
-        return str(error)
+    if decision.name == "graph":
+        from olive_ext.engine.runners.ort.head import with_head
+
+        head = with_head(load_graph(model.files.decoder), model.spec)
+        return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")
+    if decision.name != "scoring":
+        return decision
+    from olive_ext.engine.forms.registry import choose, scoring_decision
+
+    form, _ = choose(model)
+    problem = form.refusal_of_graph()
+    return decision if problem is None else scoring_decision(model, {form.name: problem})
 
 
-def _difference(one: float, other: float) -> float:
-    """NaN is no agreement, and two infinities of one sign are."""
-    difference = abs(one - other) if one != other else 0.0
-    return math.inf if math.isnan(difference) else difference
+def _add_placement(model: ResolvedModel, section: Section) -> None:
+    """On a device other than the CPU adds where nodes with large values would run. Raises `ProviderError` where opening
+    would be refused."""
+    from olive_ext.engine.runners.ort.placement import predict_misplaced
+    from olive_ext.model.files.content import load_graph
 
-
-def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[..., Session]) -> list[float]:
-    """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    from olive_ext.text.requests import ScoringRequest
-
-    engine = model.settings.engine.model_copy(update={"graph": graph})
-    with open_session(model.patched({"engine": engine})) as session:
-        encoding = session.encoding
-        if encoding is not None and encoding.takes_features:
-            raise ModelError(
-                "the model's encoder takes features of sound, of which there are none here to compare with"
-            )
-        outputs = session.loglikelihood(
-            PAIRS if encoding is None else [ScoringRequest("", target, context) for context, target in PAIRS]
-        )
-    return [logprob for output in outputs for logprob in output.token_logprobs]
+    device = model.device.kind
+    if device == "cpu":
+        return
+    problem = predict_misplaced(load_graph(model.files.decoder), device)
+    if problem is None:
+        section.add("placement", device, "predicted: by the types of attention; ONNX Runtime's record decides")
+    elif model.settings.allow_cpu_fallback:
+        section.add("placement", "cpu", f"predicted: allow_cpu_fallback, since {problem}")
+    else:
+        raise ProviderError(f"'{model.files.decoder}' cannot run on the {device} device alone: {problem}")

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from olive_ext.backends.task_folders import task_folders
-from olive_ext.backends.task_names import refuse_unknown
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
-from olive_ext.errors import ConfigError, TaskError
-from olive_ext.model.folders import why_missing
-from olive_ext.model.package_files import special_kind
-from olive_ext.run.costs import COSTS
+from olive_ext.backends.task_names import refuse_unknown, task_folders
+from olive_ext.config import EVALUATOR_TYPE, PASSES, LocationSettings, WorkflowSettings, settings_of_pass
+from olive_ext.errors import ConfigError, TaskError, special_kind
+from olive_ext.model.files.folders import why_missing
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
 _TASK_FILES = (".yaml", ".yml")
+_TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
+"""Types of Olive's models that are nothing without a path; others may have a loader or components."""
+
+SettingsType: TypeAlias = type[WorkflowSettings | LocationSettings]
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,30 @@ class Block:
 
     @property
     def type(self) -> str:
+        """The type as it is written; empty where it is missing."""
         return str(self.keys.get("type", ""))
 
     @property
     def is_ours(self) -> bool:
-        """Olive reads the types of passes without regard to case or to a leading path."""
+        """Whether the type is this package's."""
+        return self.settings_type is not None
+
+    @property
+    def settings_type(self) -> SettingsType | None:
+        """What the block's own keys are; None of a block of others'."""
         if self.is_pass:
-            return self.type.rpartition(".")[2].lower() == PASS_TYPE.lower()
-        return self.type == EVALUATOR_TYPE
+            return settings_of_pass(self.type)
+        return WorkflowSettings if self.type == EVALUATOR_TYPE else None
 
     def settings(self) -> dict[str, Any]:
-        """Our keys, from the block itself and from where Olive also takes them."""
+        """The block's own keys, without Olive's, from the block itself and from where Olive also takes them."""
         olive_keys, nested = (_OLIVE_PASS_KEYS, "config") if self.is_pass else (_OLIVE_EVALUATOR_KEYS, "type_args")
         own = {key: value for key, value in self.keys.items() if key not in olive_keys}
         return {**own, **mapping(self.keys.get(nested))}
 
-    def parsed(self) -> WorkflowSettings:
-        """Our keys, validated; raises `ConfigError`."""
-        return WorkflowSettings.parse(self.settings(), self.where)
+    def parsed(self) -> WorkflowSettings | LocationSettings:
+        """The keys of a block of ours, validated; raises `ConfigError`."""
+        return (self.settings_type or WorkflowSettings).parse(self.settings(), self.where)
 
 
 def read_recipe(path: str | Path) -> Mapping[str, Any]:
@@ -80,6 +87,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
     """What is wrong with the recipe as it is written, a sentence each. `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
         yield "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+    yield from _no_mappings(recipe)
     for block in blocks(recipe):
         yield from _problems_of_type(block)
         if block.is_ours:
@@ -87,10 +95,23 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
                 yield from what_is_missing(block, block.parsed())
             except ConfigError as error:
                 yield str(error)
-    yield from _undefined_evaluators(recipe)
+    yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
+    yield from _undefined(recipe, "systems", _system_references(recipe))
+    if has_model:
+        yield from _problems_of_model(recipe)
+
+
+def _problems_of_model(recipe: Mapping[str, Any]) -> list[str]:
     kind, keys = input_model(recipe)
-    if has_model and (problem := why_missing(kind, keys.get("model_path"), keys.get("onnx_file_name"))):
-        yield problem
+    path = keys.get("model_path")
+    if not kind:
+        return ["missing key 'input_model.type': 'HfModel' or 'ONNXModel', for instance"]
+    if path is None and kind in _TYPES_WITH_PATH:
+        near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
+        hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
+        return [f"missing key 'input_model.model_path': {hint}"]
+    problem = why_missing(kind, path, keys.get("onnx_file_name"))
+    return [problem] if problem else []
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -123,32 +144,63 @@ def _evaluator_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]
             yield f"passes.{name}.evaluator", mapping(keys).get("evaluator")
 
 
-def _undefined_evaluators(recipe: Mapping[str, Any]) -> list[str]:
-    known = list(mapping(recipe.get("evaluators")))
+def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Where Olive takes a system's name or block, and what stands there."""
+    for key in ("host", "target"):
+        yield key, recipe.get(key)
+        yield f"engine.{key}", mapping(recipe.get("engine")).get(key)
+    for block in blocks(recipe):
+        if block.is_pass:
+            yield f"{block.where}.host", block.keys.get("host")
+
+
+def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[str]:
+    known = list(mapping(recipe.get(section)))
     return [
-        f"'{where}' = '{name}': not in 'evaluators', which has {', '.join(known) or 'none'}"
-        for where, name in _evaluator_references(recipe)
+        f"'{where}' = '{name}': not in '{section}', which has {', '.join(known) or 'none'}"
+        for where, name in references
         if isinstance(name, str) and name not in known
     ]
 
 
+def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each part of the recipe that is to be a mapping of names or of keys, and is not."""
+    for section in ("systems", "evaluators", "passes"):
+        entries = recipe.get(section)
+        if entries is not None and not isinstance(entries, Mapping):
+            yield f"'{section}' is a {_kind(entries)}: give a mapping, each entry under a name of its own"
+        for name, entry in mapping(entries).items():
+            is_chain = section == "passes" and isinstance(entry, list)
+            for keys in entry if is_chain else [entry]:
+                if not isinstance(keys, Mapping):
+                    yield f"'{section}.{name}' = {json.dumps(keys)}: give a mapping with the key 'type'"
+    if not isinstance(recipe.get("engine", {}), Mapping | None):
+        yield f"'engine' is a {_kind(recipe['engine'])}: give a mapping"
+
+
+def _kind(value: Any) -> str:
+    return "list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__
+
+
 def _problems_of_type(block: Block) -> list[str]:
-    ours = PASS_TYPE if block.is_pass else EVALUATOR_TYPE
-    if block.is_ours or not difflib.get_close_matches(block.type.lower(), [ours.lower()], cutoff=0.85):
+    ours = {name.lower(): name for name in (PASSES if block.is_pass else [EVALUATOR_TYPE])}
+    near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
+    if block.is_ours or not near:
         return []
-    return [f"'{block.where}.type' = '{block.type}': did you mean '{ours}'?"]
+    return [f"'{block.where}.type' = '{block.type}': did you mean '{ours[near[0]]}'?"]
 
 
-def what_is_missing(block: Block, settings: WorkflowSettings) -> list[str]:
+def what_is_missing(block: Block, settings: WorkflowSettings | LocationSettings) -> list[str]:
     """A sentence for each file that the block names and that is not there, seen from the working directory; where all
     are, one for the tasks that no file defines."""
     written = settings.include_path or []
-    places = [("include_path", place) for place in ([written] if isinstance(written, str) else written)]
-    places += [("tasks", task) for task in settings.tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
-    places += [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
-    missing = [(key, place) for key, place in places if not Path(place).exists()]
-    if missing:
-        return [f"'{block.where}.{key}' = '{place}': does not exist" for key, place in missing]
+    paths = [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
+    paths += [("tasks", task) for task in settings.tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
+    paths += [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
+    if missing := [(key, path) for key, path in paths if not Path(path).exists()]:
+        return [f"'{block.where}.{key}' = '{path}': does not exist" for key, path in missing]
+    from olive_ext.run.costs import COSTS
+
     try:
         refuse_unknown([task for task in settings.tasks if task not in COSTS], task_folders(settings.include_path))
     except TaskError as error:

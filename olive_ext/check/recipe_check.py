@@ -2,70 +2,169 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.model_check import Findings, Section, check_model
-from olive_ext.check.recipe import blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.check.recipe import Block, blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
+from olive_ext.config import (
+    EVALUATOR_TYPE,
+    PASSES,
+    EvaluationConfig,
+    EvaluationSettings,
+    LocationSettings,
+    WorkflowSettings,
+)
+from olive_ext.config.location import NEEDS_ONNX
+from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
-from olive_ext.model.folders import why_missing
-from olive_ext.run.bounds import refuse_names
-from olive_ext.run.costs import COSTS, with_costs
-from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
-from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
+from olive_ext.model.files.folders import why_missing
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_inputs import TaskInputs
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
-    """Validates our blocks of the recipe at `path`, and resolves its input model where that is an ONNX model on disk.
+    """Validates the recipe at `path` as far as this package and the keys of Olive's passes go, and resolves its input
+    model where that is on disk.
 
     Raises `ConfigError` when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
     findings = Findings(problems=list(mistakes(recipe)))
     section = findings.section(f"Recipe {path}")
-    ours = [block for block in blocks(recipe) if block.is_ours]
     valid: list[WorkflowSettings] = []
     inputs: list[TaskInputs] = []
-    for block in ours:
+    if not any(block.is_ours for block in blocks(recipe)):
+        findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {' or '.join(PASSES)}")
+    for block in blocks(recipe):
+        if not block.is_ours:
+            findings.problems += [*_unknown_pass(block), *_unknown_keys(block)]
+            continue
         try:
             settings = block.parsed()
         except ConfigError:
             continue  # one of the mistakes
         section.add(block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}")
-        valid.append(settings)
-        with findings.noting_problems():
-            refuse_arguments(settings, block.where, is_onnx=is_onnx_model(input_model(recipe)[0]))
-        if not what_is_missing(block, settings):
-            with findings.noting_problems():
-                _add_code(settings, section)
-                inputs += _inputs(settings, block.where)
-                refuse_generations(inputs, settings.gen_kwargs)
-                refuse_names(with_costs(settings), block.where, loads_tasks=True)
-    if not ours:
-        findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {PASS_TYPE}")
+        if isinstance(settings, WorkflowSettings):
+            valid.append(settings)
+        inputs += _check_block(recipe, block, settings, findings)
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
 
-def _add_code(settings: WorkflowSettings, section: Section) -> None:
+def _check_block(
+    recipe: Mapping[str, Any], block: Block, settings: WorkflowSettings | LocationSettings, findings: Findings
+) -> list[TaskInputs]:
+    """Adds what stands against a block of ours; what its tasks give a model, where they are known."""
+    from olive_ext.run.bounds import refuse_names
+    from olive_ext.run.costs import with_costs
+    from olive_ext.run.task_fit import refuse_arguments, refuse_generations
+
+    is_onnx = _gets_onnx(recipe, block)
+    with findings.noting_problems():
+        if isinstance(settings, WorkflowSettings):
+            refuse_arguments(settings, block.where, is_onnx=is_onnx)
+        elif not is_onnx:
+            raise ConfigError(f"'{block.where}': {NEEDS_ONNX}")
+    if is_onnx and input_model(recipe)[0] != "onnxmodel":  # else the input model's check says it
+        with findings.noting_problems():
+            _check_provider(recipe, block.where, settings, findings.sections[0])
+    if what_is_missing(block, settings):
+        return []
+    inputs: list[TaskInputs] = []
+    with findings.noting_problems():
+        _add_code(settings, findings.sections[0])
+        inputs = _inputs(settings, block.where)
+        refuse_generations(inputs, settings.gen_kwargs)
+        if isinstance(settings, WorkflowSettings):
+            refuse_names(with_costs(settings), block.where, loads_tasks=True)
+    return inputs
+
+
+def _check_provider(
+    recipe: Mapping[str, Any], where: str, settings: WorkflowSettings | LocationSettings, section: Section
+) -> None:
+    """Adds the providers on which a model that passes make runs. Raises `ProviderError` for names and options that no
+    machine takes: the recipe may be meant for another one, whose providers this one has not."""
+    from olive_ext.model.providers.resolution import available_providers, resolve_providers
+    from olive_ext.model.providers.table import TABLE
+
+    if settings.provider_libraries:  # which are registered where the model is opened
+        return
+    here = available_providers()
+    try:
+        providers = resolve_providers(
+            settings.execution_provider,
+            settings.provider_options,
+            handed_over=_accelerator(recipe),
+            available=[*here, *(row.name for row in TABLE)],
+        )
+    except ProviderError as error:
+        raise ProviderError(f"'{where}': {error}") from error
+    missing = "" if providers[0].name in here else ", which this machine has not"
+    section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
+
+
+def _gets_onnx(recipe: Mapping[str, Any], block: Block) -> bool:
+    """Whether a block of ours is given an ONNX model: the input model, or what a pass makes, of a block that is a pass
+    one in front of it. An evaluator is given the last pass's model, whatever it was given before."""
+    from olive_ext.run.task_fit import is_onnx_model
+
+    if is_onnx_model(input_model(recipe)[0]):
+        return True
+    passes = [other for other in blocks(recipe) if other.is_pass]
+    before = passes[: passes.index(block)] if block.is_pass else passes
+    if all(other.is_ours for other in before):
+        return False
+    from olive_ext.workflow.preflight import makes_onnx
+
+    return any(makes_onnx(other.type) for other in before)
+
+
+def _unknown_pass(block: Block) -> list[str]:
+    """A sentence for a type near to one of Olive's passes; any other may be of a user's own table of passes."""
+    if not block.is_pass:
+        return []
+    from olive_ext.workflow.preflight import nearest_pass
+
+    near = nearest_pass(block.type)
+    is_told = near in PASSES  # by `mistakes`
+    return [f"'{block.where}.type' = '{block.type}': did you mean '{near}'?"] if near and not is_told else []
+
+
+def _unknown_keys(block: Block) -> list[str]:
+    """A sentence for each key of one of Olive's passes that Olive would drop without a word."""
+    if not block.is_pass or not block.settings():
+        return []
+    from olive_ext.workflow.preflight import parameters_of
+
+    known = parameters_of(block.type)
+    unknown = [name for name in block.settings() if known and name not in known]
+    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    return [
+        f"unknown key '{block.where}.{name}': "
+        + (f"did you mean '{near[name][0]}'?" if near[name] else f"'{block.type}' takes {', '.join(sorted(known))}")
+        for name in unknown
+    ]
+
+
+def _add_code(settings: WorkflowSettings | LocationSettings, section: Section) -> None:
     """The Python that the block's task files bring, which runs with the user's rights."""
     from olive_ext.backends.task_files import functions_in
-    from olive_ext.backends.task_folders import task_folders
+    from olive_ext.backends.task_names import task_folders
 
-    for place, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
-        section.add("code of task files", place, f"!function {', '.join(functions)}")
+    for origin, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
+        section.add("code of task files", origin, f"!function {', '.join(functions)}")
 
 
-def _inputs(settings: WorkflowSettings, where: str) -> list[TaskInputs]:
+def _inputs(settings: WorkflowSettings | LocationSettings, where: str) -> list[TaskInputs]:
     """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
     loads no data."""
     from olive_ext.backends.task_inputs import declared_inputs
+    from olive_ext.run.costs import COSTS
 
     try:
         return declared_inputs([task for task in settings.tasks if task not in COSTS], settings.include_path)
@@ -85,23 +184,29 @@ def _check_input_model(
     *,
     verify: bool,
 ) -> None:
-    """With the first valid block's settings, and whether it takes what all tasks give (`inputs`); Olive makes other
-    models from it only when it runs."""
+    """Resolves the input model with the first valid block's settings, and refuses what it does not take of the tasks
+    (`inputs`). Models that Olive makes from it have its context length and its tokenizer."""
     kind, keys = input_model(recipe)
     path, name = keys.get("model_path"), keys.get("onnx_file_name")
     section = findings.section("Input model")
     section.add("type", keys.get("type", "missing"))
     section.add("model_path", path if path is not None else "missing")
-    if kind != "onnxmodel" or not isinstance(path, str) or not valid or why_missing(kind, path, name):
+    if not isinstance(path, str) or not valid or why_missing(kind, path, name):
         return
-    model = {"path": path, "kind": "onnx", "onnx_file_name": name}
-    own = valid[0].model_fields_set & set(EvaluationSettings.model_fields)
+    is_onnx, own = kind == "onnxmodel", valid[0].model_fields_set & set(EvaluationSettings.model_fields)
+    if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
+        return
     values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
+    model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
+    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
+
     with findings.noting_problems():
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
-        findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")
+        if is_onnx:
+            findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")
         resolved = resolve(config.opening())
-        refuse_misfits(resolved, inputs)
+        if is_onnx:
+            refuse_misfits(resolved, inputs)
         refuse_generations(inputs, config.gen_kwargs, resolved)
         refuse_texts(resolved, config)
 

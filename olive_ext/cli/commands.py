@@ -1,21 +1,19 @@
-"""The commands of `olive-ext`: their arguments, and a function for each that makes one configuration, passes it on and
-prints the result. Knows no exit status, and of options only their tables."""
+"""The commands of `olive-ext`: a function for each that makes one configuration, passes it on and prints the result.
+Knows no exit status, and of options only their tables."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
-from olive_ext import __version__
-from olive_ext.cli.options import BENCH_OPTIONS, OPTIONS, add_options, written_values
+from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, written_values
 from olive_ext.cli.quickstart import copy_quickstart
-from olive_ext.config import SCHEMA_KINDS, EvaluationConfig, schema
+from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, UnwrittenError, printable, understood
 
@@ -24,119 +22,6 @@ if TYPE_CHECKING:
 
 Command = Callable[[Namespace], int]
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
-
-ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
-COMMANDS = {
-    "quickstart": "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
-    "evaluate": "Evaluate one model with lm-eval tasks.",
-    "bench": "Measure the speed of one model beside other backends, on the same requests.",
-    "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
-    "evalution": "Run Evalution's suites on one model, as its YAML specification says.",
-    "run": "Run an Olive recipe: the same arguments as `olive run`; OrtLMEvaluator and OrtLMEvaluation are known.",
-    "job": "Write the folder of a job for a recipe: job.yml, code, environment, README. Never submits it.",
-    "check": "Say what a recipe or a model resolves to, without running it.",
-    "schema": "Print the JSON schema of an evaluator block, a pass block or a recipe.",
-}
-MODEL_HELP = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
-BENCH_MODEL_HELP = "An .onnx file, or a folder with one or with genai_config.json."
-TARGET_HELP = "A recipe (.json, .yaml, .yml), or a model as for `evaluate`."
-VERIFY_HELP = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
-RECIPE_HELP = "The recipe, .json or .yaml."
-RUN_MODEL_HELP = "An input model in place of the recipe's."
-RUN_HELP = (
-    "All other arguments of `olive run` are passed on, for instance -o DIR, --list_required_packages, --tempdir DIR, "
-    "--log_level N; `olive run --help` lists them."
-)
-SCHEMA_HELP = "Which schema; recipe by default."
-
-REPORT_HELP = (
-    "Folder with a report.json, the file itself, or a folder of such folders; NAME=PATH gives the report a name. Two "
-    "or more, the first being the baseline."
-)
-BASELINE_HELP = "Name or path of the report that the others are held against; by default the first."
-SPEC_HELP = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
-RESULT_HELP = "File for the result, as JSON. Without it stdout gets it; messages and bars go to stderr."
-OUTPUT_HELP = "Folder for compare.html. Without it only the table is printed."
-JOB_KINDS = ("azureml",)
-JOB_KIND_HELP = "Where the job is to run: azureml (a command job of Azure ML, for `az ml job create`)."
-JOB_OPTIONS = (
-    ("--compute", "compute", "NAME", "Compute cluster, or another target that Azure ML knows by this name."),
-    ("--output", "output", "DIR", "A folder that is new or empty."),
-)
-NODES_HELP = "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1."
-FOLDER_HELP = "A folder that is new or empty."
-COMPARE_OPTIONS = (("--baseline", "baseline", "REPORT", BASELINE_HELP), ("--output", "output", "DIR", OUTPUT_HELP))
-
-
-class _Parser(ArgumentParser):
-    """Raises instead of printing the usage and exiting: the caller prints one line."""
-
-    passes_on = False
-    """Whether another program reads the arguments that this one does not know."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see '{self.prog} --help')")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown and not self.passes_on:
-            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
-            hint = f": did you mean '{near[0]}'?" if near else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return found, unknown
-
-
-def build_parser() -> _Parser:
-    """The parser; `arguments.command` names the command."""
-    parser = _Parser(prog="olive-ext", description=ABOUT, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"olive-ext {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    made = {
-        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        for name, text in COMMANDS.items()
-    }
-    made["quickstart"].add_argument("folder", metavar="DIR", help=FOLDER_HELP)
-    made["evaluate"].add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    add_options(made["evaluate"], OPTIONS)
-    made["bench"].add_argument("model", metavar="MODEL", help=BENCH_MODEL_HELP)
-    add_options(made["bench"], BENCH_OPTIONS)
-    made["compare"].add_argument("reports", metavar="REPORT", nargs="+", help=REPORT_HELP)
-    for flag, key, metavar, text in COMPARE_OPTIONS:
-        made["compare"].add_argument(flag, dest=key, metavar=metavar, help=text)
-    made["evalution"].add_argument("spec", metavar="SPEC", help=SPEC_HELP)
-    made["evalution"].add_argument("--output", metavar="FILE", help=RESULT_HELP)
-    made["run"].epilog = RUN_HELP
-    made["run"].passes_on = True
-    made["run"].add_argument("--config", "--run-config", metavar="RECIPE", required=True, help=RECIPE_HELP)
-    made["run"].add_argument("-m", "--model_name_or_path", dest="model", metavar="MODEL", help=RUN_MODEL_HELP)
-    made["job"].add_argument("kind", metavar="|".join(JOB_KINDS), choices=JOB_KINDS, help=JOB_KIND_HELP)
-    made["job"].add_argument("recipe", metavar="RECIPE", help=RECIPE_HELP)
-    for flag, key, metavar, text in JOB_OPTIONS:
-        made["job"].add_argument(flag, dest=key, metavar=metavar, required=True, help=text)
-    made["job"].add_argument("--nodes", metavar="N", type=_count, default=1, help=NODES_HELP)
-    made["check"].add_argument("target", metavar="RECIPE|MODEL", help=TARGET_HELP)
-    made["check"].add_argument("--verify", action="store_true", help=VERIFY_HELP)
-    add_options(made["check"], [option for option in OPTIONS if option.for_check])
-    made["schema"].add_argument(
-        "kind", metavar="|".join(SCHEMA_KINDS), nargs="?", choices=SCHEMA_KINDS, default="recipe", help=SCHEMA_HELP
-    )
-    return parser
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def parse(argv: list[str]) -> Namespace:
-    """The arguments; raises `ConfigError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
-    parser = build_parser()
-    parser.passes_on = argv[:1] == ["run"]
-    arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]
-    return arguments
 
 
 def quickstart_command(arguments: Namespace) -> int:
@@ -151,7 +36,7 @@ def evaluate_command(arguments: Namespace) -> int:
     """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
-    from olive_ext.report import print_table
+    from olive_ext.report import page_of_report, print_table
     from olive_ext.run import check_complete, evaluate
 
     try:
@@ -159,7 +44,7 @@ def evaluate_command(arguments: Namespace) -> int:
     except UnwrittenError as error:
         print_table(cast("Report", error.report))
         raise
-    print_table(report)
+    print_table(report, page=page_of_report(report))
     check_complete(report, config.on_error)
     return 0
 
@@ -167,17 +52,13 @@ def evaluate_command(arguments: Namespace) -> int:
 def bench_command(arguments: Namespace) -> int:
     """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1: one failed."""
     config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
+    from olive_ext.backends.progress import say
     from olive_ext.bench import bench
     from olive_ext.bench.tables import print_summary
 
-    summary = bench(config, say=_say)
+    summary = bench(config, say=say)
     print_summary(summary, f"{config.model}: {', '.join(config.tasks)}")
     return int(any(row.error for row in summary.rows))
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"olive-ext: {line}\n")
-    sys.stderr.flush()
 
 
 def compare_command(arguments: Namespace) -> int:
@@ -192,6 +73,32 @@ def compare_command(arguments: Namespace) -> int:
         print_page(page)
         if arguments.output is not None:
             sys.stdout.write(f"{write_page(page, arguments.output)}\n")
+    return 0
+
+
+def locate_command(arguments: Namespace) -> int:
+    """Prints the weights that lose most; writes the map where a folder for it is named."""
+    config = LocationConfig.parse(written_values(arguments, arguments.model, LOCATE_OPTIONS))
+    from olive_ext.remedy.locate import locate
+    from olive_ext.remedy.loss_map import PAGE_NAME, show
+
+    show(locate(config, progress=True))
+    if config.output_dir is not None:
+        sys.stdout.write(f"page: {Path(config.output_dir, PAGE_NAME)}\n")
+    return 0
+
+
+def mend_command(arguments: Namespace) -> int:
+    """Writes the mended model and prints its bill. Raises `RequirementError` behind them where it breaks its bound on
+    documents that chose nothing."""
+    config = MendingConfig.parse(written_values(arguments, arguments.model, MEND_OPTIONS))
+    from olive_ext.remedy.bill import PAGE_NAME, refuse_broken, show
+    from olive_ext.remedy.mend import mend
+
+    bill = mend(config, progress=True)
+    sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
+    show(bill)
+    refuse_broken(bill)
     return 0
 
 
@@ -218,8 +125,8 @@ def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
     from olive_ext.check import mistakes, read_recipe
 
-    if found := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
-        raise ConfigError("; ".join(found))
+    if problems := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
+        raise ConfigError("; ".join(problems))
     from olive_ext.workflow import cli_run
 
     return cli_run(arguments.passed_on)
@@ -239,15 +146,15 @@ def check_command(arguments: Namespace) -> int:
     from olive_ext.check import check_model, check_recipe
 
     if arguments.target.lower().endswith(RECIPE_SUFFIXES):
-        if written_values(arguments):
+        if written_values(arguments) or arguments.against is not None:
             raise ConfigError("options are for models; a recipe says everything itself")
-        found = check_recipe(arguments.target, verify=arguments.verify)
+        findings = check_recipe(arguments.target, verify=arguments.verify)
     else:
         values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
-        found = check_model(EvaluationConfig.parse(values), verify=arguments.verify)
-    sys.stdout.write(printable(found.text()))
-    if found.problems:
-        raise ConfigError("; ".join(found.problems))
+        findings = check_model(EvaluationConfig.parse(values), verify=arguments.verify, against=arguments.against)
+    sys.stdout.write(printable(findings.text()))
+    if findings.problems:
+        raise ConfigError("; ".join(findings.problems))
     return 0
 
 
@@ -262,6 +169,8 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,
+    "locate": locate_command,
+    "mend": mend_command,
     "evalution": evalution_command,
     "run": run_command,
     "job": job_command,

@@ -1,19 +1,28 @@
-"""Runs a command and turns its end into an exit status and at most one line on stderr. What takes long to import is
-imported while interruptions are waited for."""
+"""Runs a command and turns its end into an exit status and at most one line on stderr, with standard streams that are
+there where they were closed, and writable on any terminal. What takes long to import is imported while interruptions
+are waited for."""
 
 from __future__ import annotations
 
 import _thread
+import codecs
 import errno
+import io
 import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from importlib.util import LazyLoader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.errors import IncompleteError, OliveExtError, WorkerError, printable
 
@@ -23,6 +32,9 @@ if TYPE_CHECKING:
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
+_RUNNING = {"--verify", "--against"}
+"""Options by which a check runs the model."""
+
 _AGAIN_S = 0.5
 """After which an interruption that does not end the command is raised once more."""
 
@@ -30,11 +42,11 @@ _AGAIN_S = 0.5
 def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> int:
     """See `olive_ext.cli.main`. Without `argv` this process is the command and nothing else."""
     if argv is None:
-        from olive_ext.cli.streams import open_streams
-
         open_streams()
         if not _is_debug():
             _quiet_libraries()
+        if sys.argv[1:2] == ["check"] and not _RUNNING.intersection(sys.argv):
+            sys.meta_path.insert(0, _TorchWhenUsed())
     interruptions = _Interruptions()
     try:
         with _warnings_on_stderr(), interruptions.raised():
@@ -49,13 +61,26 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> i
 
 
 def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
-    from olive_ext.cli.commands import COMMAND_FUNCTIONS, parse
+    from olive_ext.cli.commands import COMMAND_FUNCTIONS
+    from olive_ext.cli.parser import parse
 
     try:
         arguments = parse(argv)
     except SystemExit as end:  # --help and --version
         return int(end.code or OK)
     return (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
+
+
+class _TorchWhenUsed(MetaPathFinder):
+    """Finds a torch that is executed when its first attribute is read: transformers import it together with tokenizers,
+    which read none. Only for a command that starts no thread: LazyLoader has no lock before Python 3.12."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """torch's specification with a lazy loader; None for all other modules."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == "torch" else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 class _Interruptions:
@@ -120,9 +145,9 @@ def _is_interrupted(thread: int | None) -> bool:
     return error is not None
 
 
-def _show_others(found: sys.UnraisableHookArgs) -> None:
-    if not issubclass(found.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(found)
+def _show_others(failure: sys.UnraisableHookArgs) -> None:
+    if not issubclass(failure.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(failure)
 
 
 def _ended(error: BaseException, interruption: int) -> int:
@@ -194,3 +219,56 @@ def _end(message: str, status: int) -> int:
 
 def _is_debug() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+_PLAIN = {"±": "+-", "↑": "^", "↓": "v", "\N{EN DASH}": "-", "\N{EM DASH}": "-", "\N{MULTIPLICATION SIGN}": "x"}
+_ERRORS = "olive_ext_plain"
+
+
+def open_streams() -> None:
+    """Opens to nothing what was closed: the next file that is opened would take its number, and what libraries print.
+    Letters that the terminal does not have are replaced, not an error behind hours of work."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - while the process lasts
+    codecs.register_error(_ERRORS, _replaced)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ERRORS)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        encoding = sys.stderr.encoding
+        messages = _Messages(sys.stderr.detach(), encoding, _ERRORS, line_buffering=True)
+        for name in ("stderr", "__stderr__"):
+            setattr(sys, name, messages)
+
+
+class _Messages(io.TextIOWrapper):
+    """stderr, whose reader may go: the command goes on without it."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """The letters that an encoding lacks, as others that every one has."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = []
+    for letter in error.object[error.start : error.end]:
+        plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+        letters.append(_PLAIN.get(letter) or plain or "?")
+    return "".join(letters), error.end

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from olive_ext.config import EvaluationConfig, Strict
+from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, first_line
@@ -107,6 +107,30 @@ BENCH_OPTIONS: tuple[Option, ...] = (
     _option("--output", "output_dir", "DIR"),
 )
 
+_OF_EVALUATIONS_ALONE = (
+    "--documents",
+    "--certain",
+    "--isolation",
+    "--workers",
+    "--on-error",
+    "--use-cache",
+    "--reference-mode",
+    "--sample-log-num",
+)
+LOCATE_OPTIONS: tuple[Option, ...] = (
+    *(replace(option, owner=LocationConfig) for option in OPTIONS if option.flag not in _OF_EVALUATIONS_ALONE),
+    Option("--by", "by", "WHAT", owner=LocationConfig),
+    Option("--top", "top", "N", owner=LocationConfig),
+)
+"""Those of `evaluate` that say what is asked of which model, and its own."""
+
+MEND_OPTIONS: tuple[Option, ...] = (
+    *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS if option.flag != "--by"),
+    Option("--within", "within", "kl_mean=NATS", "arguments", owner=MendingConfig),
+    Option("--at-most", "at_most", "SIZE", owner=MendingConfig),
+    Option("--like", "like", "MODEL", owner=MendingConfig),
+)
+
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
 _ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {
     "flag": {"action": "store_true"},
@@ -122,9 +146,7 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> N
         form = {**({"metavar": option.metavar} if option.metavar else {}), **_ARGPARSE_FORMS.get(option.form, {})}
         text = option.help.replace("%", "%%")
         parser.add_argument(option.flag, dest=option.key, help=text, default=argparse.SUPPRESS, **form)
-    parser.add_argument(
-        "--set", dest="set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP
-    )
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=argparse.SUPPRESS, help=SET_HELP)
 
 
 def written_values(

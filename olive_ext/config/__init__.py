@@ -5,21 +5,32 @@ model and no framework.
 """
 
 from olive_ext.config.base import Strict, accepts
-from olive_ext.config.certain import Certain
-from olive_ext.config.evaluation import (
-    INPUT_MODEL,
-    Bound,
-    EvaluationConfig,
-    EvaluationSettings,
-    ReferenceConfig,
-    WorkflowSettings,
+from olive_ext.config.certain import Bound, Certain
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config.execution import EngineConfig, ExecutionSettings
+from olive_ext.config.location import LocationConfig, LocationSettings
+from olive_ext.config.mending import MendingConfig, MendingSettings
+from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
+from olive_ext.config.schema import (
+    EVALUATOR_TYPE,
+    LOSS_MAP_TYPE,
+    MENDING_TYPE,
+    PASS_TYPE,
+    PASSES,
+    SCHEMA_KINDS,
+    schema,
+    settings_of_pass,
 )
-from olive_ext.config.model import EngineConfig, ExecutionSettings, ModelConfig, ModelSettings, OpenSettings
-from olive_ext.config.schema import EVALUATOR_TYPE, PASS_TYPE, SCHEMA_KINDS, schema
+from olive_ext.config.work import AT_HAND, EXPORT, INPUT_MODEL, ReferenceConfig
 
 __all__ = [
+    "AT_HAND",
     "EVALUATOR_TYPE",
+    "EXPORT",
     "INPUT_MODEL",
+    "LOSS_MAP_TYPE",
+    "MENDING_TYPE",
+    "PASSES",
     "PASS_TYPE",
     "SCHEMA_KINDS",
     "Bound",
@@ -28,6 +39,10 @@ __all__ = [
     "EvaluationConfig",
     "EvaluationSettings",
     "ExecutionSettings",
+    "LocationConfig",
+    "LocationSettings",
+    "MendingConfig",
+    "MendingSettings",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",
@@ -36,4 +51,5 @@ __all__ = [
     "WorkflowSettings",
     "accepts",
     "schema",
+    "settings_of_pass",
 ]

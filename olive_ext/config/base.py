@@ -10,11 +10,12 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
@@ -23,7 +24,8 @@ from olive_ext.errors import ConfigError
 
 _TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
-_NO_PATH = "no_path"
+UNCLEAR_PATH = "unclear_path"
+"""Type of an error whose message says all of a text that is to be a path, and means none, or two things."""
 
 
 def word(value: Any) -> Any:
@@ -45,8 +47,17 @@ def possible_path(value: Any) -> Any:
     if isinstance(value, str):
         raw = os.fsencode(value)
         if b"\0" in raw or len(raw) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in raw.split(b"/")):
-            raise PydanticCustomError(_NO_PATH, "no file can have this name")
+            raise PydanticCustomError(UNCLEAR_PATH, "no file can have this name")
     return value
+
+
+def without_paths(value: Any) -> Any:
+    """`value` with the `pathlib` paths in it as texts, which is what settings are."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: without_paths(item) for name, item in value.items()}
+    return [without_paths(item) for item in value] if isinstance(value, list) else value
 
 
 def not_bool(value: Any) -> Any:
@@ -56,6 +67,20 @@ def not_bool(value: Any) -> Any:
     return value
 
 
+RUNTIME_GROUP = "olive_ext.runtimes"
+"""Entry points of other packages: libraries that run models, by the name that `engine.runtime` then takes."""
+
+
+def installed_runtime(name: str) -> str:
+    """Refuses a name that no package has as an entry point of the group `RUNTIME_GROUP`."""
+    if not entry_points(group=RUNTIME_GROUP, name=name):
+        raise ValueError("no runtime of this name is installed")
+    return name
+
+
+InstalledRuntime = Annotated[
+    str, Field(description="the name of a runtime of another package"), AfterValidator(installed_runtime)
+]
 Place = Annotated[str, BeforeValidator(possible_path)]
 Word = Annotated[str, BeforeValidator(word)]
 Auto = Annotated[Literal["auto"], BeforeValidator(word)]
@@ -72,6 +97,9 @@ class Strict(BaseModel):
     """A frozen model that refuses unknown keys; `parse` turns pydantic's report into one `ConfigError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    other_words: ClassVar[Mapping[str, str]] = {}
+    """Keys by what other calls name the same thing."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
@@ -109,7 +137,7 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else item["input"]
-    told = message if item["type"] == _NO_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
+    told = message if item["type"] == UNCLEAR_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
     return f"'{key}' = {_short(value)}: {told}"
 
 
@@ -146,9 +174,13 @@ def _short(value: Any, width: int = 120) -> str:
 
 
 def _hint(key: str, model: type[BaseModel]) -> str:
+    if (meant := getattr(model, "other_words", {}).get(key)) is not None:
+        return f"the key is '{meant}' here"
     known = sorted(model.model_fields)
     inside = [f"{name}.{key}" for name in known if key in getattr(nested_model(model, name), "model_fields", {})]
-    near = inside or difflib.get_close_matches(key, known, n=1)
+    near = (
+        difflib.get_close_matches(key, known, n=1, cutoff=0.85) or inside or difflib.get_close_matches(key, known, n=1)
+    )
     return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
 
 
@@ -199,9 +231,9 @@ def _scalar(annotation: Any, constraints: list[Any]) -> str:
 def _bound(constraints: list[Any], name: str) -> Any:
     """A bound is an attribute of an annotated_types object, which may stand inside a FieldInfo's own metadata."""
     for item in constraints:
-        found = _bound(item.metadata, name) if isinstance(item, FieldInfo) else getattr(item, name, None)
-        if found is not None:
-            return found
+        value = _bound(item.metadata, name) if isinstance(item, FieldInfo) else getattr(item, name, None)
+        if value is not None:
+            return value
     return None
 
 

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Auto, NonNegativeInt, Place, PositiveInt, Strict, Word
-from olive_ext.config.evaluation import Limit
-from olive_ext.config.model import EngineConfig, ProviderOptions
+from olive_ext.config.execution import EngineConfig, ProviderOptions
+from olive_ext.config.work import Limit
 
 Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ortgenai"]
 

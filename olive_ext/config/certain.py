@@ -1,9 +1,10 @@
-"""What a sampled evaluation makes certain: a bound of one metric of the comparison. Knows no statistics."""
+"""Bounds of metrics: those that a report is held to, and the one that a sampled evaluation makes certain. Knows no
+statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
@@ -73,25 +74,43 @@ class Certain(Strict):
         return abs(EQUAL[self.metric] - self.bound)
 
 
-class BoundLike(Protocol):
-    """An item of `require`."""
+class Bound(Strict):
+    """A number that a metric must not go beyond."""
 
-    @property
-    def metric(self) -> Word: ...
-    @property
-    def task(self) -> Word | None: ...
-    @property
-    def min(self) -> float | None: ...
-    @property
-    def max(self) -> float | None: ...
+    metric: Word
+    """Name of the metric as a report has it, for instance "acc", "kl_mean", or a task's name that has one metric only
+    ("size_on_disk")."""
+
+    task: Word | None = None
+    """The metric's task; "all" for a comparison with the reference over all tasks. May be left out where only one
+    task has the metric, and for comparisons over all tasks."""
+
+    filter: Word | None = None
+    """lm-eval's filter, where the task has the metric once for each of several."""
+
+    max: Number | None = None
+    """Largest value that passes."""
+
+    min: Number | None = None
+    """Smallest value that passes."""
+
+    @model_validator(mode="after")
+    def _check_bounded(self) -> Self:
+        if self.max is None and self.min is None:
+            raise ValueError(f"give 'max' or 'min' for '{self.metric}'")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}")
+        return self
 
 
-def implied(bounds: Iterable[BoundLike]) -> Certain | None:
+def implied(bounds: Iterable[Bound]) -> Certain | None:
     """The claim that decides the only bound over all tasks on a metric that can be certain; None where there is none.
 
     Raises `ValueError` where several could be meant, or one has both ends.
     """
-    found = [bound for bound in bounds if bound.metric in EQUAL and bound.task in (None, "all")]
-    if len(found) > 1 or (found and None not in (found[0].min, found[0].max)):
+    candidates = [bound for bound in bounds if bound.metric in EQUAL and bound.task in (None, "all")]
+    if len(candidates) > 1 or (candidates and None not in (candidates[0].min, candidates[0].max)):
         raise ValueError("'documents' = 'enough' decides one bound, 'require' has several: name one in 'certain'")
-    return Certain.parse({"metric": found[0].metric, "above": found[0].min, "below": found[0].max}) if found else None
+    if not candidates:
+        return None
+    return Certain.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})

@@ -7,13 +7,24 @@ Around our own keys stand those that Olive reads from the same block: `name`, `t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from olive_ext.config.evaluation import WorkflowSettings
+from olive_ext.config.location import LocationSettings
+from olive_ext.config.mending import MendingSettings
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
 PASS_TYPE = "OrtLMEvaluation"
+LOSS_MAP_TYPE = "OrtLossMap"
+MENDING_TYPE = "OrtMending"
+PASSES: Mapping[str, type[WorkflowSettings | LocationSettings]] = MappingProxyType(
+    {PASS_TYPE: WorkflowSettings, LOSS_MAP_TYPE: LocationSettings, MENDING_TYPE: MendingSettings}
+)
+"""The types of this package's passes, and their settings."""
+
 SCHEMA_KINDS: tuple[SchemaKind, ...] = get_args(SchemaKind)
 
 Json = dict[str, Any]
@@ -33,11 +44,20 @@ _EVALUATOR_KEYS: Json = {
     },
 }
 _PASS_KEYS: Json = {
-    "type": {"const": PASS_TYPE, "description": "This package's pass: measures the model and hands it on unchanged."},
     "host": {"type": ["string", "object"], "description": "Olive system the pass runs on."},
     "evaluator": {"type": ["string", "object"], "description": "Olive evaluator of the pass's output model."},
 }
-
+_TYPES: dict[str, Json] = {
+    PASS_TYPE: {
+        "const": PASS_TYPE,
+        "description": "This package's pass: measures the model and hands it on unchanged.",
+    },
+    LOSS_MAP_TYPE: {"const": LOSS_MAP_TYPE, "description": "This package's pass: says which weights the loss is of."},
+    MENDING_TYPE: {
+        "const": MENDING_TYPE,
+        "description": "This package's pass: puts the weights that lose most into a finer precision.",
+    },
+}
 
 _TITLES = {
     "evaluator": f"{EVALUATOR_TYPE} block of an Olive recipe",
@@ -46,17 +66,30 @@ _TITLES = {
 }
 
 
+def settings_of_pass(pass_type: str) -> type[WorkflowSettings | LocationSettings] | None:
+    """The settings of a pass of this package, None of others'; Olive reads the types of passes without regard to case
+    or to a leading path."""
+    name = pass_type.rpartition(".")[2].lower()
+    return next((settings for known, settings in PASSES.items() if known.lower() == name), None)
+
+
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
-    settings = _tidy(WorkflowSettings.model_json_schema())
+    settings, location, mending = (_tidy(one.model_json_schema()) for one in PASSES.values())
     definitions = settings.get("$defs", {})
     blocks = {
         "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
-        "pass": _block(settings["properties"], _PASS_KEYS, "config"),
+        "pass": _block(settings["properties"], {"type": _TYPES[PASS_TYPE], **_PASS_KEYS}, "config"),
+        "loss_map": _block(location["properties"], {"type": _TYPES[LOSS_MAP_TYPE], **_PASS_KEYS}, "config"),
+        "mending": _block(mending["properties"], {"type": _TYPES[MENDING_TYPE], **_PASS_KEYS}, "config"),
     }
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
     if kind == "recipe":
-        return {**head, **_recipe(), "$defs": {**definitions, **blocks}}
+        return {
+            **head,
+            **_recipe(),
+            "$defs": {**definitions, **location.get("$defs", {}), **mending.get("$defs", {}), **blocks},
+        }
     return {**head, **blocks[kind], "$defs": definitions}
 
 
@@ -80,8 +113,8 @@ def _block(properties: Json, olive_keys: Json, nested_key: str) -> Json:
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
     evaluator = _when_ours(EVALUATOR_TYPE, "evaluator")
-    ours = _when_ours(PASS_TYPE, "pass")
-    pass_block = {**ours, "properties": {"evaluator": evaluator}}
+    ours = [_when_ours(PASS_TYPE, "pass"), _when_ours(LOSS_MAP_TYPE, "loss_map"), _when_ours(MENDING_TYPE, "mending")]
+    pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}
     return {
         "type": "object",
@@ -91,11 +124,7 @@ def _recipe() -> Json:
             "evaluators": {"type": "object", "additionalProperties": evaluator},
             "passes": {
                 "type": "object",
-                "additionalProperties": {
-                    "if": {"type": "array"},
-                    "then": {"items": pass_block},
-                    "else": pass_block,
-                },
+                "additionalProperties": {"if": {"type": "array"}, "then": {"items": pass_block}, "else": pass_block},
             },
             "engine": {"type": "object", "properties": inline},
             **inline,

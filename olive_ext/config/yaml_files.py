@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from olive_ext.errors import special_kind
+
 LARGEST_FILE = 4 * 2**20
 """Bytes of a file: the largest of lm-eval's task files has 63 thousand."""
 
@@ -49,8 +51,8 @@ def yaml_bytes(path: Path) -> bytes:
         yaml.YAMLError: it is no YAML.
     """
     size = path.stat().st_size
-    if not path.is_file():
-        raise UnboundedError("it is no regular file")
+    if kind := special_kind(path):
+        raise UnboundedError(f"it is {kind}")
     if size > LARGEST_FILE:
         raise UnboundedError(f"it has {size:,} bytes, more than {LARGEST_FILE:,} (LARGEST_FILE)")
     content = path.read_bytes()
@@ -81,9 +83,8 @@ def _refuse_unbounded(content: bytes) -> None:
             if event.value.count(":") >= MOST_PARTS and _PARTS.fullmatch(event.value):
                 raise UnboundedError(f"{_line(event)}: a number of more than {MOST_PARTS} parts (MOST_PARTS)")
         if count > MOST_NODES:
-            raise UnboundedError(
-                f"{_line(event)}: with aliases written out more than {MOST_NODES:,} values (MOST_NODES)"
-            )
+            limit = f"more than {MOST_NODES:,} values (MOST_NODES)"
+            raise UnboundedError(f"{_line(event)}: with aliases written out {limit}")
         if len(begun) > DEEPEST:
             raise UnboundedError(f"{_line(event)}: more than {DEEPEST} collections inside of each other (DEEPEST)")
 

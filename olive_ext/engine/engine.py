@@ -8,13 +8,13 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, Lost, Pulse, Request, Result
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.tree_batch import ScoringForm
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
-from olive_ext.model.free_memory import trim_host_memory
+from olive_ext.model.providers.devices import trim_host_memory
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
@@ -37,7 +37,7 @@ class Engine:
         self,
         runner: Runner,
         chunk_size: int,
-        form: ScoringForm | None = None,
+        rule: ScoringRule | None = None,
         tap: Tap | None = None,
         *,
         is_deterministic: bool = False,
@@ -50,10 +50,10 @@ class Engine:
         self._is_deterministic = is_deterministic
         self._tap = tap or NoTap()
         shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
-        self._scoring = StepLoop(runner, self._tap, chunk_size, form or ScoringForm(), **shared)
+        self._scoring = StepLoop(runner, self._tap, chunk_size, rule or ScoringRule(), **shared)
         self._generating = self._scoring
         if tap is not None:
-            self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringForm(), **shared)
+            self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringRule(), **shared)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
 

@@ -4,17 +4,18 @@ of the two parts one behind the other are the step's. Knows no runner.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from olive_ext.engine.media import border, chunk_end
-from olive_ext.engine.step import NO_CANDIDATES, Batching, Candidates, Row, Step, StepOutput
+from olive_ext.engine.media.items import border, chunk_end
+from olive_ext.engine.step import NO_CANDIDATES, Candidates, Row, Step, StepOutput
 
 
-def halve(step: Step, batching: Batching) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split: a token, or an
-    item alone."""
+def halve(step: Step, *, splits_rows: bool = True) -> tuple[Step, Step] | None:
+    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
     if step.first_cell is None and len(step.rows) > 1:
-        return None if batching is Batching.POOL else _cut(step, len(step.rows) // 2, 0)
+        return _cut(step, len(step.rows) // 2, 0) if splits_rows else None
     half = step.num_tokens // 2
     if half == 0:
         return None
@@ -53,36 +54,31 @@ def _cut(step: Step, place: int, offset: int) -> tuple[Step, Step]:
     if offset:
         before = (*before, row._replace(tokens=row.tokens[:offset], is_checkpoint=False))
         tail = (_rest(step, place, offset), *tail[1:])
-    cut = sum((found.row, found.offset) < (place, offset) for found in step.logits_rows)
+    cut = sum((one.row, one.offset) < (place, offset) for one in step.logits_rows)
+    moved = [
+        one._replace(row=one.row - place, offset=one.offset - (offset if one.row == place else 0))
+        for one in step.logits_rows[cut:]
+    ]
     fed = sum(len(earlier.tokens) for earlier in before)
-    second = Step(
-        tail,
-        tuple(
-            found._replace(row=found.row - place, offset=found.offset - (offset if found.row == place else 0))
-            for found in step.logits_rows[cut:]
-        ),
-        tuple((index - cut, token) for index, token in step.targets if index >= cut),
-        tuple(index - cut for index in step.samples if index >= cut),
-        first_cell=None if step.first_cell is None else step.first_cell + fed,
-        beams=tuple(index - cut for index in step.beams if index >= cut),
-        num_candidates=step.num_candidates,
-        whole_length=step.whole_length,
+    first_cell = None if step.first_cell is None else step.first_cell + fed
+    parts = (before, step.logits_rows[:cut], range(cut)), (tail, tuple(moved), range(cut, len(step.logits_rows)))
+    first, second = (
+        Step(
+            rows,
+            logits_rows,
+            tuple((index - kept.start, token) for index, token in step.targets if index in kept),
+            tuple(index - kept.start for index in step.samples if index in kept),
+            first_cell=step.first_cell,
+            beams=tuple(index - kept.start for index in step.beams if index in kept),
+            num_candidates=step.num_candidates,
+            whole_length=step.whole_length,
+        )
+        for rows, logits_rows, kept in parts
     )
-    first = Step(
-        before,
-        step.logits_rows[:cut],
-        tuple((index, token) for index, token in step.targets if index < cut),
-        tuple(index for index in step.samples if index < cut),
-        first_cell=step.first_cell,
-        beams=tuple(index for index in step.beams if index < cut),
-        num_candidates=step.num_candidates,
-        whole_length=step.whole_length,
-    )
-    return first, second
+    return first, replace(second, first_cell=first_cell)
 
 
 def _rest(step: Step, place: int, offset: int) -> Row:
-    """Row `place` from token `offset` on, behind what comes before it."""
     row = step.rows[place]
     cells_P = row.cells_P
     if cells_P is not None and step.first_cell is not None:

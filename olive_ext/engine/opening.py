@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.media import ItemLimit
+from olive_ext.engine.forms.base import ScoringRule
+from olive_ext.engine.media.items import ItemLimit
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.runners.runner import OpenedRunner
-from olive_ext.engine.scheduling.tree_batch import ScoringForm
+from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.runtimes import failures_named, refuse_settings
+
+logger = logging.getLogger(__name__)
 
 
 def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> OpenedRunner:
     """A runner of the decoder of `model`, which takes items of as many tokens as its steps may have.
 
-    Each library is imported where it is needed. Raises `ModelError` for a model that cannot be scored or run,
+    Raises `ModelError` for a model that cannot be scored or run,
     `ProviderError` for a provider that does not come up, and `ConfigError` for settings that the runtime cannot keep.
     `profile_prefix` makes ONNX Runtime write a profile.
     """
-    opened = _open_runner(model, profile_prefix)
+    runtime = model.runtime
+    for sentence in refuse_settings(model):
+        logger.warning("%s", sentence)
+    with failures_named(runtime, "open"):
+        opened = runtime.open(model, profile_prefix)
+    if not isinstance(opened, OpenedRunner):
+        raise ModelError(f"'engine.runtime' = '{runtime.name}' opened {type(opened).__name__}: give an OpenedRunner")
     limit = item_limit(model, opened.chunk_size)
     opened.runner.traits = replace(opened.runner.traits, item_limit=limit)
     return opened
@@ -29,8 +40,7 @@ def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> Ope
 def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
     """The most tokens of a picture or a sound, where steps of the model have up to `chunk_size` tokens: as many, where
     a setting or the device says so. A decoder that is fed whole requests has no chunks."""
-    engine, (runtime, _) = model.settings.engine, model.runtime
-    is_graph = runtime == "onnxruntime"
+    engine, is_graph = model.settings.engine, model.runtime.runs_graph
     if is_graph and not model.spec.is_splittable:
         return ItemLimit()
     if engine.chunk_size != "auto" and chunk_size == engine.chunk_size:
@@ -44,29 +54,13 @@ def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
     return ItemLimit()
 
 
-def _open_runner(model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:
-    runtime, _ = model.runtime
-    if runtime == "transformers":
-        from olive_ext.engine.runners.hf.hf_runner import open_hf_runner
-
-        return open_hf_runner(model)
-    if runtime == "genai":
-        from olive_ext.engine.runners.genai.genai_runner import open_genai_runner
-
-        return open_genai_runner(model, profile_prefix)
-    from olive_ext.engine.runners.ort.opening import open_ort_runner
-
-    return open_ort_runner(model, profile_prefix)
-
-
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
-    """The engine of an opened model, which closing it releases. Where steps of its own runtime are scored alone, only
-    ONNX Runtime's are worth a measurement."""
-    is_measurable = model.runtime[0] == "onnxruntime" or tap is not None
+    """The engine of an opened model, which closing it releases. Without a tap only a graph's steps are measured."""
+    is_measurable = model.runtime.runs_graph or tap is not None
     settings = model.settings
     return Engine(
         *opened,
-        ScoringForm.of(settings) if is_measurable else ScoringForm(),
+        ScoringRule.of(settings) if is_measurable else ScoringRule(),
         tap,
         is_deterministic=settings.deterministic is True,
         reports_non_finite=settings.non_finite == "report",

@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media.items import Media
 from olive_ext.errors import OliveExtError
-from olive_ext.model.generation_config import Suppressed
+from olive_ext.model.files.package_config import Suppressed
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
 TokenArray = npt.NDArray[np.int32]
@@ -37,6 +37,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the most probable token is taken."""
         return self.temperature == 0.0
 
 
@@ -171,7 +172,8 @@ class Hypothesis:
 
 
 NUMBERS = 2
-"""Raised by every change that mends a model's numbers: what was kept on disk before is not used any more."""
+"""Raised by every change that mends a model's numbers, or changes the fields of a comparison: what was kept on disk
+before is not used any more."""
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Lost:
-    """Stands for the result of a request that cannot be had: each worker that ran it was lost, or an encoder fails on a
-    picture or a sound of it."""
+    """A request's result that cannot be had: its workers were lost, or an encoder fails on an item of it."""
 
     reason: str
 
@@ -217,8 +218,7 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """As an array, which is not to be written to: packed into bytes, which takes half as long as numpy's reading of
-    numbers one by one."""
+    """As a read-only array [N]; packed into bytes, which takes half as long as numpy's reading one by one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 

@@ -5,15 +5,15 @@ Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C can
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import astuple, dataclass
-from enum import Enum, IntEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Notes, Source
 
 FloatArray = npt.NDArray[np.float32]
@@ -21,55 +21,15 @@ IntArray = npt.NDArray[np.int64]
 CellArray = npt.NDArray[np.int32]
 
 
-class Batching(str, Enum):
-    """Which slots one step may decode together."""
+class Capacity(NamedTuple):
+    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
 
-    SINGLE = "single"
-    """A step has one row."""
+    num_slots: int
+    positions: int = 0
+    """Positions of each slot."""
 
-    RANGE = "range"
-    """A step decodes neighbouring slots; a gap between two rows is filled with an idle row."""
-
-    PACKED = "packed"
-    """A step decodes any slots, with any numbers of tokens."""
-
-    ALIKE = "alike"
-    """A step has any slots whose rows are alike; `RowMix` says how far."""
-
-    POOL = "pool"
-    """A step has a row for every slot; slots that are not decoding have idle rows."""
-
-
-@dataclass(frozen=True)
-class RowMix:
-    """Which rows of a runner with `Batching.ALIKE` may share a step. They all have equally many tokens."""
-
-    pasts: bool = False
-    """One token each, behind different numbers of positions; otherwise behind equally many."""
-
-    prompts: bool = False
-    """Several tokens each, behind nothing."""
-
-    continued: bool = False
-    """Several tokens each, behind equally many positions."""
-
-    sources: bool = True
-    """Sources of different shapes."""
-
-    def group(self, past: int, num_tokens: int, source: Source | None) -> Hashable | None:
-        """What rows that may share a step have in common; None for a row that runs alone."""
-        shape = None if self.sources or source is None else source.array.shape
-        if num_tokens == 1:
-            return (1, None if self.pasts else past, shape)
-        return (num_tokens, past, shape) if (self.continued if past else self.prompts) else None
-
-    def both(self, other: RowMix) -> RowMix:
-        """What `other` allows, too."""
-        return RowMix(*(mine and its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-
-ALONE = RowMix()
-"""Every row runs alone, but for one token each behind equally many positions."""
+    cells: int = 0
+    """Cells of the shared-prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +45,17 @@ class Copy:
 
 UNLIMITED = 2**31
 """The most tokens of a step where nothing limits them."""
+
+
+class Side(NamedTuple):
+    """Texts of `first` to `last` positions, which a model computes alike."""
+
+    first: int = 0
+    last: int = UNLIMITED
+
+
+ONE_SIDE = Side()
+"""All texts."""
 
 SHARED_PREFIX = -1
 """The slot of a tree batch's rows: the shared-prefix cache."""

@@ -10,17 +10,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, Request
-from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.scheduling.media_ids import MediaIds
+from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.scheduling.overlapped_steps import StepThread
-from olive_ext.engine.scheduling.prefix_tree import Plan, make_plan
+from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
-from olive_ext.engine.scheduling.sequences import Answer
-from olive_ext.engine.scheduling.tree_batch import CELLS_PER_POSITION, ScoringForm, ScoringSteps
-from olive_ext.engine.step import FIRST_CELL, UNLIMITED, Step, StepOutput
+from olive_ext.engine.scheduling.sequences import PendingAnswer
+from olive_ext.engine.step import UNLIMITED, Capacity, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class StepLoop:
         runner: Runner,
         tap: Tap,
         chunk_size: int,
-        form: ScoringForm,
+        rule: ScoringRule,
         counters: Counters,
         *,
         reports_non_finite: bool = False,
@@ -45,7 +44,7 @@ class StepLoop:
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
         self._counters = counters
-        self._steps = ScoringSteps(self._chunk_size, form, self.traits)
+        self._steps = self.traits.form.scored_steps(self._chunk_size, rule)
         self._limit = UNLIMITED
         self._cells = 0
         self._media_ids = MediaIds()
@@ -69,6 +68,7 @@ class StepLoop:
 
     @property
     def has_work(self) -> bool:
+        """Whether a sequence is waiting or running."""
         return self._scheduler.has_work
 
     @property
@@ -87,7 +87,8 @@ class StepLoop:
         """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
         requests = [request for _, request in items]
         scored, generated = _longest(requests)
-        if max(scored, generated) > (most := self.traits.context_length):
+        most = self.traits.context_length
+        if max(scored, generated) > most:
             key, needed = next((key, found.num_positions) for key, found in items if found.num_positions > most)
             raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
         self._check(requests)
@@ -97,21 +98,20 @@ class StepLoop:
                 self._runner.expect_media(request.media)
                 self._tap.expect_media(request.media)
         plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
-        if not self._scheduler.has_work and self._steps.choose(plan, self):
-            self.reset()  # what was timed has overwritten the shared-prefix cache, or slots
+        if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
+            self.reset()  # what was timed has overwritten what was resident
         positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
         self._cells = max(self._cells, cells)
-        if self._scheduler.form != (self._in_use, self._steps.size, self._steps.answers.tokens):
+        if self._scheduler.key != (self._in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive
         self._counters.tokens_distinct += plan.tokens_distinct
         self._scheduler.add(plan.sequences)
 
-    def advance(self) -> list[Answer]:
-        """Takes in one step; the answers that are now complete. The step behind it begins before this one is read,
-        where the scheduler knows it."""
+    def advance(self) -> list[PendingAnswer]:
+        """Takes in one step, behind which the next begins where it is known; the answers that are now complete."""
         scheduler = self._scheduler
         if not scheduler.is_planned:
             scheduler.schedule()
@@ -186,20 +186,12 @@ class StepLoop:
                 raise OliveExtError(f"a beam search from a prompt {text}: give a smaller 'max_new_tokens', or one beam")
 
     def _needed(self, scored: int, generated: int) -> tuple[int, int]:
-        """Positions of a slot, and cells of the shared-prefix cache, for requests of these lengths."""
-        context_length = self.traits.context_length
-        if not self._steps.size:
-            most, group = max(scored, generated), self.traits.row_group
-            return min(most + -most % group, context_length), 0
-        cells = FIRST_CELL + scored + self._steps.size if scored else 0
-        return generated, min(cells, CELLS_PER_POSITION * context_length)
+        traits = self.traits
+        return self._steps.memory(scored, generated, traits.context_length, traits.row_group)
 
     def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
-        """The output of a step that is too large for the memory, run in two parts.
-
-        Later steps are no longer than the longer part.
-        """
-        halves = halve(step, self.traits.batching)
+        """The output of a step too large for the memory, run in two parts; later steps are no longer than these."""
+        halves = halve(step, splits_rows=self.traits.form.in_slots.splits_rows)
         if halves is None:
             if len(step.rows) == 1 < step.num_tokens:
                 shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
@@ -225,16 +217,14 @@ class StepLoop:
         return capacity._replace(cells=min(self._cells, capacity.cells))
 
     def _new_scheduler(self) -> Scheduler:
-        """A scheduler knows one capacity and one form of steps."""
-        sizes = self._chunk_size, self._steps.size, self._steps.answers.tokens
-        scheduler = Scheduler(self.traits, self._in_use, self._counters, *sizes)
+        """A scheduler knows one capacity, and one choice of how scored texts share steps."""
+        scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps)
         scheduler.cut_steps(self._limit)
         scheduler.reports_non_finite = self._reports_non_finite
         return scheduler
 
 
 def _longest(requests: Sequence[Request]) -> tuple[int, int]:
-    """Most positions of a request that is scored only, and of one that generates; 0 where there is none."""
     found = [(request.generation is None, request.num_positions) for request in requests]
     scored = max([positions for is_scored, positions in found if is_scored], default=0)
     return scored, max([positions for is_scored, positions in found if not is_scored], default=0)

@@ -38,7 +38,7 @@ _PACKED = frozenset({"MatMulNBits", "MatMulBnb4"})
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadPattern:
     """The nodes from `rows`, the value whose rows can be picked, to the logits."""
 
     rows: str
@@ -72,7 +72,7 @@ class Walk:
         self.constants = _constants(graph)
         """Values that depend on no graph input."""
 
-    def find_head(self, logits: str, vocab_size: int | None) -> Head:
+    def find_head(self, logits: str, vocab_size: int | None) -> HeadPattern:
         """Walks back from `logits`, whose last axis has `vocab_size` elements where known. Raises NotUnderstood."""
         nodes: list[onnx.NodeProto] = []
         value = logits
@@ -87,7 +87,7 @@ class Walk:
         rows = self._above_quantization(node.input[0], nodes)
         is_flat = node.op_type in _TWO_D
         vocab_size = vocab_size if width is None else width
-        return Head(rows, tuple(reversed(nodes)), node.op_type, is_flat, hidden_size, vocab_size)
+        return HeadPattern(rows, tuple(reversed(nodes)), node.op_type, is_flat, hidden_size, vocab_size)
 
     def _producer(self, value: str) -> onnx.NodeProto:
         if (node := self.producers.get(value)) is None:
@@ -161,8 +161,7 @@ class Walk:
         return (columns, inner) if attribute(node, "transB", 0) else (inner, columns)
 
     def _above_quantization(self, rows: str, nodes: list[onnx.NodeProto]) -> str:
-        """The value before the activation's quantization, which ONNX Runtime fuses with the product and whose nodes are
-        added to `nodes`."""
+        """The value before the activation's quantization, whose nodes, fused with the product, go into `nodes`."""
         found: list[onnx.NodeProto] = []
         value = rows
         while (node := self.producers.get(value)) is not None and node.op_type in _QUANTIZE:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from olive_ext.graph.head_pattern import Head, NotUnderstood, Walk, label
+from olive_ext.graph.head_pattern import HeadPattern, NotUnderstood, Walk, label
 from olive_ext.graph.nodes import NodeWriter, reads
 from olive_ext.graph.row_wise_operators import RowWise
 
@@ -75,9 +75,8 @@ class LateRows:
     """Operators whose results are picked because they mix positions: attentions, or others where there is none."""
 
 
-def find_late_rows(walk: Walk, head: Head, logits: str) -> LateRows:
-    """Finds how far up from `head.rows` rows can be picked. Raises NotUnderstood, with the reason nearest to the head,
-    where no product with a weight is gained."""
+def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows:
+    """How far up from `head.rows` rows can be picked; NotUnderstood, with the reason, where nothing is gained."""
     return _Search(walk, head, logits).run()
 
 
@@ -95,7 +94,7 @@ def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str
 
 
 class _Search:
-    def __init__(self, walk: Walk, head: Head, logits: str) -> None:
+    def __init__(self, walk: Walk, head: HeadPattern, logits: str) -> None:
         self._walk = walk
         self._rows = head.rows
         self._row_wise = RowWise(walk, head.rows)

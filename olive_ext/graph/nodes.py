@@ -39,11 +39,6 @@ class NodeWriter:
         self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
-    def add_top(self, values: str, count: str, largest: str, indices: str) -> None:
-        """A TopK over the last axis, largest first, which writes `largest` and `indices`."""
-        name = self._fresh("TopK")
-        self._graph.node.append(helper.make_node("TopK", [values, count], [largest, indices], name=name))
-
     def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
         """A new node of the default domain with `count` outputs."""
         outputs = [self._fresh(op) for _ in range(count)]
@@ -140,6 +135,13 @@ def model_of(graph: onnx.GraphProto, opset: int, *domains: str) -> onnx.ModelPro
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy to be edited."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
 def default_opset(model: onnx.ModelProto) -> int:
     """The version of ONNX's own operators that the model is written in."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
@@ -193,29 +195,6 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     yield from (name for node in nodes for name in node.input if name)
 
 
-def drop_shape_hints(graph: onnx.GraphProto) -> None:
-    """Removes in place the shapes that the exporter noted for intermediate values, where a length in one is symbolic.
-
-    A noted shape may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all
-    tokens). ONNX Runtime then puts values that seem equally large in one buffer, and fails. It infers what it needs.
-    """
-    hints = ((index, value.type.tensor_type.shape.dim) for index, value in enumerate(graph.value_info))
-    _delete(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
-
-
-def clips_as_max(graph: onnx.GraphProto) -> None:
-    """Puts Max in place of each Clip of integers without an upper end, which is the same. OpenVINO 2025.4 returns 0
-    from such a Clip, with which embedding graphs count placeholders."""
-    lower = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            lower[node.output[0]] = node.attribute[0].t.data_type
-        is_open = node.op_type == "Clip" and len(node.input) > 1 and not any(node.input[2:])
-        if is_open and lower.get(node.input[1]) in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
-            node.op_type = "Max"
-            del node.input[2:]
-
-
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
@@ -234,12 +213,12 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
         unread = {name for name in reads([graph.node[index]]) if not uses[name]}
         gone |= unread
         pending += unread
-    _delete(graph.node, dead)
-    _delete(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
-    _delete(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
+    delete_at(graph.node, dead)
+    delete_at(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
+    delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
 
 
-def _delete(field: Any, indices: Iterable[int]) -> None:
+def delete_at(field: Any, indices: Iterable[int]) -> None:
     """Deletes items of a repeated field one by one: assigning the others would copy them, weights included."""
     for index in sorted(indices, reverse=True):
         del field[index]

@@ -1,40 +1,25 @@
-"""ONNX files: a graph read without its external weights, and the files in which those weights lie.
+"""Models of ONNX files: their tensors, the files in which external weights lie, and copies with other outputs.
 
 Knows files and protobufs, but no session and no provider.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx.numpy_helper
-from google.protobuf.message import DecodeError
 from onnx import ModelProto as ModelProto
 
-from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import nested_graphs
-
-
-def load_graph(path: Path) -> onnx.ModelProto:
-    """The model at `path`; external data stays on disk. Raises ModelError when the file is missing or not ONNX."""
-    try:
-        model = onnx.load(path, format="protobuf", load_external_data=False)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DecodeError as error:
-        raise ModelError(f"{path}: is not an ONNX model, or is damaged (its protobuf does not parse)") from error
-    if not model.graph.node or not model.graph.output or not model.opset_import:
-        raise ModelError(f"{path}: is not an ONNX model: it holds no graph with nodes and outputs")
-    return model
 
 
 def external_locations(model: onnx.ModelProto) -> set[str]:
     """The files that hold the model's external weights, as written in it: relative to the model's own folder."""
-    return {entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"}
+    return {entry.value for tensor in tensors_of(model) for entry in tensor.external_data if entry.key == "location"}
 
 
 def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
@@ -48,20 +33,21 @@ def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelPr
         return model
     moved = onnx.ModelProto()
     moved.CopyFrom(model)
-    for tensor in _tensors(moved):
+    for tensor in tensors_of(moved):
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = renames.get(entry.value, entry.value)
     return moved
 
 
-def with_every_output(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` that also returns every value of its nodes, in the order of the nodes."""
+def with_outputs(model: onnx.ModelProto, values: Collection[str] | None = None) -> onnx.ModelProto:
+    """A copy of `model` that also returns `values` of its nodes, in the order of the nodes; all where it is None."""
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     known = {value.name for value in edited.graph.output}
     names = [name for node in edited.graph.node for name in node.output if name and name not in known]
-    edited.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    wanted = names if values is None else [name for name in names if name in values]
+    edited.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     return edited
 
 
@@ -74,7 +60,7 @@ def weights_of(
         yield tensor.name, onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor stored in the model: initializers, and attributes of nodes in graphs, subgraphs and functions."""
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     yield from _node_tensors(nodes)

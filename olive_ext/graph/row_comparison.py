@@ -94,7 +94,8 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     """
     width = top + drawn
     writer, graph = _begin("recorded", logits=vocab_size, ids=1, record_ids=width, record_logprobs=width, tail=1)
-    logq_RN = _Softmax.of(writer, "logits", "ids", vocab_size).logprobs(writer, "record_ids")
+    candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
+    logq_RN = candidate.logprobs(writer, "record_ids")
     x_top, x_drawn = _split(writer, writer.add("Sub", ["record_logprobs", logq_RN]), top)
     p_top = writer.add("Exp", [_split(writer, "record_logprobs", top)[0]])
     logq_top, _ = _split(writer, logq_RN, top)
@@ -131,8 +132,7 @@ def _drawn_moments(writer: NodeWriter, x_drawn: str, log_ratio: str, weight: str
 
 @dataclass(frozen=True)
 class _Softmax:
-    """Names of a row's parts: logits less the largest, their exponentials [R, V], the sum of these and its logarithm
-    [R, 1]."""
+    """Names of a row's parts: logits less the largest, exponentials [R, V], their sum and its logarithm [R, 1]."""
 
     below: str
     terms: str
@@ -212,7 +212,6 @@ def _sum(writer: NodeWriter, values: str) -> str:
 
 
 def _last(writer: NodeWriter, values: str) -> str:
-    """The last element along the last axis, which is kept."""
     return writer.add("Slice", [values, writer.integers([-1]), writer.integers([2**31]), writer.integers([-1])])
 
 
@@ -221,12 +220,10 @@ def _unsqueeze(writer: NodeWriter, value: str, axis: int) -> str:
 
 
 def _flat(writer: NodeWriter, value_R1: str, name: str) -> None:
-    """Adds the output `name` [R], from `value_R1`."""
     writer.add("Reshape", [value_R1, writer.integers([-1])], writer.output(name, _FLOAT, ["R"]))
 
 
 def _begin(name: str, **widths: int) -> tuple[NodeWriter, onnx.GraphProto]:
-    """A graph with inputs [R, width] by name: int64 where the name ends in "ids", else float32."""
     graph = onnx.GraphProto(name=name)
     writer = NodeWriter(graph, _OPSET, name)
     for value, width in widths.items():

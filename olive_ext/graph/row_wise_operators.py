@@ -63,8 +63,7 @@ class RowWise:
         return domain(node) in _DOMAINS and node.op_type in _RULES
 
     def carried(self, node: onnx.NodeProto, outputs: Sequence[str]) -> list[str]:
-        """The inputs that carry the rows, where `outputs` of the node are read. Raises NotUnderstood if the node may
-        mix rows, or there is no rule for it."""
+        """The inputs that carry the rows where `outputs` are read. NotUnderstood where there is no rule for it."""
         if not self.knows(node):
             raise refusal(node, "is not known to treat positions one by one")
         found = _RULES[node.op_type](self, node)

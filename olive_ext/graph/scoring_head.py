@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from olive_ext.errors import ModelError
-from olive_ext.graph.head_pattern import LAYOUT, Head, NotUnderstood, Walk
+from olive_ext.graph.head_pattern import LAYOUT, HeadPattern, NotUnderstood, Walk
 from olive_ext.graph.late_rows import LateRows, RowPicker, find_late_rows, move_rows
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, remove_dead
 
@@ -123,8 +123,7 @@ def add_scoring_head(
 def scoring_graph(
     elem_type: int, vocab_size: int | None = None, rank: int = 3, outputs: HeadOutputs = SCORES_ONLY
 ) -> onnx.ModelProto:
-    """The head as a model of its own, over an input `logits` of an ONNX element type: [B, S, V], or [N, V] where the
-    `rank` is 2."""
+    """The head as a model of its own over an input `logits`: [B, S, V], or [N, V] where the `rank` is 2."""
     graph = onnx.GraphProto(name="scoring")
     writer = NodeWriter(graph, 21, _PREFIX)
     writer.input("logits", elem_type, [*("B", "S")[3 - rank :], "V" if vocab_size is None else vocab_size])
@@ -205,7 +204,6 @@ def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
 
 
 def _column(writer: NodeWriter, value: str) -> str:
-    """[N] as [N, 1]."""
     return writer.add("Reshape", [value, writer.integers([-1, 1])])
 
 
@@ -222,7 +220,7 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, where_R1: str, vocab_size: 
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
 
 
-def _late_rows(walk: Walk, head: Head, logits_name: str, keeps_layers: str) -> LateRows | str:
+def _late_rows(walk: Walk, head: HeadPattern, logits_name: str, keeps_layers: str) -> LateRows | str:
     """The nodes before the head that can run on the scored rows, or the reason why none can."""
     if keeps_layers:
         return keeps_layers
@@ -232,7 +230,7 @@ def _late_rows(walk: Walk, head: Head, logits_name: str, keeps_layers: str) -> L
         return str(error)
 
 
-def _describe(head: Head, late: LateRows | str) -> str:
+def _describe(head: HeadPattern, late: LateRows | str) -> str:
     if isinstance(late, str):
         return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
     where = f"behind the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
@@ -241,7 +239,7 @@ def _describe(head: Head, late: LateRows | str) -> str:
     return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
 
 
-def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: Head, late: LateRows | str) -> str:
+def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: HeadPattern, late: LateRows | str) -> str:
     """Adds the head's nodes once more, over the picked rows, behind those of `late`; returns the logits' name. The
     head's reshapes are left out: `_score` adds the last one."""
     if isinstance(late, str):

@@ -132,6 +132,26 @@ def fold_graph(elem_type: int, rank: int) -> bytes:
     return _serialized(helper.make_graph(nodes, "fold", inputs, outputs, constants))
 
 
+CANDIDATE_OUTPUTS = ("logprobs", "ids")
+"""The outputs of `candidates_graph`."""
+
+
+def candidates_graph(vocab_size: int | None) -> bytes:
+    """The most probable tokens of some rows: what a beam search reads of a step. Inputs `logits` float32[K, V], which
+    are log-probabilities in nats, `rows` int64[N] of K, `count` int64[1], which is C and at most V. Outputs `logprobs`
+    float32[N, C] and `ids` int64[N, C], best first."""
+    sizes: list[str | int | None] = ["K", "V" if vocab_size is None else vocab_size]
+    inputs = [_value("logits", TensorProto.FLOAT, sizes)]
+    inputs += [_value(name, TensorProto.INT64, [size]) for name, size in (("rows", "N"), ("count", 1))]
+    nodes = [
+        helper.make_node("Gather", ["logits", "rows"], ["picked"], axis=0),
+        helper.make_node("TopK", ["picked", "count"], CANDIDATE_OUTPUTS),
+    ]
+    kinds = zip(CANDIDATE_OUTPUTS, (TensorProto.FLOAT, TensorProto.INT64), strict=True)
+    outputs = [_value(name, kind, ["N", "C"]) for name, kind in kinds]
+    return _serialized(helper.make_graph(nodes, "candidates", inputs, outputs))
+
+
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] behind a past [1, H, P, D], to `attended` of the
     shape of `query`. `seqlens_k` int32[1] is the total length less one."""
@@ -148,10 +168,7 @@ def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
 
 
 def _rows_graph(
-    nodes: list[NodeProto],
-    elem_types: Sequence[int],
-    tensors: Sequence[str],
-    *indices: tuple[str, list[int | str]],
+    nodes: list[NodeProto], elem_types: Sequence[int], tensors: Sequence[str], *indices: tuple[str, list[int | str]]
 ) -> bytes:
     inputs = [
         _value(f"{name}{i}", kind, [f"{name}{i}_{axis}" for axis in "NHLD"])

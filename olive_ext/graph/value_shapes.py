@@ -62,7 +62,6 @@ class Shapes:
                 self.of[node.output[0]] = shape
 
     def _axis(self, node: onnx.NodeProto, rank: int) -> int:
-        """The attribute `axis`, counted from the front."""
         axis = int(attribute(node, "axis", 0))
         return axis + rank if axis < 0 else axis
 
@@ -114,7 +113,6 @@ class Shapes:
         return None if lead is None else (*lead, left[-2], right[-1])
 
     def _gemm(self, node: onnx.NodeProto) -> Shape | None:
-        """Gemm, and FusedMatMul with a weight."""
         left, right = self.of.get(node.input[0]), self.of.get(node.input[1])
         if left is None or right is None or len(right) != 2:
             return None

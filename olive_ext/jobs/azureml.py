@@ -1,4 +1,5 @@
-"""Writes the folder of an Azure ML job for a recipe: job.yml, code, environment, README. Knows no Olive."""
+"""Writes the folder of an Azure ML job for a recipe, from templates: job.yml, code, environment, README. Whether a job
+is valid is for Azure's SDK to say, as it is submitted. Knows no Olive."""
 
 from __future__ import annotations
 
@@ -6,14 +7,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from olive_ext import __version__
 from olive_ext.check import mistakes, read_recipe
-from olive_ext.errors import ConfigError, OliveExtError
-from olive_ext.jobs.azureml_check import faults
+from olive_ext.errors import ConfigError
 from olive_ext.jobs.azureml_node import TOKEN
 from olive_ext.jobs.portable_recipe import OUT, PortableRecipe, portable
 
@@ -25,6 +23,44 @@ _DOCKERFILE = f"""FROM {BASE_IMAGE}
 COPY . /setup
 RUN conda env create --prefix /opt/olive_ext --file /setup/conda.yml && conda clean --all --yes
 ENV PATH=/opt/olive_ext/bin:$PATH
+"""
+
+_CONDA = """name: olive_ext
+channels:
+- conda-forge
+dependencies:
+- python=3.11
+- pip
+- pip:
+  - --find-links /setup
+  - --constraint /setup/constraints.txt
+  - olive-ext[{extras}]=={version}
+"""
+
+_JOB = """$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
+type: command
+display_name: {name}
+experiment_name: olive_ext
+code: code
+command: {command}
+environment:
+  build:
+    path: environment
+environment_variables:
+  OLIVE_DISABLE_TELEMETRY: "1"
+{variables}inputs:{inputs}
+outputs:
+  {out}:
+    type: uri_folder
+    mode: rw_mount
+compute: {compute}
+resources:
+  instance_count: {num_nodes}
+"""
+
+_DISTRIBUTION = """distribution:
+  type: pytorch
+  process_count_per_instance: 1
 """
 
 _README = """# {name} on Azure ML
@@ -68,51 +104,64 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     Raises `ConfigError` for what is wrong with the recipe, and where `output` is there and not an empty folder.
     """
     output, written = Path(output), read_recipe(recipe)
-    if found := list(mistakes(written)):
-        raise ConfigError("; ".join(found))
+    if wrong := list(mistakes(written)):
+        raise ConfigError("; ".join(wrong))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"'--output' = '{output}': is there already; give a folder that is new or empty")
-    made = portable(written, num_nodes)
+    moved = portable(written, num_nodes)
+    name = Path(recipe).resolve().stem
+    name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
         folder = Path(scratch, output.name)
-        job = _job(_name(recipe), made, compute, num_nodes, output.absolute())
-        _write(folder, made, job, _extras(written, num_nodes))
+        for path, text in _texts(name, moved, compute, num_nodes, output.absolute()).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+        for script, source in moved.scripts.items():
+            shutil.copyfile(source, folder / "code" / script)
+        constraints = next(path for path in (PACKAGE, PACKAGE.parent) if (path / "constraints.txt").is_file())
+        shutil.copyfile(constraints / "constraints.txt", folder / "environment" / "constraints.txt")
         if output.is_dir():
             output.rmdir()
         folder.replace(output)
-    if wrong := list(faults(output)):
-        raise OliveExtError(f"'{output}' has faults: {'; '.join(wrong)}")
 
 
-def _job(name: str, made: PortableRecipe, compute: str, num_nodes: int, folder: Path) -> dict[str, Any]:
-    """job.yml of Azure ML's command job."""
-    links = [f'ln -s "${{{{inputs.{name}}}}}" inputs/{name}' for name in made.inputs]
+def _texts(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> dict[str, str]:
+    """The texts of the folder's files, by their paths."""
+    recipe = json.dumps(moved.recipe, indent=4) + "\n"
+    runtime = "gpu" if "CUDAExecutionProvider" in recipe else "cpu"
+    extras = ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])
+    readme = _README.format(name=name, out=OUT, version=__version__, submit=submit_command(num_nodes))
+    return {
+        "job.yml": _job(name, moved, compute, num_nodes, output),
+        "README.md": readme + (_NODES if num_nodes > 1 else ""),
+        "code/recipe.json": recipe,
+        "environment/conda.yml": _CONDA.format(extras=extras, version=__version__),
+        "environment/Dockerfile": _DOCKERFILE,
+    }
+
+
+def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:
+    """job.yml. Scalars of the user's are written as JSON, which YAML reads."""
+    links = [f'ln -s "${{{{inputs.{key}}}}}" inputs/{key}' for key in moved.inputs]
     run = "olive-ext run --config recipe.json"
     if num_nodes > 1:
         run = f"python -m olive_ext.jobs.azureml_node {run}"
-    steps = ["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run]
-    job: dict[str, Any] = {
-        "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
-        "type": "command",
-        "display_name": name,
-        "experiment_name": "olive_ext",
-        "code": "code",
-        "command": " && ".join(steps),
-        "environment": {"build": {"path": "environment"}},
-        "environment_variables": {"OLIVE_DISABLE_TELEMETRY": "1"},
-        "inputs": {
-            name: {"type": "uri_folder" if path.is_dir() else "uri_file", "path": _relative(path, folder)}
-            for name, path in made.inputs.items()
-        },
-        "outputs": {OUT: {"type": "uri_folder", "mode": "rw_mount"}},
-        "compute": compute if compute.startswith("azureml:") else f"azureml:{compute}",
-        "resources": {"instance_count": num_nodes},
-    }
-    if num_nodes > 1:
-        job["environment_variables"]["RAY_AUTH_MODE"] = "token"
-        job["distribution"] = {"type": "pytorch", "process_count_per_instance": 1}
-    return job
+    inputs = "".join(
+        f"\n  {key}:\n    type: {'uri_folder' if path.is_dir() else 'uri_file'}"
+        f"\n    path: {json.dumps(_relative(path, output))}"
+        for key, path in moved.inputs.items()
+    )
+    job = _JOB.format(
+        name=json.dumps(name),
+        command=json.dumps(" && ".join(["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run])),
+        variables="  RAY_AUTH_MODE: token\n" if num_nodes > 1 else "",
+        inputs=inputs or " {}",
+        out=OUT,
+        compute=json.dumps(compute if compute.startswith("azureml:") else f"azureml:{compute}"),
+        num_nodes=num_nodes,
+    )
+    return job + (_DISTRIBUTION if num_nodes > 1 else "")
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -121,39 +170,3 @@ def _relative(path: Path, folder: Path) -> str:
         return Path(os.path.relpath(path, folder)).as_posix()
     except ValueError:
         return path.as_posix()
-
-
-def _write(folder: Path, made: PortableRecipe, job: Mapping[str, Any], extras: str) -> None:
-    import yaml
-
-    code, environment = folder / "code", folder / "environment"
-    for place in (code, environment):
-        place.mkdir(parents=True)
-    (code / "recipe.json").write_text(json.dumps(made.recipe, indent=4) + "\n", encoding="utf-8")
-    for name, script in made.scripts.items():
-        shutil.copyfile(script, code / name)
-    constraints = next(path for path in (PACKAGE, PACKAGE.parent) if (path / "constraints.txt").is_file())
-    shutil.copyfile(constraints / "constraints.txt", environment / "constraints.txt")
-    package = f"olive-ext[{extras}]=={__version__}"
-    pip = ["--find-links /setup", "--constraint /setup/constraints.txt", package]
-    conda = {"name": "olive_ext", "channels": ["conda-forge"], "dependencies": ["python=3.11", "pip", {"pip": pip}]}
-    for path, value in ((folder / "job.yml", job), (environment / "conda.yml", conda)):
-        path.write_text(yaml.safe_dump(dict(value), sort_keys=False, width=1000), encoding="utf-8")
-    (environment / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
-    submit = submit_command(job["resources"]["instance_count"])
-    text = _README.format(name=job["display_name"], out=OUT, version=__version__, submit=submit)
-    if "distribution" in job:
-        text += _NODES
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _name(recipe: str | Path) -> str:
-    """What the job is called: the recipe's file, or where that says nothing its folder."""
-    path = Path(recipe).resolve()
-    return path.parent.name if path.stem == "recipe" else path.stem
-
-
-def _extras(recipe: Mapping[str, Any], num_nodes: int) -> str:
-    """The extras of this package that the recipe needs, by its systems' providers, and the nodes."""
-    runtime = "gpu" if "CUDAExecutionProvider" in json.dumps(recipe) else "cpu"
-    return ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])

@@ -70,9 +70,8 @@ def _refuse(why: str) -> int:
 def _started(*arguments: str) -> subprocess.Popen[str] | None:
     """`ray start` in the foreground, once it says that the node is up. It is tried again where Ray gives up, which it
     does on a busy machine."""
-    command = module_command(
-        "ray.scripts.scripts", "start", "--block", "--resources", json.dumps({NODE: 1}), *arguments
-    )
+    resources = json.dumps({NODE: 1})
+    command = module_command("ray.scripts.scripts", "start", "--block", "--resources", resources, *arguments)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     deadline = time.monotonic() + JOIN_S
     while time.monotonic() < deadline:

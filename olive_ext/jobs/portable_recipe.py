@@ -37,14 +37,15 @@ class PortableRecipe:
     scripts: dict[str, Path] = field(default_factory=dict)
     """Name in the job's working directory to the script on this machine."""
 
-    def place(self, path: Path) -> str:
-        """Where the job finds `path`, which becomes an input, or lies in one."""
+    def input_path(self, path: Path) -> str:
+        """The path at which the job finds `path`, which becomes an input, or lies in one."""
         whole = path.parent if path.suffix.lower() in _WITH_NEIGHBOURS else path
         name = _named(self.inputs, whole, re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input")
         return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
 
-    def script(self, path: Path) -> str:
-        """Where the job finds a script: under its own name, or where another folder's has that, one with a number."""
+    def script_path(self, path: Path) -> str:
+        """The path at which the job finds a script: its own name; where another folder's has that, one with a
+        number."""
         return _named(self.scripts, path, path.stem, path.suffix)
 
 
@@ -60,29 +61,29 @@ def _named(known: dict[str, Path], path: Path, stem: str, suffix: str = "") -> s
 
 def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
     """The recipe with paths of inputs and outputs; `num_nodes` above 1 gives our evaluators a worker on each."""
-    made = PortableRecipe({})
-    made.recipe.update(_moved(made, "", dict(recipe)))
-    engine = made.recipe.get("engine", {})
-    (engine if "output_dir" in engine else made.recipe).update(_WRITTEN)
-    for block in blocks(made.recipe):
+    moved = PortableRecipe({})
+    moved.recipe.update(_moved(moved, "", dict(recipe)))
+    engine = moved.recipe.get("engine", {})
+    (engine if "output_dir" in engine else moved.recipe).update(_WRITTEN)
+    for block in blocks(moved.recipe):
         if block.is_ours:
             keys: Any = block.keys.get("config" if block.is_pass else "type_args") or block.keys
             keys.update({name: f"{OUT}/{folder}" for name, folder in _OURS.items() if name in keys})
             keys.setdefault("output_dir", f"{OUT}/reports")  # the journal lies there, from which a killed job resumes
             if num_nodes > 1:
                 keys["workers"] = {"count": num_nodes, "address": "auto", "resources": {NODE: 1}}
-    return made
+    return moved
 
 
-def _moved(made: PortableRecipe, key: str, value: Any) -> Any:
+def _moved(moved: PortableRecipe, key: str, value: Any) -> Any:
     """`value` at `key` with every path that leads somewhere moved."""
     if isinstance(value, Mapping):
-        return {name: _moved(made, str(name), item) for name, item in value.items()}
+        return {name: _moved(moved, str(name), item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_moved(made, key, item) for item in value]
+        return [_moved(moved, key, item) for item in value]
     if not isinstance(value, str) or key in _WRITTEN or not (key in (*_PATHS, *_SCRIPTS) or re.search(r"[/\\]", value)):
         return value
     path = Path(value).expanduser()
     if not value or not path.exists():
         return value
-    return (made.script if key in _SCRIPTS else made.place)(path.resolve())
+    return (moved.script_path if key in _SCRIPTS else moved.input_path)(path.resolve())

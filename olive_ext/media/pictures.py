@@ -33,20 +33,7 @@ LONGEST_NAME = 300
 """Characters of a path that a message has."""
 
 _FORMATS = {
-    "AVIF",
-    "BMP",
-    "DIB",
-    "GIF",
-    "ICO",
-    "JPEG",
-    "JPEG2000",
-    "PCX",
-    "PNG",
-    "PPM",
-    "PSD",
-    "SGI",
-    "TGA",
-    "TIFF",
+    *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "PSD", "SGI", "TGA", "TIFF"),
     "WEBP",
 }
 """Those of PIL's that are pixels (MPO is read as JPEG): of EPS it has Ghostscript run a program."""
@@ -71,23 +58,20 @@ def read_picture(given: Given) -> Image.Image:
         frames = getattr(picture, "n_frames", 1)
         if frames > 1 and picture.format != "MPO":  # a photograph, and what a camera adds to it
             raise MediaError(f"{named(given)} is animated ({frames} frames): give one frame as a picture")
-        width, height = picture.size
-        if not width or not height:
-            raise MediaError(f"{named(given)} has no pixels ({width} x {height})")
-        if max(width, height) > LARGEST_SIDE:
-            raise MediaError(f"{named(given)} has {width} x {height} pixels; a side has {LARGEST_SIDE} at most")
-        if max(width, height) > LARGEST_RATIO * min(width, height):
-            raise MediaError(
-                f"{named(given)} has {width} x {height} pixels; one side is {LARGEST_RATIO} times the other at most"
-            )
+        short, long = sorted(picture.size)
+        extent = "{} x {}".format(*picture.size)
+        if not short:
+            raise MediaError(f"{named(given)} has no pixels ({extent})")
+        if long > LARGEST_SIDE:
+            raise MediaError(f"{named(given)} has {extent} pixels; a side has {LARGEST_SIDE} at most")
+        if long > LARGEST_RATIO * short:
+            raise MediaError(f"{named(given)} has {extent} pixels; one side is {LARGEST_RATIO} times the other at most")
         return _of_8_bits(ImageOps.exif_transpose(picture), given).convert("RGB")
     except MediaError:
         raise
     except UnidentifiedImageError as error:
         raise MediaError(f"{named(given)} cannot be read as a picture: no format that is known here") from error
-    except (
-        Exception
-    ) as error:  # PIL raises UnidentifiedImageError, OSError, SyntaxError, ValueError, its own bomb error
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, its own bomb error
         raise MediaError(f"{named(given)} cannot be read as a picture: {why(error)}") from error
 
 

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.kept import Kept
-from olive_ext.engine.media import ItemLimit, MediaItem, token_bucket, token_buckets
+from olive_ext.engine.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
-from olive_ext.media.sound import refuse_non_finite
-from olive_ext.media.sound_items import NUM_TOKENS, SoundItems
-from olive_ext.model.media_types import WORDS, MediaInput, MediaSpec, Modality
+from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
+from olive_ext.model.spec.media_types import WORDS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -57,6 +55,7 @@ class ItemArrays:
     given: Given
 
     def __call__(self) -> Arrays:
+        """The arrays by name. Raises `TaskError` where the file holds other content by now."""
         assert self.processor is not None
         return self.processor.load(self.modality, self.key, self.given)
 
@@ -74,16 +73,16 @@ class MediaProcessor:
         """`num_threads`: torch's, while a sound is prepared; pictures are prepared without it."""
         self.spec = spec
         self._files = files
-        self.kept: Kept[Arrays] = Kept(KEPT_BYTES, _nbytes)
+        self.kept: ItemStore[Arrays] = ItemStore(KEPT_BYTES, _nbytes)
         self._known: dict[str, Extent] = {}
         self._sounds = SoundItems(files, num_threads)
 
     def item(self, modality: Modality, given: Given) -> MediaItem:
         """The item of what a user gave. Raises `TaskError` for one that cannot be read or prepared, or of
         which the model takes none."""
-        taken = next((found for found in self.spec.inputs if found.modality is modality), None)
+        taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
-            names = " and ".join(f"{WORDS[found].kind}s" for found in self.spec.modalities)
+            names = " and ".join(f"{WORDS[taken].kind}s" for taken in self.spec.modalities)
             raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
@@ -109,16 +108,17 @@ class MediaProcessor:
         it takes another number of tokens, so that no text holds it for both models."""
         if not isinstance(item.load, ItemArrays):
             return item
-        found = self.item(item.modality, item.load.given)
-        if found.num_tokens != item.num_tokens:
+        own = self.item(item.modality, item.load.given)
+        if own.num_tokens != item.num_tokens:
             raise TaskError(
                 f"{named(item.load.given, WORDS[item.modality].kind)} takes {item.num_tokens} tokens by the model's "
-                f"processor and {found.num_tokens} by the reference's: they cannot be compared on one text"
+                f"processor and {own.num_tokens} by the reference's: they cannot be compared on one text"
             )
-        return found
+        return own
 
     def load(self, modality: Modality, key: str, given: Given) -> Arrays:
-        """The arrays of the item of that key. Raises `TaskError` where `given` holds another one by now."""
+        """The arrays of that key's item by name, each [1, ...]. Raises `TaskError` where `given` holds another one by
+        now."""
         if (kept := self.kept.get(key)) is not None:
             return kept
         arrays = self._prepare(modality, self._read(modality, given))
@@ -130,18 +130,16 @@ class MediaProcessor:
 
     def dummies(self, most: int) -> list[MediaItem]:
         """Pictures and sounds of every shape that an encoder can meet with up to `most` tokens."""
-        found = [self.item(Modality.AUDIO, silence) for silence in self._silences()]
-        found += self._blanks(most) if Modality.IMAGE in self.spec.modalities else []
-        return [item for item in found if item.num_tokens <= most]
-
-    def _silences(self) -> list[Given]:
-        return self._sounds.silences() if Modality.AUDIO in self.spec.modalities else []
+        silences = self._sounds.silences() if Modality.AUDIO in self.spec.modalities else []
+        items = [self.item(Modality.AUDIO, silence) for silence in silences]
+        items += self._blanks(most) if Modality.IMAGE in self.spec.modalities else []
+        return [item for item in items if item.num_tokens <= most]
 
     def _blanks(self, most: int) -> list[MediaItem]:
         """One picture where the processor makes all alike, else one for each bucket."""
-        found = [self.item(Modality.IMAGE, blank(64, 64))]
-        if found[0].grid is None:
-            return found
+        items = [self.item(Modality.IMAGE, blank(64, 64))]
+        if items[0].grid is None:
+            return items
         processor, _ = self._loaded
         side = int(processor.patch_size) * int(processor.merge_size)
         smallest, largest = processor.size["shortest_edge"], processor.size["longest_edge"]
@@ -152,8 +150,8 @@ class MediaProcessor:
             height = next(height for height in heights if token_bucket(size // height * height) == bucket)
             width = size // height
             if smallest <= height * width * side**2:
-                found.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
-        return found
+                items.append(self.item(Modality.IMAGE, blank(width * side, height * side)))
+        return items
 
     def fixed_tokens(self, taken: MediaInput) -> int | None:
         """Tokens of each item by config.json or the encoder's output, where all have as many."""
@@ -197,11 +195,11 @@ class MediaProcessor:
     def _pixels(self, picture: Any) -> Arrays:
         processor, _ = self._loaded
         try:
-            found = processor(images=[picture], return_tensors="np")
+            prepared = processor(images=[picture], return_tensors="np")
         except Exception as error:
             width, height = picture.size
             raise MediaError(f"a picture of {width} x {height} pixels is refused: {first_line(error)}") from error
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(value) for name, value in prepared.items()}
 
     def _extent(self, arrays: Arrays, taken: MediaInput) -> Extent:
         """The placeholders by what the processor returned, else by config.json, else by the encoder's output."""

@@ -14,13 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ModelError, first_line
-from olive_ext.media.processor_sizes import refuse_sizes
-from olive_ext.model.package_config import read_json
-from olive_ext.model.package_files import inside, refuse_strangers
+from olive_ext.model.files.package_config import read_json
+from olive_ext.model.files.package_files import inside, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 EXTENSIONS_FILES = ("processor_config.json", "image_processor.json", "vision_processor.json")
+
+LARGEST_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("height", "width", "image_size"), 2**13),
+    **dict.fromkeys(("shortest_edge", "longest_edge", "min_pixels", "max_pixels"), 2**28),
+    **dict.fromkeys(("patch_size", "merge_size", "temporal_patch_size", "pooling_kernel_size"), 2**12),
+    **dict.fromkeys(("feature_size", "num_mel_bins", "num_mel_filters"), 2**12),
+    **dict.fromkeys(("n_fft", "fft_length", "frame_length", "hop_length", "win_length"), 2**16),
+    **dict.fromkeys(("chunk_length", "max_length_s"), 3600),
+    "sampling_rate": 2**20,
+    **dict.fromkeys(("n_samples", "nb_max_frames"), 2**28),
+    **dict.fromkeys(("image_seq_length", "audio_seq_length", "max_soft_tokens", "max_num_tiles", "num_crops"), 2**20),
+}
+"""The most of each: an edge in pixels, an area (which Qwen's processors call edges), mels, samples of a frame, seconds,
+samples a second or a window, tokens. Published ones are far below."""
 
 
 def folders_of(files: ModelFiles) -> tuple[Path, ...]:
@@ -54,16 +67,15 @@ def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
     for folder in dict.fromkeys(folders):
         file = folder / HF_FILES[0]
         if file.is_file() and "feature_extractor_type" in read_json(file):
-            found = _loaded("AutoFeatureExtractor", folder)
-            if isinstance(mels, int) and found.feature_size != mels:
-                raise ModelError(
-                    f"'{file}' makes {found.feature_size} mels; the encoder takes '{source.name}' {list(source.shape)}"
-                )
-            return found
+            extractor = _loaded("AutoFeatureExtractor", folder)
+            if isinstance(mels, int) and extractor.feature_size != mels:
+                taken = f"the encoder takes '{source.name}' {list(source.shape)}"
+                raise ModelError(f"'{file}' makes {extractor.feature_size} mels; {taken}")
+            return extractor
     if not isinstance(mels, int) or not isinstance(frames, int):
         raise ModelError(f"no {HF_FILES[0]} is in the package, and the encoder does not declare its features' shape")
-    extractor: Any = WhisperFeatureExtractor
-    return extractor(feature_size=mels, chunk_length=frames * 160 // 16000)
+    whisper: Any = WhisperFeatureExtractor
+    return whisper(feature_size=mels, chunk_length=frames * 160 // 16000)
 
 
 def repeats_silence(extractor: Any) -> bool:
@@ -181,3 +193,15 @@ def _plain(by_type: Mapping[str, Any], resize: Mapping[str, Any], scales: Mappin
         do_normalize="Normalize" in by_type,
         **scales,
     )
+
+
+def refuse_sizes(content: Any, file: Path, name: str = "") -> None:
+    """Raises `ModelError` for a number anywhere in a processor's `file` that is below 1 or above its bound."""
+    inner = content.items() if isinstance(content, Mapping) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in inner:
+        path = f"{name}.{key}" if name else str(key)
+        refuse_sizes(value, file, path)
+        most = LARGEST_SIZES.get(str(key))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if most is not None and is_number and not 1 <= value <= most:
+            raise ModelError(f"'{file}': '{path}' = {value}: give a number from 1 to {most} (LARGEST_SIZES)")

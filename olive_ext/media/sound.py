@@ -1,4 +1,5 @@
-"""Sound as features for an encoder: read, checked, cut into windows, prepared by transformers' feature extractor.
+"""Sound, read and checked: cut into windows for the encoder of a model of speech, or as the arrays and the number of
+placeholders of an item among a text's tokens; both prepared by transformers' own classes.
 
 Knows no model's text. Axes: N samples.
 """
@@ -19,7 +20,13 @@ import numpy.typing as npt
 
 from olive_ext.errors import MediaError, first_line
 from olive_ext.media.pictures import FILES, named, opened, why
-from olive_ext.media.processors import folders_of, load_feature_extractor, repeats_silence, torch_threads
+from olive_ext.media.processors import (
+    folders_of,
+    load_feature_extractor,
+    load_sound_processor,
+    repeats_silence,
+    torch_threads,
+)
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -70,7 +77,7 @@ class SoundProcessor:
         return [self._features(part) for part in parts]
 
     def silence(self) -> npt.NDArray[np.float32]:
-        """The features of a window of silence."""
+        """The features [mels, frames] of a window of silence."""
         return self._features(np.zeros(1, np.float32))
 
     def _features(self, samples_N: Samples) -> npt.NDArray[np.float32]:
@@ -83,12 +90,11 @@ class SoundProcessor:
             length = min(whole, -(-num_frames // FRAME_GROUP) * FRAME_GROUP * extractor.hop_length)
         try:
             with torch_threads(self._num_threads):
-                found = extractor(samples_N, sampling_rate=self.rate, max_length=length, return_tensors="np")
+                prepared = extractor(samples_N, sampling_rate=self.rate, max_length=length, return_tensors="np")
         except Exception as error:
-            raise MediaError(
-                f"a sound of {len(samples_N) / self.rate:.1f} s is refused: {first_line(error)}"
-            ) from error
-        features = np.asarray(found["input_features"][0], np.float32)
+            seconds = len(samples_N) / self.rate
+            raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
+        features = np.asarray(prepared["input_features"][0], np.float32)
         refuse_non_finite({"input_features": features}, "sound")
         if length == whole:
             return features
@@ -118,7 +124,7 @@ def tell_other_features(reference: SoundProcessor | None, own: SoundProcessor | 
 
 
 def read_samples(given: Given, wanted: int) -> Samples:
-    """Samples of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
+    """Samples [N] of one channel at the rate that is `wanted`. Raises `MediaError` for another rate, too."""
     samples_N, rate = read_sound(given)
     if rate != wanted:
         shown = named(given, "sound")
@@ -127,8 +133,8 @@ def read_samples(given: Given, wanted: int) -> Samples:
 
 
 def read_sound(given: Given) -> tuple[Samples, float]:
-    """Samples of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two axes
-    the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
+    """Samples [N] of one channel, whole numbers scaled to -1 to 1, and their number in a second. Of an array with two
+    axes the shorter one is that of channels, which are averaged. Raises `MediaError`: what is wrong."""
     shown = named(given, "sound")
     pair = (given.get("array"), given.get("sampling_rate")) if isinstance(given, Mapping) else given
     if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], (int, float, np.number)):
@@ -186,11 +192,79 @@ def _sized(file: io.BytesIO | Path) -> io.BytesIO | Path:
         if head[:4] != b"RIFF" or int.from_bytes(head[4:], "little") not in _OPEN_SIZES:
             return file
         content = bytearray(stream.read())
-    place = len(b"RIFF....WAVE")
-    while (chunk := bytes(content[place : place + 8]))[:4] not in (b"data", b""):
+    offset = len(b"RIFF....WAVE")
+    while (chunk := bytes(content[offset : offset + 8]))[:4] not in (b"data", b""):
         size = int.from_bytes(chunk[4:], "little")
-        place += len(chunk) + size + size % 2
+        offset += len(chunk) + size + size % 2
     if chunk[:4] == b"data" and int.from_bytes(chunk[4:], "little") in _OPEN_SIZES:
-        content[place + 4 : place + 8] = (len(content) - place - 8).to_bytes(4, "little")
+        content[offset + 4 : offset + 8] = (len(content) - offset - 8).to_bytes(4, "little")
         content[4:8] = (len(content) - 8).to_bytes(4, "little")
     return io.BytesIO(content)
+
+
+NUM_TOKENS = "num_audio_tokens"
+"""The name of the array that holds the number of placeholders, among the processor's."""
+
+_OF_TEXT = ("input_ids", "attention_mask")
+
+
+class SoundItems:
+    """Reads and prepares sounds for one model. Its processor is loaded when the first comes."""
+
+    def __init__(self, files: ModelFiles, num_threads: int | None = None) -> None:
+        """`num_threads`: torch's, while a sound is prepared."""
+        self._files = files
+        self._num_threads = num_threads
+
+    @property
+    def extractor(self) -> Any:
+        """transformers' feature extractor. Raises `ModelError` where the package has none."""
+        return self._loaded[0].feature_extractor
+
+    @property
+    def file(self) -> Path:
+        """The processor's file."""
+        return self._loaded[1]
+
+    def read(self, given: Given) -> Samples:
+        """The samples [N] of a sound that a user gave. Raises `MediaError` for one that cannot be read, or that has
+        another rate than the model takes."""
+        return read_samples(given, int(self.extractor.sampling_rate))
+
+    def silences(self) -> list[Given]:
+        """Sounds of 1, 2, ... seconds, up to the longest that the extractor pads to."""
+        rate, longest = int(self.extractor.sampling_rate), int(getattr(self.extractor, "chunk_length", 30))
+        return [(np.zeros(rate * seconds, np.float32), rate) for seconds in range(1, longest + 1)]
+
+    def prepare(self, samples_N: Samples) -> Mapping[str, npt.NDArray[Any]]:
+        """The arrays for the encoder, each [1, ...], and the number of placeholders [1]. Raises `MediaError` for one
+        that the processor refuses, or whose end it would drop."""
+        processor, rate = self._loaded[0], int(self.extractor.sampling_rate)
+        text = processor.audio_token
+        try:
+            with torch_threads(self._num_threads):
+                prepared = processor(text=[text], audio=[samples_N], sampling_rate=rate, return_tensors="pt")
+        except Exception as error:
+            seconds = len(samples_N) / rate
+            raise MediaError(f"a sound of {seconds:.1f} s is refused: {first_line(error)}") from error
+        placeholder = processor.tokenizer.convert_tokens_to_ids(text)
+        arrays = {name: np.asarray(value) for name, value in prepared.items() if name not in _OF_TEXT}
+        self._refuse_cut(samples_N, arrays, rate)
+        return {**arrays, NUM_TOKENS: np.count_nonzero(np.asarray(prepared["input_ids"]) == placeholder, keepdims=True)}
+
+    def _refuse_cut(self, samples_N: Samples, arrays: Mapping[str, npt.NDArray[Any]], rate: int) -> None:
+        """Extractors cut what is longer than they take without a word: then their mask ends before the sound."""
+        mask = next((array for name, array in arrays.items() if "mask" in name), None)
+        hop = getattr(self.extractor, "hop_length", None)
+        if mask is None or hop is None:
+            return
+        covered = int(np.count_nonzero(mask)) * hop
+        if covered + rate // 10 < len(samples_N):
+            raise MediaError(
+                f"a sound of {len(samples_N) / rate:.1f} s is longer than the {covered / rate:.1f} s that this model "
+                "takes: cut it"
+            )
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, Path]:
+        return load_sound_processor(folders_of(self._files))

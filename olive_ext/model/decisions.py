@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model.free_memory import Memory, UnmeasuredError, memory_of
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, Role
-
-Runtime = Literal["onnxruntime", "genai", "transformers"]
+from olive_ext.errors import ConfigError
+from olive_ext.model.providers.devices import Device, Memory, Provider, UnmeasuredError, memory_of
+from olive_ext.model.types import DecoderSpec
 
 State = Literal["decided", "predicted", "tried"]
 
@@ -54,34 +52,6 @@ class Decision:
     and may change it; `describe_execution` then has the reason."""
 
 
-def choose_runtime(config: EngineConfig, files: ModelFiles) -> tuple[Runtime, str]:
-    """The library that runs an ONNX model, and which rule chose it."""
-    if config.runtime != "auto":
-        return config.runtime, "engine.runtime"
-    if files.pipeline:
-        graphs = ", ".join(files.pipeline)
-        return "genai", f"auto: genai_config.json makes the decoder of a pipeline of graphs ({graphs})"
-    if window := input_window(files):
-        return "genai", f"auto: genai_config.json feeds the decoder windows of {window} tokens"
-    return "onnxruntime", "auto: the decoder is one graph that takes inputs of any length"
-
-
-def input_window(files: ModelFiles) -> int:
-    """The fixed number of tokens that a graph of static shape takes; 0 where any will do.
-
-    `slide_inputs` is true where it is not written (onnxruntime-genai's src/config.h).
-    """
-    window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
-    return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
-
-
-def suggest_genai(refusal: ModelError, files: ModelFiles) -> ModelError:
-    """The refusal of a graph by "onnxruntime", with the other runtime where the package is made for it."""
-    if not files.genai_config:
-        return refusal
-    return ModelError(f"{refusal}; onnxruntime-genai may run it, more slowly: 'engine.runtime' = \"genai\"")
-
-
 def choose_num_slots(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> tuple[int, str]:
@@ -100,8 +70,8 @@ def choose_num_slots(
     try:
         memory = read(device.kind, device.index)
     except UnmeasuredError as error:
-        found = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
-        return found, f"auto: {found}, {error}{limited if found < DEFAULT_SLOTS else ''}"
+        number = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
+        return number, f"auto: {number}, {error}{limited if number < DEFAULT_SLOTS else ''}"
     free, kind = (memory.total // 2, "half of all") if settings.deterministic is True else (memory.free, "free")
     slot_bytes = spec.bytes_per_position * min(spec.context_length, PLANNED_POSITIONS) + spec.bytes_of_source
     most = MOST_SLOTS[device.kind]
@@ -137,7 +107,7 @@ SHORT_STEP = 31
 
 def wants_few_shapes(config: EngineConfig, providers: Iterable[Provider]) -> bool:
     """Whether encoders on `providers` are to be run in shape buckets."""
-    return config.strict_shapes or config.shapes == "bucketed" or any(found.plans_shapes for found in providers)
+    return config.strict_shapes or config.shapes == "bucketed" or any(provider.plans_shapes for provider in providers)
 
 
 def is_attention_at_risk(chunk_size: int, device: Device, spec: DecoderSpec) -> bool:
@@ -157,12 +127,7 @@ class BucketPlan:
 
     @classmethod
     def of(
-        cls,
-        config: EngineConfig,
-        provider: Provider,
-        spec: DecoderSpec,
-        is_compared: bool,
-        has_encoders: bool = False,
+        cls, config: EngineConfig, provider: Provider, spec: DecoderSpec, is_compared: bool, has_encoders: bool = False
     ) -> BucketPlan:
         """Raises `ConfigError` where the provider or the model cannot do what the settings demand. Where it is the
         graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
@@ -198,7 +163,7 @@ def against_buckets(spec: DecoderSpec) -> str | None:
     return None
 
 
-def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
+def choose_overlapped_steps(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
     """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
     if not has_any_shape:
         return False, "steps of few shapes take their tokens from the host"
@@ -207,91 +172,3 @@ def choose_overlap(config: EngineConfig, device: str, *, has_any_shape: bool = T
     if device == "cpu":
         return False, "auto: the host's work and the steps would share the CPU's cores"
     return True, f"auto: the {device} device would wait while the host reads and plans"
-
-
-def choose_scoring(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
-    """Whether texts are to be scored in packed steps ("packed"), in tree batches ("branches"), or one after the other,
-    with the short ones in steps of one token of each ("answers") or without ("rows"). Raises `ConfigError` where packed
-    steps or steps of short answers are demanded in vain.
-
-    Packed steps, tree batches and steps of short answers are tried out on the opened model: the graph may reject them,
-    and the device may compute them wrongly. Where activations are rounded, only the setting "branches" chooses them.
-    """
-    if spec.is_paged:
-        return Decision("scoring", "packed", "the graph has a paged cache")
-    if config.scoring == "rows":
-        return Decision("scoring", "rows", "engine.scoring")
-    if config.scoring == "answers":
-        if reason := against_answers(config, device, spec, buckets):
-            raise ConfigError(f"'engine.scoring' = \"answers\": {reason}")
-        return Decision("scoring", "answers", "engine.scoring: if steps of short answers agree", "tried")
-    chosen = _shared_steps(config, device, spec, buckets)
-    return one_by_one(config, device, spec, buckets, chosen.reason) if chosen.value == "rows" else chosen
-
-
-def _shared_steps(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> Decision:
-    """Packed steps or tree batches, or "rows" with the reason why there are neither."""
-    if device in PAGED_CACHES and config.scoring != "branches":
-        reason = against_packing(config, device, spec, buckets)
-        if reason is None:
-            return Decision("scoring", "packed", f"{config.scoring}: if attention over a paged cache agrees", "tried")
-        if config.scoring == "packed":
-            raise ConfigError(f"'engine.scoring' = \"packed\": {reason}")
-        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {reason}")
-    if config.scoring == "packed":
-        raise ConfigError(f"'engine.scoring' = \"packed\": CUDA and WebGPU have paged attention, {device} has not")
-    if buckets.steps != "none":
-        return Decision("scoring", "rows", "branches have any shape, and steps have few")
-    if reason := against_buckets(spec):
-        return Decision("scoring", "rows", reason)
-    if device != "cpu":
-        reason = "the cells of branches are moved in the host's memory, and this model's cache is not there"
-    elif config.scoring == "auto" and spec.rounds_rows:
-        reason = "branches add up in another order, which the rounding of activations would show (engine.scoring)"
-    if reason:
-        return Decision("scoring", "rows", f"{ONE_BY_ONE}: {reason}")
-    return Decision("scoring", "branches", f"{config.scoring}: until there has been enough work to measure", "tried")
-
-
-def one_by_one(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan, reason: str) -> Decision:
-    """How texts are scored that share no steps for `reason`: the short ones do nevertheless, where that can be."""
-    if against_answers(config, device, spec, buckets):
-        return Decision("scoring", "rows", reason)
-    return Decision("scoring", "answers", f"{reason}; {SHORT_ANSWERS}", "tried")
-
-
-def against_answers(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> str | None:
-    """Why short answers are not to be fed one token a step together; None where they may be."""
-    if config.scoring == "rows":
-        return "engine.scoring"
-    if buckets.is_strict:
-        return "a step of many answers may have more targets than any that was run beforehand"
-    if device != "cuda" and spec.rounds_rows:
-        return "one token is computed otherwise than several, which the rounding of activations would show"
-    return against_buckets(spec)
-
-
-def against_packing(config: EngineConfig, device: str, spec: DecoderSpec, buckets: BucketPlan) -> str | None:
-    """Why a graph is not to be opened with its attention over a paged cache, for packed steps; None where it may be."""
-    if config.graph == "untouched":
-        return "the graph is to run as it is, and packed steps need another attention"
-    if buckets.steps != "none":
-        return "packed steps have any shape, and steps are to have few"
-    if reason := against_buckets(spec):
-        return reason
-    if any(found.role is Role.POSITION_IDS and len(found.tensor.shape) == 3 for found in spec.inputs):
-        return "positions are on three axes"
-    if device == "webgpu" and spec.rounds_rows:
-        return "packed steps add up in another order, which the rounding of activations would show"
-    if others := {tensor.elem_type for tensor in spec.kv} - PAGED_CACHES[device]:
-        return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
-    return None
-
-
-PAGED_CACHES = {"cuda": frozenset({3, 10, 16, 17}), "webgpu": frozenset({10})}
-"""By device the element types of caches that PagedAttention takes (ONNX's INT8, FLOAT16, BFLOAT16, FLOAT8E4M3FN)."""
-
-SHORT_ANSWERS = "short answers share steps of one token each where that is measured to be cheaper"
-
-ONE_BY_ONE = "texts are scored one after the other"
-"""Begins the notes on why there are no tree batches, where a user may have expected them."""

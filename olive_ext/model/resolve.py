@@ -4,7 +4,7 @@ the comparison's mode, the keys of caches and the costs read one `ResolvedModel`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +12,21 @@ from typing import Any
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError, understood
-from olive_ext.model import checkpoint, decisions
-from olive_ext.model.content import content_hash, hf_content_hash, size_on_disk
-from olive_ext.model.decisions import BucketPlan, Decision, Runtime, State
-from olive_ext.model.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_encoder
-from olive_ext.model.locate import Kind, locate, locate_hf, model_kind
-from olive_ext.model.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
-from olive_ext.model.ort_session import read_adapter
-from olive_ext.model.outline import read_graph
-from olive_ext.model.package_files import inside
-from olive_ext.model.package_trust import custom_operators_of, refuse_untrusted
-from olive_ext.model.providers import check_distributions, register_libraries, resolve_providers
-from olive_ext.model.types import DecoderSpec, Device, ModelFiles, Provider, SourceKind, TensorSpec
-
-_KV_NOTES = ("past and present KV", "KV is returned grown")  # begin the spec's note on the form of the cache
+from olive_ext.model import decisions, runtimes
+from olive_ext.model.decisions import BucketPlan, Decision
+from olive_ext.model.files.content import content_hash, hf_content_hash, load_graph, size_on_disk
+from olive_ext.model.files.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_encoder
+from olive_ext.model.files.hub import with_configs
+from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
+from olive_ext.model.files.package_files import inside
+from olive_ext.model.providers.devices import Device, Provider
+from olive_ext.model.providers.ort_session import read_adapter
+from olive_ext.model.providers.package_trust import operators_library
+from olive_ext.model.providers.resolution import check_distributions, register_libraries, resolve_providers
+from olive_ext.model.runtimes import Runtime
+from olive_ext.model.spec import checkpoint
+from olive_ext.model.spec.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
+from olive_ext.model.types import DecoderSpec, ModelFiles, SourceKind, TensorSpec
 
 
 def resolve(
@@ -38,15 +39,22 @@ def resolve(
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
-    path, written, name, tokenizer, components = settings.place
-    kind, reason = (model_kind(path), "by the files") if written == "auto" else (written, "the setting 'kind'")
+    path, tokenizer = settings.model, settings.tokenizer
+    kind, reason = _kind(settings)
     if kind == "hf":
-        files = locate_hf(path, tokenizer)
-    else:
-        files = locate(path, name, tokenizer, tokenizer_candidates, dict(components))
-    model = ResolvedModel(settings, kind, reason, files, handed_over=handed_over)
-    _ = model.custom_operators
-    return model
+        return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), handed_over=handed_over)
+    components = {str(part): name for part, name in settings.components.items()}
+    files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components)
+    config, file = files.genai_config, files.directory / GENAI_CONFIG
+    library = operators_library(config, file, is_trusted=settings.trust_remote_code)
+    operators = None if library is None else inside(files.directory, library, "custom_ops_library")
+    return ResolvedModel(settings, kind, reason, files, operators, handed_over=handed_over)
+
+
+def _kind(settings: ModelSettings) -> tuple[Kind, str]:
+    if settings.kind == "auto":
+        return model_kind(settings.model), "by the files"
+    return settings.kind, "the setting 'kind'"
 
 
 @dataclass(frozen=True)
@@ -54,35 +62,47 @@ class ResolvedModel:
     """A model as it will be opened: no "auto" is left that can be decided without a session.
 
     What costs time is found when it is first read: providers (`ProviderError`), the spec (`ModelError`, the graph is
-    read and dropped), the digest (about 1 s/GB).
-    """
+    read and dropped), the digest (about 1 s/GB)."""
 
     settings: ModelSettings
     kind: Kind
     kind_reason: str
     files: ModelFiles
+    custom_operators: Path | None = None
+    """The library of operators that genai_config.json names: native code, of a package that is trusted."""
+
     is_compared: bool = False
     """Whether it is one of two models, whose rows of logits are left where they were computed."""
 
     handed_over: Any = None
-    came_up: tuple[Provider, ...] = ()
-    """The providers that a session came up on, where these are not those of the settings."""
+    session_providers: tuple[Provider, ...] = ()
+    """The providers that a session was opened on, where these are not those of the settings."""
 
-    against_parts: str = ""
-    """What texts fed in parts failed at."""
+    parts_failure: str = ""
+    """What the trial of texts that are fed in parts failed at; empty where it did not."""
+
+    edit_graph: Callable[[Any], None] | None = None
+    """Changes the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it as it is."""
+
+    def decoder_graph(self) -> Any:
+        """The decoder's graph (onnx.ModelProto), its external weights on disk. Raises `ModelError`."""
+        graph = load_graph(self.files.decoder)
+        if self.edit_graph is not None:
+            self.edit_graph(graph)
+        return graph
 
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
-        settings = self.settings.model_copy(update=changes)
-        if settings.place != self.settings.place:
+        settings: ModelSettings = self.settings.model_copy(update=changes)
+        if settings.location != self.settings.location:
             return replace(resolve(settings, handed_over=self.handed_over), is_compared=self.is_compared)
         return self if settings == self.settings else replace(self, settings=settings)
 
     @cached_property
     def providers(self) -> tuple[Provider, ...]:
         """The providers in order of preference; plugin libraries are registered first."""
-        if self.came_up:
-            return self.came_up
+        if self.session_providers:
+            return self.session_providers
         check_distributions()
         register_libraries(self.settings.provider_libraries)
         return resolve_providers(
@@ -100,7 +120,7 @@ class ResolvedModel:
         if isinstance(asked, Mapping):
             asked = asked.get(encoder.part)
         section = next(section for section, part in MEDIA_SECTIONS.items() if part == encoder.part)
-        is_free = not self.came_up and self.providers[0].origin in (GENAI_CONFIG, "default")
+        is_free = not self.session_providers and self.providers[0].origin in (GENAI_CONFIG, "default")
         own = resolve_providers(
             asked,
             genai_config=self.files.genai_config if is_free else None,
@@ -110,50 +130,54 @@ class ResolvedModel:
         )
         return self.providers if own[0].origin == "default" else own
 
-    @cached_property
-    def custom_operators(self) -> Path | None:
-        """The library of operators that genai_config.json names, which is native code. Raises `ModelError` for it, and
-        for other settings like it, unless the package is trusted."""
-        if not self.settings.trust_remote_code:
-            refuse_untrusted(self.files.genai_config, self.files.directory / GENAI_CONFIG)
-        name = custom_operators_of(self.files.genai_config)
-        return None if name is None else inside(self.files.directory, name, "custom_ops_library")
-
     @property
     def device(self) -> Device:
         """The device where the first provider keeps its values."""
-        return self.providers[0].place
+        return self.providers[0].location
+
+    @property
+    def runtime(self) -> Runtime:
+        """The library that runs the model."""
+        return self._chosen_runtime[0]
+
+    @property
+    def runtime_reason(self) -> str:
+        """Which rule chose the runtime."""
+        return self._chosen_runtime[1]
 
     @cached_property
-    def runtime(self) -> tuple[Runtime, str]:
-        """The library that runs the model, and which rule chose it."""
-        if self.kind == "hf":
-            return "transformers", f"kind: {self.kind_reason}"
-        return decisions.choose_runtime(self.settings.engine, self.files)
+    def _chosen_runtime(self) -> tuple[Runtime, str]:
+        return runtimes.choose(self)
 
     @cached_property
     def spec(self) -> DecoderSpec:
         """The decoder's interface, with a note for each decision of which a user may have expected another one."""
-        return self.spec_of(read_graph(self.files.decoder))
+        return self.spec_of(self.decoder_graph())
 
     def spec_of(self, graph: Any) -> DecoderSpec:
         """The interface of `graph` (onnx.ModelProto), the decoder's or one that was made of it."""
-        from olive_ext.model.decoder_spec import read_spec  # imported here: it brings onnx along
-        from olive_ext.model.step_choices import as_opened
+        from olive_ext.model.spec.decoder_spec import read_spec  # imported here: it brings onnx along
+        from olive_ext.model.spec.step_choices import as_opened, table_offset
 
         files, settings = self.files, self.settings
         provided = {name for path in settings.engine.adapters for name in read_adapter(path).get_parameters()}
         try:
             with understood(files.decoder):
-                found = read_spec(graph, files.genai_config, settings.max_length, files.hf_config, provided)
-                return as_opened(found, self)
+                spec = read_spec(graph, files.genai_config, settings.max_length, files.hf_config, provided)
+                written = files.genai_config.get("model", {}).get("decoder", {}).get("session_options")
+                given = [written, settings.provider_options, settings.execution_provider]
+                used = [dict(one.options) for one in self.providers] if table_offset(given) is not None else []
+                failure = self.parts_failure
+                if spec.lengths and settings.engine.graph == "untouched":
+                    failure = "the graph, left as it is, takes a step's length for the text's"
+                return as_opened(spec, failure, table_offset(used), table_offset(written))
         except ModelError as error:
-            raise decisions.suggest_genai(error, files) from error
+            raise runtimes.with_alternative(error, files) from error
 
     @cached_property
     def processor_files(self) -> ModelFiles:
         """The files by which texts, pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
-        return self.files if self.kind == "onnx" else checkpoint.with_configs(self.files)
+        return self.files if self.kind == "onnx" else with_configs(self.files)
 
     @cached_property
     def media(self) -> MediaSpec | None:
@@ -162,37 +186,38 @@ class ResolvedModel:
             return checkpoint.read_media(self.processor_files.hf_config)
         companions, missing = self.files.companions, missing_encoder(self.files)
         parts = {part: companions[part] for part in MEDIA_PARTS if part in companions}
-        if self.runtime[0] != "onnxruntime" or "embedding" not in companions or not (parts or missing):
+        if not self.runtime.runs_graph or "embedding" not in companions or not (parts or missing):
             return None
-        from olive_ext.model.decoder_spec import read_embedding
-        from olive_ext.model.media_spec import read_media
+        from olive_ext.model.spec.decoder_spec import read_embedding
+        from olive_ext.model.spec.media_spec import read_media
 
-        embedding = read_graph(companions["embedding"].graph)
+        embedding = load_graph(companions["embedding"].graph)
         taken = embedding, read_embedding(embedding, self.spec.embeddings)
         configs = self.files.genai_config.get("model", {}), self.files.hf_config
         try:
-            encoders = {part: (files, read_graph(files.graph)) for part, files in parts.items()}
+            encoders = {part: (files, load_graph(files.graph)) for part, files in parts.items()}
             return replace(read_media(self.spec, taken, encoders, configs), problem=missing)
         except ModelError as error:
             return MediaSpec((), problem=str(error))
 
     @cached_property
     def source(self) -> tuple[SourceKind, TensorSpec] | None:
-        """What the encoder of an encoder-decoder takes, and its input; None for other models."""
+        """What an encoder-decoder's encoder takes, and its input; None for other models and whole packages."""
         if self.kind == "hf":
             return checkpoint.read_source(self.processor_files.hf_config)
-        if (encoder := self.files.companions.get("encoder")) is None:
+        encoder = self.files.companions.get("encoder")
+        if encoder is None or not self.runtime.runs_graph:
             return None
-        from olive_ext.model.encoder_spec import read_source
+        from olive_ext.model.spec.encoder_spec import read_source
 
-        return read_source(read_graph(encoder.graph), self.files.genai_config.get("model", {}))
+        return read_source(load_graph(encoder.graph), self.files.genai_config.get("model", {}))
 
     @cached_property
     def warms_encoders(self) -> bool:
         """Whether encoders of pictures and sound, and the graphs around them, have few shapes, all run beforehand."""
         encoders = self.media.encoders if self.media is not None else ()
         is_speech = self.kind == "onnx" and self.source is not None and self.source[0] is SourceKind.FEATURES
-        firsts = [self.providers[0], *(self.providers_of(found)[0] for found in encoders)]
+        firsts = [self.providers[0], *(self.providers_of(encoder)[0] for encoder in encoders)]
         return (bool(encoders) or is_speech) and decisions.wants_few_shapes(self.settings.engine, firsts)
 
     @cached_property
@@ -217,27 +242,16 @@ class ResolvedModel:
         return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=is_any)
 
     @cached_property
-    def overlap(self) -> tuple[bool, str]:
+    def overlapped_steps(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
         has_any_shape = self.buckets.steps == "none" and not (self.spec.embeddings and self.warms_encoders)
-        return decisions.choose_overlap(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
-
-    @cached_property
-    def scoring(self) -> Decision:
-        """How texts that are scored share steps."""
-        return decisions.choose_scoring(self.settings.engine, self.device.kind, self.spec, self.buckets)
-
-    def scored_one_by_one(self, problem: str) -> Decision:
-        """How texts are scored where `problem` speaks against packed steps."""
-        about = self.settings.engine, self.device.kind, self.spec, self.buckets
-        return decisions.one_by_one(*about, f"{decisions.ONE_BY_ONE}: {problem}")
+        return decisions.choose_overlapped_steps(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what is not obvious: the spec's, then why there are no buckets and no tree batches."""
-        scoring = self.scoring.reason if self.scoring.reason.startswith(decisions.ONE_BY_ONE) else ""
+        """Sentences on what is not obvious: the spec's, those on media, then why there are no buckets."""
         media = self.media.notes if self.media is not None else ()
-        return (*self.spec.notes, *media, *filter(None, (self.buckets.note, scoring)))
+        return (*self.spec.notes, *media, *filter(None, (self.buckets.note,)))
 
     @cached_property
     def digest(self) -> str | None:
@@ -256,45 +270,18 @@ class ResolvedModel:
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
         """Every choice that opening the model takes, named as in `describe_execution`."""
-        origins, (runtime, reason) = self.files.origins, self.runtime
-        found = [Decision("kind", self.kind, self.kind_reason), Decision("runtime", runtime, reason)]
-        found += [Decision("model", self.name, origins.get("decoder", ""))]
-        found += [Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", ""))]
-        if runtime == "onnxruntime":
-            return (*found, *self._of_graph())
-        if runtime == "genai":
-            found += [Decision("num_slots", 1, "onnxruntime-genai runs one sequence at a time")]
-        return (*found, Decision("chunk_size", *decisions.choose_chunk_size(self.settings.engine)))
+        origins, runtime = self.files.origins, self.runtime
+        with runtimes.failures_named(runtime, "decisions"):
+            own = tuple(runtime.decisions(self))
+        return (
+            Decision("kind", self.kind, self.kind_reason),
+            Decision("runtime", runtime.name, self.runtime_reason),
+            Decision("model", self.name, origins.get("decoder", "")),
+            Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", "")),
+            *own,
+        )
 
     @property
     def name(self) -> str:
         """The decoder's file; a Hugging Face model as the user named it."""
         return str(self.files.decoder) if self.kind == "onnx" else self.settings.model
-
-    def _of_graph(self) -> Iterator[Decision]:
-        engine, spec = self.settings.engine, self.spec
-        names = [provider.name for provider in self.providers]
-        yield Decision("providers", names, self.providers[0].origin, _tried(len(names) > 1))
-        yield Decision("context_length", spec.context_length, "max_length" if self.settings.max_length else "")
-        kv_cache = "in_place" if spec.is_kv_in_place else "returned"
-        reasons = (note for note in spec.notes if note.startswith(_KV_NOTES))
-        yield Decision("kv_cache", kv_cache, next(reasons, ""))
-        windows = sum(tensor.window is not None for tensor in spec.kv)
-        yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
-        yield Decision("graph", engine.graph, "engine.graph")
-        yield Decision("num_slots", *decisions.choose_num_slots(self.settings, spec, self.device), "predicted")
-        size, why = self.chunk_size
-        is_tried = not spec.is_kv_in_place and not spec.cross
-        is_tried |= decisions.is_attention_at_risk(size, self.device, spec)
-        yield Decision("chunk_size", size, why, _tried(is_tried))
-        threads = "ONNX Runtime's default" if engine.num_threads == "auto" else engine.num_threads
-        yield Decision("num_threads", threads, "engine.num_threads")
-        buckets = self.buckets
-        state = _tried(buckets.steps != "none")
-        yield Decision("shapes", decisions.BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
-        yield self.scoring
-        yield Decision("decode_ahead", *self.overlap)
-
-
-def _tried(is_tried: bool) -> State:
-    return "tried" if is_tried else "decided"

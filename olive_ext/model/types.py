@@ -8,12 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from olive_ext.model.item_masks import ItemMasks
-
-if TYPE_CHECKING:
-    from olive_ext.model.step_choices import StepChoices
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -55,50 +50,6 @@ class ModelFiles:
     """The other graphs, by what they do: "embedding" where the decoder takes embeddings, not ids."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """Where values lie: ONNX Runtime's device type ("cpu", "cuda", ...) and number."""
-
-    kind: str
-    index: int = 0
-
-    @property
-    def has_pointers(self) -> bool:
-        """Whether its values have an address that can be offset and bound."""
-        return self.kind in ("cpu", "cuda")
-
-    @property
-    def arena(self) -> str | None:
-        """The device's arena as ONNX Runtime's run options name it; None where it has none that can be shrunk."""
-        return {"cpu": "cpu:0", "cuda": f"gpu:{self.index}"}.get(self.kind)
-
-
-@dataclass(frozen=True)
-class Provider:
-    """One execution provider to run on, in order of preference."""
-
-    name: str
-    """ONNX Runtime's name, e.g. "CUDAExecutionProvider"."""
-
-    device: str
-    """Device type of its memory as ONNX Runtime spells it for IOBinding: "cpu", "cuda", "dml", "webgpu", ..."""
-
-    options: Mapping[str, str] = field(default_factory=dict)
-    origin: str = ""
-    """The setting that names it."""
-
-    plans_shapes: bool = False
-    """Whether the provider plans or compiles for every input shape that it meets."""
-
-    capture_option: str | None = None
-    """The provider's option that has runs captured and replayed; None where it has no such option."""
-
-    @property
-    def place(self) -> Device:
-        """The device that it keeps values on."""
-        return Device(self.device, int(self.options.get("device_id", 0)))
-
-
 ITEM_BYTES = {1: 4, 2: 1, 3: 1, 10: 2, 11: 8, 16: 2, 17: 1, 18: 1, 19: 1, 20: 1}
 """Bytes of an element by ONNX type (FLOAT 1, UINT8 2, INT8 3, FLOAT16 10, DOUBLE 11, BFLOAT16 16, FLOAT8* 17-20)."""
 
@@ -132,6 +83,7 @@ class KvTensor:
     """T in the file where it drops older positions (sliding_window_cache=1), all of which the engine keeps."""
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
+        """The cache's shape for that many rows (B) and positions (T)."""
         if self.position_axis == 1:
             return [num_rows, num_positions, self.heads * self.head_size]
         return [num_rows, self.heads, num_positions, self.head_size]
@@ -139,10 +91,7 @@ class KvTensor:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A state of fixed size (convolution, recurrence): input `past`, output `present`, [B, *shape], zero at first.
-
-    It stands for all positions so far and cannot be cut back to fewer.
-    """
+    """A state of all positions so far, [B, *shape], zero at first, which cannot be cut back to fewer."""
 
     past: str
     present: str
@@ -175,6 +124,7 @@ class CrossInputs:
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all these inputs."""
         return frozenset(tensor.name for tensor in (*self.states, *self.masks, *self.kv.values()))
 
 
@@ -232,6 +182,50 @@ class InputSpec:
     tensor: TensorSpec
 
 
+class LengthChoice(NamedTuple):
+    """A value [1, ...] of `rank` axes by which a graph chooses between numbers for shorter and for longer texts, such
+    as the factors of a rotary embedding (longrope). A plain pass over a text of up to `length` tokens gives one side,
+    over a longer one the other, where the value is `is_true_beyond`."""
+
+    value: str
+    rank: int
+    length: int
+    is_true_beyond: bool
+
+
+@dataclass(frozen=True)
+class ItemMasks:
+    """Layers of a decoder that takes token ids beside embeddings, counted by their attention."""
+
+    joined: tuple[int, ...] = ()
+    """Layers in which an item's tokens see the tokens behind them."""
+
+    beyond_window: tuple[int, ...] = ()
+    """Layers among `joined` in which an item's tokens see further back than a token of text does."""
+
+
+@dataclass(frozen=True)
+class StepChoices:
+    """What of a step decides its numbers beside each row's own tokens and positions."""
+
+    by_length: tuple[LengthChoice, ...] = ()
+    """Choices between short and long texts, which can be made for the whole text beforehand."""
+
+    leak: str = ""
+    """The first node that depends on the step otherwise; empty where there is none."""
+
+    numbers: tuple[int, ...] = ()
+    """Numbers that positions may be compared with, those of windows included, ascending."""
+
+    of_provider: tuple[int, ...] = ()
+    """Positions behind which the provider computes otherwise by the step."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The most positions of texts on each side, but for the last, ascending."""
+        return tuple(sorted({*self.of_provider, *(choice.length for choice in self.by_length)}))
+
+
 @dataclass(frozen=True)
 class DecoderSpec:
     """What a decoder takes, returns and can do, read from its graph and genai_config.json."""
@@ -272,7 +266,7 @@ class DecoderSpec:
     @property
     def is_paged(self) -> bool:
         """Whether the KV cache is made of blocks that a table assigns to rows."""
-        return any(found.role is Role.BLOCK_TABLE for found in self.inputs)
+        return any(entry.role is Role.BLOCK_TABLE for entry in self.inputs)
 
     @property
     def caches(self) -> tuple[KvTensor | StateTensor, ...]:

@@ -1,8 +1,9 @@
-"""Three files that only grow, and an index that records how much of them is valid. Knows no model and no request.
+"""Files of this package's caches: for this user only, and never through a link that somebody else may have put there;
+and three that only grow, with an index that records how much of them is valid. Knows no model and no request.
 
     records.bin    distributions, one `Form.dtype` each
     targets.bin    of each target of a request its record, its log-probability, and whether it is the argmax
-    requests.bin   digests of requests, and the places of their targets
+    requests.bin   digests of requests, and the numbers of their targets
     index.json     facts, form and the chunks that have been written, each with its lengths and checksums; its own
 
 A chunk counts once the index names it, and the index is replaced as a whole: what an interruption cuts off is dropped.
@@ -21,15 +22,49 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
 from olive_ext.errors import RecordsError, first_line
-from olive_ext.records.cache_folder import open_own
 
 WITHOUT_CHECKSUM, VERSION = 1, 2
 INDEX = "index.json"
 DAMAGED = "is_damaged"
 Array = npt.NDArray[np.void]
 _BLOCK_BYTES = 1 << 20
+
+
+def cache_folder(name: str) -> Path:
+    """The folder `name` of this package in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olive_ext" / name
+
+
+def make_own_folder(folder: Path) -> Path:
+    """Makes the folder, readable by this user only; one that is there stays as it is, with its owner's rights."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def refuse_shared(folder: Path) -> None:
+    """Raises `OSError` for a folder that others may write into, whose files could be theirs."""
+    if os.name == "posix" and folder.stat().st_mode & 0o022:
+        raise OSError("others may write into it (chmod go-w)")
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """Opens a cache's file, as `os.open`; new ones are this user's only. `OSError` for a symbolic link."""
+    if Path(path).is_symlink():  # Windows has no such flag, and others call it "too many levels"
+        raise OSError(f"'{path}' is a symbolic link, which no file of a cache is opened through: delete it")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
+def locked(path: Path, busy: str) -> FileLock:
+    """The lock at `path`, taken. Raises `RecordsError` with the message `busy` where another process has it."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RecordsError(busy) from None
+    return lock
 
 
 class GrowingFiles:
@@ -49,7 +84,7 @@ class GrowingFiles:
 
     def drop_damaged(self) -> list[Path]:
         """Compares every chunk's checksums, and marks those that are not what was written; the files with new ones."""
-        found = []
+        damaged = []
         for name in self._dtypes:
             ends = self._ends(name) * self._dtypes[name].itemsize
             sound = [number for number, chunk in enumerate(self.chunks) if not chunk.get(DAMAGED)]
@@ -57,29 +92,31 @@ class GrowingFiles:
                 wrong = [chunk for chunk in sound if not self._is_sound(file, name, chunk, *ends[chunk : chunk + 2])]
             for chunk in wrong:
                 self.chunks[chunk][DAMAGED] = True
-            found += [self.path(name)] if wrong else []
-        return found
+            damaged += [self.path(name)] if wrong else []
+        return damaged
 
     def path(self, name: str) -> Path:
+        """The path of the file with this name."""
         return self._folder / f"{name}.bin"
 
     def read(self, name: str, numbers: npt.NDArray[np.int64] | None = None) -> Array:
-        """Items by number, all valid ones by default. Raises `RecordsError` for a file that is not what was written.
+        """The items [N] with these `numbers` [N], all valid ones by default. Raises `RecordsError` for a file that is
+        not what was written.
 
         Read, not mapped: pages of a map that have been touched would count as this process's memory.
         """
         ends = self._ends(name)
-        places = self._valid(ends) if numbers is None else np.asarray(numbers, np.int64)
-        items = np.empty(len(places), self._dtypes[name])
-        if not len(places):
+        numbers = self._valid(ends) if numbers is None else np.asarray(numbers, np.int64)
+        items = np.empty(len(numbers), self._dtypes[name])
+        if not len(numbers):
             return items
         size = self._dtypes[name].itemsize
         with self._opened(name) as file:
-            for chunk in np.unique(np.searchsorted(ends, places, "right") - 1).tolist():
+            for chunk in np.unique(np.searchsorted(ends, numbers, "right") - 1).tolist():
                 self._check(file, name, chunk, int(ends[chunk]) * size, int(ends[chunk + 1]) * size)
-            begins = np.flatnonzero(np.diff(places, prepend=places[0] - 2) != 1)
-            for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
-                file.seek(int(places[begin]) * size)
+            begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
+            for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+                file.seek(int(numbers[begin]) * size)
                 file.readinto(items[begin:end].view(np.uint8).data)
         return items
 
@@ -110,7 +147,6 @@ class GrowingFiles:
         return np.concatenate([np.empty(0, np.int64), *sound])
 
     def _opened(self, name: str) -> BufferedIOBase:
-        """The file, or an empty one where there is none. Raises `RecordsError` where it cannot be read."""
         path = self.path(name)
         if not path.exists() and not path.is_symlink():
             return BytesIO()
@@ -120,17 +156,16 @@ class GrowingFiles:
             raise RecordsError(f"'{path}' cannot be read: {first_line(error)}") from error
 
     def _check(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> None:
-        """Compares a chunk's checksum once; `start` and `stop` are its bytes."""
         if chunk not in self._checked[name] and not self._is_sound(file, name, chunk, start, stop):
             path = self.path(name)
             raise RecordsError(f"'{path}' is damaged: part {chunk} is not what was written; {_remedy(path)}")
         self._checked[name].add(chunk)
 
     def _is_sound(self, file: BufferedIOBase, name: str, chunk: int, start: int, stop: int) -> bool:
-        checksum, place = 0, file.seek(start)
-        while content := file.read(min(_BLOCK_BYTES, stop - place)):
-            checksum, place = zlib.crc32(content, checksum), place + len(content)
-        return bool(place == stop and checksum == self.chunks[chunk]["checksums"][name])
+        checksum, offset = 0, file.seek(start)
+        while content := file.read(min(_BLOCK_BYTES, stop - offset)):
+            checksum, offset = zlib.crc32(content, checksum), offset + len(content)
+        return bool(offset == stop and checksum == self.chunks[chunk]["checksums"][name])
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

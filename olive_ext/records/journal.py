@@ -20,11 +20,10 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from typing_extensions import Self
 
 from olive_ext.errors import RecordsError, first_line, one_line
-from olive_ext.records.cache_folder import make_own_folder, open_own
+from olive_ext.records.files import locked, make_own_folder, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ def facts_key(facts: Mapping[str, Any]) -> str:
 class Journal:
     """The answers in `path`, which belongs to `facts`. One process writes at a time.
 
-    Only the places of the answers are held in memory. Where the disk refuses a line, nothing more is written, and the
+    Only the offsets of the answers are held in memory. Where the disk refuses a line, nothing more is written, and the
     evaluation goes on. Raises `RecordsError` where another process has the file, it cannot be opened, or is not of
     this package or of these `facts`.
     """
@@ -46,11 +45,14 @@ class Journal:
         self.path = path
         self._facts = facts_key(facts)
         self.num_written = 0
-        self._places: dict[bytes, int] = {}
+        self._offsets: dict[bytes, int] = {}
         self._latest: tuple[int, Mapping[str, Any]] = (-1, {})
         try:
             make_own_folder(path.parent)
-            self._lock = _locked(path)
+            self._lock = locked(
+                Path(f"{path}.lock"),
+                f"another run is writing the answers in '{path}': wait for it to end, or give another folder",
+            )
             self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             if not resume:
                 os.truncate(self._file, 0)
@@ -63,24 +65,24 @@ class Journal:
                 self._write({"facts": facts})
         except OSError as error:
             raise RecordsError(f"the journal of answers '{path}' cannot be used: {first_line(error)}") from error
-        self.num_known = len(self._places)
+        self.num_known = len(self._offsets)
         self._is_writable = True
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._places
+        return key in self._offsets
 
     def __getitem__(self, key: bytes) -> Any:
         """The answer of a request, any JSON. Lines are read one at a time: neighbours are asked for together."""
-        place = self._places[key]
-        if self._latest[0] != place:
-            self._latest = place, self._at(place)["answers"]
+        offset = self._offsets[key]
+        if self._latest[0] != offset:
+            self._latest = offset, self._at(offset)["answers"]
         return self._latest[1][key.hex()]
 
     def add(self, answers: Mapping[bytes, Any]) -> None:
         """Keeps the answers of a chunk; they count from then on, whatever happens to this process."""
         if not self._is_writable or not answers:
             return
-        place = self._end
+        offset = self._end
         try:
             self._write({"answers": {key.hex(): answer for key, answer in answers.items()}})
         except OSError as error:
@@ -90,11 +92,11 @@ class Journal:
                 "there",
                 self.path,
                 first_line(error),
-                len(self._places),
+                len(self._offsets),
             )
             return
         self.num_written += len(answers)
-        self._places.update(dict.fromkeys(answers, place))
+        self._offsets.update(dict.fromkeys(answers, offset))
 
     def close(self) -> None:
         """Lets other processes write. May be called again."""
@@ -114,8 +116,8 @@ class Journal:
         self.close()
 
     def _read(self) -> int:
-        """Notes where the answers are, and cuts off what is no whole line at the end: the size that is left."""
-        place, damaged = 0, 0
+        """Notes the offsets of the answers, and cuts off an unfinished line at the end; the size that is left."""
+        offset, damaged = 0, 0
         with self._reader() as file:
             file.seek(0)
             for number, line in enumerate(file, 1):
@@ -124,32 +126,31 @@ class Journal:
                 content = self._content(line, f"line {number}")
                 damaged += content is None
                 for key in (content or {}).get("answers", ()):
-                    self._places[bytes.fromhex(key)] = place
-                place += len(line)
+                    self._offsets[bytes.fromhex(key)] = offset
+                offset += len(line)
         size = os.fstat(self._file).st_size
-        if damaged or size > place:
+        if damaged or size > offset:
             logger.warning(
                 "'%s': %d damaged lines are passed over, %d bytes of an unfinished one are cut off; the %d answers in "
                 "the others are used",
                 self.path,
                 damaged,
-                size - place,
-                len(self._places),
+                size - offset,
+                len(self._offsets),
             )
-            os.truncate(self._file, place)
-        return place
+            os.truncate(self._file, offset)
+        return offset
 
-    def _at(self, place: int) -> Mapping[str, Any]:
+    def _at(self, offset: int) -> Mapping[str, Any]:
         with self._reader() as file:
-            file.seek(place)
-            content = self._content(file.readline(), f"the line at {place}")
+            file.seek(offset)
+            content = self._content(file.readline(), f"the line at {offset}")
         if content is None:
             raise RecordsError(f"'{self.path}' has changed while it was in use: delete it to compute its answers anew")
         return content
 
     def _content(self, line: bytes, where: str) -> Mapping[str, Any] | None:
-        """What a line holds; None for one that is not what was written. Raises `RecordsError` for one that is, and that
-        nobody wrote here."""
+        """What a line holds; None where it is cut or changed. `RecordsError` where nobody wrote it here."""
         checksum, _, body = line[:-1].partition(b" ")
         if checksum != b"%08x" % zlib.crc32(body):
             return None
@@ -192,14 +193,3 @@ class Journal:
 
 def _line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str).encode()
-
-
-def _locked(path: Path) -> FileLock:
-    lock = FileLock(f"{path}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RecordsError(
-            f"another run is writing the answers in '{path}': wait for it to end, or give another folder"
-        ) from None
-    return lock

@@ -18,12 +18,10 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 from typing_extensions import Self
 
 from olive_ext.errors import ConfigError, RecordsError, RunError
-from olive_ext.records.cache_folder import make_own_folder
-from olive_ext.records.files import INDEX, GrowingFiles, read_index, write_index
+from olive_ext.records.files import INDEX, GrowingFiles, locked, make_own_folder, read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +83,7 @@ class Form:
 
     @property
     def is_whole(self) -> bool:
+        """Whether a record is the whole row of logits."""
         return self.top == 0
 
     @property
@@ -128,7 +127,8 @@ class Records:
         self.folder = folder
         self.form = form
         self.facts = dict(facts)
-        self._lock = _lock(folder) if writes else None
+        busy = f"another process is writing the records in '{folder}': wait for it to end"
+        self._lock = locked(folder / "lock", busy) if writes else None
         dtypes = {"records": form.dtype, "targets": TARGET, "requests": REQUEST}
         self._files = GrowingFiles(folder, dtypes, chunks)
         if writes:
@@ -162,18 +162,20 @@ class Records:
 
     @property
     def num_requests(self) -> int:
+        """Requests that are recorded, those in memory included."""
         return len(self._requests) + len(self._fresh)
 
     @property
     def num_records(self) -> int:
+        """Positions that are recorded, those in memory included: the number of the next one."""
         return self._files.count("records") + self._num_fresh
 
     def find(self, key: bytes) -> Array | None:
         """The scores, `TARGET`[T], of the request with this `request_key`; None where there are none."""
         if key in self._fresh:
             return self._fresh[key]
-        found = self._request(key)
-        return None if found is None else self._files.read("targets", found["first"] + np.arange(found["count"]))
+        request = self._request(key)
+        return None if request is None else self._files.read("targets", request["first"] + np.arange(request["count"]))
 
     def get(self, numbers: npt.NDArray[np.int64]) -> Array:
         """Records by number: `Form.dtype`[R]."""
@@ -187,8 +189,7 @@ class Records:
         return np.arange(first, first + len(records_R))
 
     def put(self, key: bytes, targets: Array) -> None:
-        """Keeps a request's scores (`scored_targets`), unless they are there already; writes when enough has come
-        together."""
+        """Keeps a request's scores (`scored_targets`) unless they are there; writes when enough has come together."""
         if key in self._fresh or self._request(key) is not None:
             return
         self._fresh[key] = targets
@@ -197,13 +198,12 @@ class Records:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held in memory. A request counts from then on, whatever happens to this process. Raises
-        `RunError` where the disk refuses."""
+        """Writes what is held in memory, which counts from then on. Raises `RunError` where the disk refuses."""
         if not self._fresh and not self._records:
             return
         counts = [len(targets) for targets in self._fresh.values()]
         firsts = self._files.count("targets") + np.cumsum([0, *counts])[:-1]
-        requests = [(*_HALVES.unpack(key), *place) for key, *place in zip(self._fresh, firsts, counts, strict=True)]
+        requests = [(*_HALVES.unpack(key), *numbers) for key, *numbers in zip(self._fresh, firsts, counts, strict=True)]
         chunk = {
             "records": np.concatenate([np.empty(0, self.form.dtype), *self._records]),
             "targets": np.concatenate([np.empty(0, TARGET), *self._fresh.values()]),
@@ -240,7 +240,6 @@ class Records:
         write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
 
     def _drop_damaged(self) -> None:
-        """Leaves the requests of damaged chunks out, to be recorded again, and says so."""
         if damaged := self._files.drop_damaged():
             num_requests = len(self._files.read("requests"))
             text = "%s: damaged parts are recorded again; the %d requests in the others are used"
@@ -251,24 +250,14 @@ class Records:
         return np.sort(self._files.read("requests"), order=("high", "low"))
 
     def _request(self, key: bytes) -> np.void | None:
-        """The `REQUEST` on disk with this key."""
         high, low = map(np.uint64, _HALVES.unpack(key))
         first, end = (np.searchsorted(self._requests["high"], high, side) for side in ("left", "right"))
         alike = self._requests[first:end]
-        found = alike[alike["low"] == low]
-        return cast(np.void, found[0]) if len(found) else None
+        equal = alike[alike["low"] == low]
+        return cast(np.void, equal[0]) if len(equal) else None
 
 
 def folder_name(form: Form, facts: Mapping[str, Any]) -> str:
     """Digest (16 hex digits) of the form and of what decides the reference's numbers."""
     content = json.dumps({"form": asdict(form), "facts": facts}, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _lock(folder: Path) -> FileLock:
-    lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RecordsError(f"another process is writing the records in '{folder}': wait for it to end") from None
-    return lock

@@ -12,6 +12,7 @@ from statistics import NormalDist
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.numbers import Measured
 
 _LEVEL = 0.05
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - _LEVEL / 2, 0.8))
@@ -42,8 +43,8 @@ class Change:
     low: float
     high: float
     figure: Figure
-    needed: str
-    """What would exclude a loss that matters, in words; empty where that is unknown."""
+    advice: str
+    """What would exclude a loss that matters, or why nothing does; empty where that is unknown."""
 
     is_significant: bool = False
     """Whether its task's exact test finds a change, whatever the interval says."""
@@ -69,7 +70,7 @@ class Change:
         worst = f"{self.name} may have lost up to {lost} {self.unit}"
         if not math.isfinite(self.low):
             return f"{self.name} is known of one text only"
-        return f"{worst} ({self.needed})" if self.needed else worst
+        return f"{worst} ({self.advice})" if self.advice else worst
 
 
 def changes_of_answers(comparison: Comparison) -> list[Change]:
@@ -77,16 +78,16 @@ def changes_of_answers(comparison: Comparison) -> list[Change]:
     level of Bonferroni; and of single tasks whose exact p-value stays below 5 % after Holm's correction."""
     judged, significant = _judged(comparison), _significant(comparison)
     wider = NormalDist().inv_cdf(1 - _LEVEL / 2 / max(1, len(judged))) / _QUANTILE
-    found = [_of_answers(item, comparison, wider, item in significant) for item in judged]
-    found += [_of_answers(item, comparison, 1.0, True) for item in significant if item not in judged]
-    return [_with_unanswered(change, comparison) for change in found]
+    changes = [_of_answers(item, comparison, wider, item in significant) for item in judged]
+    changes += [_of_answers(item, comparison, 1.0, True) for item in significant if item not in judged]
+    return [_with_unanswered(change, comparison) for change in changes]
 
 
 def changes_of_texts(comparison: Comparison) -> list[Change]:
     """Of the perplexities of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
     answered = {ALL, *(item.task for item in comparison.outcomes)}
-    found = [_of_text(item, comparison.matters) for item in comparison.divergences if item.task not in answered]
-    return [_with_unanswered(change, comparison) for change in found]
+    texts = [item for item in comparison.divergences if item.task not in answered]
+    return [_with_unanswered(_of_text(item, comparison.matters), comparison) for item in texts]
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:
@@ -94,9 +95,9 @@ def _with_unanswered(change: Change, comparison: Comparison) -> Change:
     if not comparison.missing:
         return change
     everything = comparison.missing + sum(comparison.documents().values())
-    needed = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
+    advice = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
     low = change.low - 100 * comparison.missing / everything
-    return replace(change, low=max(low, -100.0) if change.unit == "pt" else low, needed=needed)
+    return replace(change, low=max(low, -100.0) if change.unit == "pt" else low, advice=advice)
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:
@@ -151,17 +152,27 @@ def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_signific
         low=estimate + wider * (low - estimate),
         high=estimate + wider * (high - estimate),
         figure=Figure(f"{name} difference", f"{shown}{' pt' * item.is_share}", interval),
-        needed=_needed_of_answers(item, comparison.loss_that_matters(item), comparison.certainty),
+        advice=_advice_of_answers(item, comparison.loss_that_matters(item), comparison.certainty),
         is_significant=is_significant,
     )
 
 
-def _of_text(found: Divergence, matters: float) -> Change:
-    change, documents = 100 * (found.perplexity_ratio - 1), found.num_documents
-    stderr = math.inf if found.perplexity_ratio_stderr is None else 100 * found.perplexity_ratio_stderr
-    margin, places = _QUANTILE * stderr, numbers.decimals(stderr, most=2)
-    name, is_known = f"{found.task} perplexity", math.isfinite(stderr)
-    note = f"\N{PLUS-MINUS SIGN} {margin:.{places}f}" if is_known else "one text"
+def perplexity_change(item: Divergence) -> Measured:
+    """The change of the perplexity in per cent with its 95 % margin, as texts; no margin of a single text."""
+    stderr = _percent_stderr(item)
+    places = numbers.decimals(stderr, most=2)
+    margin = f"{_QUANTILE * stderr:.{places}f}" if math.isfinite(stderr) else ""
+    return Measured(f"{numbers.plus(100 * (item.perplexity_ratio - 1), places)} %", margin)
+
+
+def _percent_stderr(item: Divergence) -> float:
+    return math.inf if item.perplexity_ratio_stderr is None else 100 * item.perplexity_ratio_stderr
+
+
+def _of_text(item: Divergence, matters: float) -> Change:
+    change, documents, stderr = 100 * (item.perplexity_ratio - 1), item.num_documents, _percent_stderr(item)
+    margin, shown = _QUANTILE * stderr, perplexity_change(item)
+    name, is_known = f"{item.task} perplexity", math.isfinite(stderr)
     needed = documents * ((_QUANTILE + _POWER_QUANTILE) * stderr / matters) ** 2 if is_known else None
     reach = max(margin, abs(change)) if abs(change) <= _LEAST_CHANGE else margin
     return Change(
@@ -170,12 +181,12 @@ def _of_text(found: Divergence, matters: float) -> Change:
         -change,
         low=-change - reach,
         high=-change + reach,
-        figure=Figure(name, f"{numbers.plus(change, places)} %", note),
-        needed=_needed(needed, documents),
+        figure=Figure(name, shown.value, shown.margin or "one text"),
+        advice=_advice(needed, documents),
     )
 
 
-def _needed_of_answers(item: Outcome, size: float, certainty: Certainty | None) -> str:
+def _advice_of_answers(item: Outcome, size: float, certainty: Certainty | None) -> str:
     """By `Outcome.documents_needed`; without any flip so many that the exact binomial bound of no flip is `size`. Of a
     claim the bound that would do: all documents have an error of their own."""
     if item.num_population is not None:
@@ -185,18 +196,18 @@ def _needed_of_answers(item: Outcome, size: float, certainty: Certainty | None) 
         bound = size - (certainty.low - low)
         return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few"
     if item.is_binary and not item.right_to_wrong + item.wrong_to_right:
-        return f"at least {_rounded(math.log(_LEVEL / 2) / math.log1p(-size))} documents would do"
-    return _needed(item.documents_needed.get(f"{size:g}"), item.num_documents)
+        return _to_evaluate(math.log(_LEVEL / 2) / math.log1p(-size))
+    return _advice(item.documents_needed.get(f"{size:g}"), item.num_documents)
 
 
-def _needed(needed: float | None, known: int) -> str:
+def _advice(needed: float | None, known: int) -> str:
     """Where no more than the known documents are needed, it is the loss that is near the one that matters."""
     if needed is None:
         return ""
-    return f"about {_rounded(needed)} documents would do" if needed > known else "near the loss that matters"
+    return _to_evaluate(needed) if needed > known else "near the loss that matters"
 
 
-def _rounded(value: float) -> str:
-    """Two significant digits, upwards."""
-    unit = 10 ** max(0, math.floor(math.log10(max(value, 1))) - 1)
-    return f"{math.ceil(value / unit) * unit:,}"
+def _to_evaluate(needed: float) -> str:
+    """The number of documents with two significant digits, upwards."""
+    unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)
+    return f"evaluate {math.ceil(needed / unit) * unit:,} documents or more to know"

@@ -1,15 +1,14 @@
-"""What a comparison with a reference model found: plain data. Knows no model, no statistics and no number format."""
+"""The results of a comparison with a reference model: plain data. Knows no model and no statistics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
-
-from pydantic import BeforeValidator
+from typing import Any, Literal
 
 from olive_ext.errors import counted
+from olive_ext.report.numbers import Number
+from olive_ext.report.stages import Stage
 
 ALL = "all"
 """The task's name in a `Divergence` over the positions of all tasks."""
@@ -19,9 +18,6 @@ ACCURACY = "accuracy"
 
 NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
-
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A float that reads null as NaN, which strict JSON has not."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +237,7 @@ class Certainty:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything found against one reference."""
+    """All results against one reference."""
 
     reference: Mapping[str, Any]
     """Path, kind, content hash, tokenizer, mode ("resident" or "recorded"), and the record's form and size."""
@@ -261,14 +257,17 @@ class Comparison:
     certainty: Certainty | None = None
     """What the drawn documents make certain; None where all documents were evaluated."""
 
+    stages: tuple[Stage, ...] = ()
+    """Conversion, quantization and provider apart, in this order, as far as the models between them are known."""
+
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        found = {item.task: item.num_documents for item in self.divergences}
-        found |= {item.task: item.num_documents for item in self.outcomes}
-        return {task: number for task, number in found.items() if task != ALL}
+        numbers = {item.task: item.num_documents for item in self.divergences}
+        numbers |= {item.task: item.num_documents for item in self.outcomes}
+        return {task: number for task, number in numbers.items() if task != ALL}
 
     def loss_that_matters(self, outcome: Outcome) -> float:
         """`matters` as a difference of the outcome's metric."""

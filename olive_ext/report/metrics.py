@@ -1,4 +1,4 @@
-"""Metrics: read from lm-eval's results, made from a comparison, and found by name. Knows no report and no model."""
+"""Metrics: read from lm-eval's results, made from a comparison, and looked up by name. Knows no report and no model."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeGuard
 
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Number, Outcome
-from olive_ext.report.numbers import count
+from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.numbers import Number, count
 
-NAMES = (
+COMPARISON_NAMES = (
     *("kl_mean", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"),
     *("top1_agreement", "top_probability_rms", "perplexity_ratio"),
     *("flips_right_to_wrong", "flips_wrong_to_right"),
     *("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high", "mcnemar_p"),
 )
-"""Names of the metrics that `comparison_metrics` makes."""
-
+"""Names of the metrics that `comparison_metrics` makes: bounds, tables and Olive's goals know a comparison's numbers by
+these."""
 
 MISSING = "missing"
 """The task whose metric "requests" counts the requests without an answer, where there are any."""
@@ -29,11 +29,11 @@ OPEN_CLAIM = "open_claim"
 """The task whose only metric, "open_claim_<metric>", says that a claim on that metric could not be decided, and is the
 number of tasks that it is about."""
 
-_OF_DRAWN = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
-"""Those that are not weighted where documents were drawn."""
+_UNWEIGHTED = ("kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max")
+"""Comparison metrics that are not weighted where documents were drawn (`"documents": "enough"`)."""
 
-OF_DRAWN = (*_OF_DRAWN, "flips_right_to_wrong", "flips_wrong_to_right", "mcnemar_p")
-"""Those of which nothing is known for all documents where some were drawn."""
+DRAWN_ONLY = (*_UNWEIGHTED, "flips_right_to_wrong", "flips_wrong_to_right", "mcnemar_p")
+"""Comparison metrics that say nothing of all documents where some were drawn: no bound may name them then."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def _of_task(task: str, results: Mapping[str, Any]) -> Iterator[Metric]:
         is_error_bar = name.endswith("_stderr") and f"{name.removesuffix('_stderr')},{filter_name}" in values
         if not comma or not _is_number(value) or is_error_bar:
             continue
-        found = values.get(f"{name}_stderr,{filter_name}")
-        stderr = float(found) if _is_number(found) else None
+        error = values.get(f"{name}_stderr,{filter_name}")
+        stderr = float(error) if _is_number(error) else None
         is_better = directions.get(name) is not False
         yield Metric(task, name, filter_name, float(value), stderr, is_better, _count(task, key, results))
 
@@ -124,8 +124,8 @@ def _count(task: str, key: str, results: Mapping[str, Any]) -> int | None:
 
 
 def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
-    """The metrics `NAMES`, so that goals, bounds and tables can name a comparison's numbers: of each task those of its
-    divergence, and of its first metric that is right or wrong those of flips and accuracy.
+    """The metrics `COMPARISON_NAMES`, so that goals, bounds and tables can name a comparison's numbers: of each task
+    those of its divergence, and of its first metric that is right or wrong those of flips and accuracy.
 
     The task "all" has them over all tasks; where only one task has them, they are that task's.
     """
@@ -146,8 +146,8 @@ def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     return (*of_divergences, *(metric for item in firsts for metric in _of_outcome(item)), *wrong)
 
 
-def _of_divergence(found: Divergence) -> Iterator[Metric]:
-    kl = found.kl
+def _of_divergence(item: Divergence) -> Iterator[Metric]:
+    kl = item.kl
     values = {
         "kl_mean": (kl.mean, kl.stderr),
         "kl_median": (kl.median, None),
@@ -155,31 +155,31 @@ def _of_divergence(found: Divergence) -> Iterator[Metric]:
         "kl_p99": (kl.p99, None),
         "kl_p999": (kl.p999, None),
         "kl_max": (kl.maximum, None),
-        "top1_agreement": (found.top1_agreement, found.top1_agreement_stderr),
-        "top_probability_rms": (found.top_probability_rms, None),
-        "perplexity_ratio": (found.perplexity_ratio, found.perplexity_ratio_stderr),
+        "top1_agreement": (item.top1_agreement, item.top1_agreement_stderr),
+        "top_probability_rms": (item.top_probability_rms, None),
+        "perplexity_ratio": (item.perplexity_ratio, item.perplexity_ratio_stderr),
     }
     for name, (value, stderr) in values.items():
-        is_better, n = name == "top1_agreement", found.num_documents
-        yield Metric(found.task, name, "none", value, stderr, is_better, n, found.num_population, name not in _OF_DRAWN)
+        is_better, n = name == "top1_agreement", item.num_documents
+        yield Metric(item.task, name, "none", value, stderr, is_better, n, item.num_population, name not in _UNWEIGHTED)
 
 
-def _of_outcome(found: Outcome) -> Iterator[Metric]:
-    sign = 1 if found.higher_is_better else -1
-    low, high = sorted((sign * found.low, sign * found.high))
+def _of_outcome(item: Outcome) -> Iterator[Metric]:
+    sign = 1 if item.higher_is_better else -1
+    low, high = sorted((sign * item.low, sign * item.high))
     values = {
-        "flips_right_to_wrong": found.right_to_wrong,
-        "flips_wrong_to_right": found.wrong_to_right,
-        "accuracy_difference": sign * found.difference,
+        "flips_right_to_wrong": item.right_to_wrong,
+        "flips_wrong_to_right": item.wrong_to_right,
+        "accuracy_difference": sign * item.difference,
         "accuracy_difference_low": low,
         "accuracy_difference_high": high,
     }
-    if found.num_population is None:  # the flips decided when to stop
-        values["mcnemar_p"] = found.mcnemar_p
+    if item.num_population is None:  # the flips decided when to stop
+        values["mcnemar_p"] = item.mcnemar_p
     for name, value in values.items():
         is_better = name != "flips_right_to_wrong"
-        is_estimate, n = name.startswith("accuracy"), found.num_documents
-        yield Metric(found.task, name, "none", float(value), None, is_better, n, found.num_population, is_estimate)
+        is_estimate, n = name.startswith("accuracy"), item.num_documents
+        yield Metric(item.task, name, "none", float(value), None, is_better, n, item.num_population, is_estimate)
 
 
 def matching(
@@ -190,14 +190,14 @@ def matching(
     Without a task `name` may also be a task's ("size_on_disk"), or a long name ("task/metric", "task/metric,filter"),
     and a comparison over all tasks goes before those of single tasks. A metric whose filter is "" may have any.
     """
-    found = [
+    matches = [
         metric
         for metric in metrics
         if task in (None, metric.task)
         and filter_name in (None, metric.filter or filter_name)
         and (name == metric.metric or (task is None and name in (metric.task, *long_names(metric))))
     ]
-    return [metric for metric in found if metric.task == ALL] or found
+    return [metric for metric in matches if metric.task == ALL] or matches
 
 
 def long_names(metric: Metric) -> tuple[str, str]:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator
+
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A float that reads null as NaN, which strict JSON has not."""
 
 MINUS = "\N{MINUS SIGN}"
 NO_VALUE = "\N{EM DASH}"
+Z95 = 1.959964
+"""Standard errors on either side of a 95 % interval."""
+
 _SPACE = "\N{NO-BREAK SPACE}"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 
@@ -63,11 +71,6 @@ def nats(value: float) -> str:
     if abs(value) < 1e-4:
         return signed_minus(f"{value:.1e}")
     return signed_minus(f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}")
-
-
-def plain_nats(value: float) -> str:
-    """Four decimals, as 0.0123, or 1.2e-05 below a thousandth; for text tables, whose rows have the same decimals."""
-    return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 
 
 def nats_with_error(value: float, stderr: float | None) -> Measured:
@@ -180,10 +183,10 @@ def fact(value: Any, style: FactStyle = PAGE) -> str:
 
 def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested facts as one level of dotted names and texts of one line, in the same order."""
-    found: dict[str, str] = {}
+    facts_by_name: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{prefix}{key}."))
+            facts_by_name.update(flat(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = fact(value)
-    return found
+            facts_by_name[f"{prefix}{key}"] = fact(value)
+    return facts_by_name

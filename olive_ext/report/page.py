@@ -16,6 +16,9 @@ from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
 
+SIZE = "size_bytes"
+"""Key of `Report.model` and of a comparison's reference: the bytes of the model's files, where these are known."""
+
 PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""
 
@@ -41,6 +44,9 @@ class Column:
     report: Report | None = None
     """The model's report; None for a reference of which only the metrics are known."""
 
+    size: float | None = None
+    """Bytes of the model's files, where they are known."""
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -55,7 +61,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Page:
-    """Columns in reading order, the baseline first, and what was found between them."""
+    """Columns in reading order, the baseline first, and the comparisons between them."""
 
     title: str
     columns: tuple[Column, ...]
@@ -66,16 +72,21 @@ class Page:
 
 def page_of(report: Report) -> Page:
     """The page of one evaluation: its model, and its reference in front where it has one."""
-    candidate = Column(model_name(report), report.metrics, report)
+    candidate = column_of(model_name(report), report)
     comparison = report.comparison
     if comparison is None:
         return Page(candidate.name, (candidate,), created=report.created)
     name = str(comparison.reference.get(NAME) or _short_path(str(comparison.reference.get("path", "reference"))))
     if name == candidate.name:
         name = f"{name} (reference)"
-    metrics = read_metrics(comparison.metrics)
+    reference = Column(name, read_metrics(comparison.metrics), size=comparison.reference.get(SIZE))
     contrast = Contrast(candidate.name, name, comparison)
-    return Page(f"{candidate.name} against {name}", (Column(name, metrics), candidate), (contrast,), report.created)
+    return Page(f"{candidate.name} against {name}", (reference, candidate), (contrast,), report.created)
+
+
+def column_of(name: str, report: Report) -> Column:
+    """A report's column."""
+    return Column(name, report.metrics, report, report.model.get(SIZE))
 
 
 def model_name(report: Report) -> str:
@@ -108,7 +119,7 @@ def short_names(paths: Sequence[Sequence[str]]) -> list[str]:
         names = ["/".join(parts[-count:]) for parts in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{'/'.join(parts)} ({place})" for place, parts in enumerate(paths, 1)]
+    return [f"{'/'.join(parts)} ({rank})" for rank, parts in enumerate(paths, 1)]
 
 
 def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
@@ -119,17 +130,16 @@ def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
     examples, and for tasks that score whole texts the longest context.
     """
     tasks = dict.fromkeys(task for _, report in reports for task in report.results.get("configs", {}))
-    found = [problem for task in tasks for problem in _problems(task, reports)]
-    if found:
-        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        raise ConfigError(f"cannot compare {'; '.join(found[:_MOST_NAMED])}{more}")
+    problems = [problem for task in tasks for problem in _problems(task, reports)]
+    if problems:
+        more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
+        raise ConfigError(f"cannot compare {'; '.join(problems[:_MOST_NAMED])}{more}")
 
 
 def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:
     """One line for each fact that differs, with the first report and the first that differs from it."""
-    known = [
-        (name, dict(_facts(task, report))) for name, report in reports if task in report.results.get("configs", {})
-    ]
+    having = [(name, report) for name, report in reports if task in report.results.get("configs", {})]
+    known = [(name, dict(_facts(task, report))) for name, report in having]
     first_name, first = known[0]
     for key in dict.fromkeys(key for _, facts in known for key in facts):
         for name, facts in known[1:]:

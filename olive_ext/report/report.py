@@ -1,4 +1,4 @@
-"""What an evaluation found: plain data, and its form as strict JSON. Knows neither lm-eval nor Olive."""
+"""The results of an evaluation: plain data, and its form as strict JSON. Knows neither lm-eval nor Olive."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Report:
     """ISO 8601 time with time zone."""
 
     comparison: Comparison | None = None
-    """What was found against a reference; None where there was none."""
+    """The comparison with a reference; None where there was none."""
 
 
 def has_several_filters(report: Report, task: str) -> bool:
     """Whether some metric of `task` comes once for each of several filters."""
-    seen = [found.metric for found in report.metrics if found.task == task]
+    seen = [metric.metric for metric in report.metrics if metric.task == task]
     return len(seen) > len(set(seen))
 
 
@@ -75,8 +75,8 @@ def from_json(text: str) -> Report:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValidationError as error:
-        found = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, found['loc'])) or 'as a whole'}: {found['msg']}") from error
+        problem = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, problem['loc'])) or 'as a whole'}: {problem['msg']}") from error
 
 
 def plain(value: Any) -> Any:

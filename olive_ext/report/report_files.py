@@ -11,14 +11,14 @@ from pathlib import Path
 
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.report.html.render import render, to_html
-from olive_ext.report.markdown import chain_markdown, to_markdown
 from olive_ext.report.page import Page
+from olive_ext.report.plain_text import chain_markdown, to_markdown
 from olive_ext.report.report import Report, to_json
-from olive_ext.report.scores import ChainStep
+from olive_ext.report.tables import ChainStep
 
 logger = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16
-_INSTALL = "pip install jinja2 matplotlib"
+_INSTALL = "pip install jinja2"
 
 
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
@@ -35,12 +35,18 @@ def write(report: Report, directory: str | Path, to_html: Callable[[Report], str
         texts[page] = to_html(report)
     except ImportError as error:
         logger.warning("no report.html: %s; get it with: %s", error, _INSTALL)
-    except Exception as error:  # noqa: BLE001 - whatever a plotting library throws
+    except Exception as error:  # noqa: BLE001 - whatever a template throws
         logger.warning("no report.html: %s: %s", type(error).__name__, error)
     write_texts(texts, directory)
     if page not in texts:
         page.unlink(missing_ok=True)
     return tuple(texts)
+
+
+def page_of_report(report: Report) -> Path | None:
+    """The page of a report that was written into its `output_dir`; None without one."""
+    page = Path(str(report.config.get("output_dir") or "")) / "report.html"
+    return page if report.config.get("output_dir") and page.is_file() else None
 
 
 def write_page(page: Page, directory: str | Path) -> Path:
@@ -69,7 +75,7 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     For use before hours of evaluation, not after.
     """
     path = Path(directory).absolute()
-    nearest = next(place for place in (path, *path.parents) if place.exists() or place.is_symlink())
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     where = f"'{setting}' = '{directory}'"
     if not nearest.exists():
         raise ConfigError(f"{where}: '{nearest}' is a symbolic link to '{nearest.readlink()}', which does not exist")

@@ -9,8 +9,8 @@ from typing import Any
 
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.metrics import Metric, read_metrics
+from olive_ext.report.numbers import Z95
 
-_Z95 = 1.959964
 _SAME = 1e-9
 
 Key = tuple[str, str, str]
@@ -26,8 +26,8 @@ def certain_comparison(comparison: Comparison, certainty: Certainty) -> Comparis
     outcomes = [_decided(item, certainty) for item in comparison.outcomes]
     divergences = [replace(item, num_population=counts.get(item.task)) for item in comparison.divergences]
     if (whole := comparison.overall_divergence()) is not None:
-        place = comparison.divergences.index(whole)
-        divergences[place] = _held(divergences[place], certainty)
+        index = comparison.divergences.index(whole)
+        divergences[index] = _held(divergences[index], certainty)
     return replace(comparison, outcomes=tuple(outcomes), divergences=tuple(divergences), certainty=certainty)
 
 
@@ -38,7 +38,7 @@ def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
         return outcome
     sign, total = 1 if outcome.higher_is_better else -1, certainty.num_documents
     flipped = (outcome.right_to_wrong + outcome.wrong_to_right) / outcome.num_documents
-    margin = max(_Z95 * math.sqrt(flipped / total), 1 - 0.025 ** (1 / total))
+    margin = max(Z95 * math.sqrt(flipped / total), 1 - 0.025 ** (1 / total))
     low, high = sorted((sign * certainty.low, sign * certainty.high))
     difference = sign * _beyond(certainty.estimate, certainty)
     return replace(
@@ -50,14 +50,14 @@ def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
     )
 
 
-def _held(found: Divergence, certainty: Certainty) -> Divergence:
+def _held(overall: Divergence, certainty: Certainty) -> Divergence:
     """The mean as it was measured; where the claim is broken beyond the bound, which the weighted mean may just miss. A
     claim that is kept changes nothing: it may be about cut positions, and a bound is one of the whole."""
     if certainty.metric == "top1_agreement" and not certainty.is_above:
-        return replace(found, top1_agreement=_beyond(found.top1_agreement, certainty))
+        return replace(overall, top1_agreement=_beyond(overall.top1_agreement, certainty))
     if certainty.metric == "kl_mean" and certainty.is_above:
-        return replace(found, kl=replace(found.kl, mean=_beyond(found.kl.mean, certainty)))
-    return found
+        return replace(overall, kl=replace(overall.kl, mean=_beyond(overall.kl.mean, certainty)))
+    return overall
 
 
 def _beyond(value: float, certainty: Certainty) -> float:
@@ -78,16 +78,16 @@ def sampled_metrics(
     whole = {_key(metric): metric for metric in read_metrics(comparison.metrics)}
     outcomes = {(item.task, item.metric, item.filter): item for item in comparison.outcomes}
     groups: Mapping[str, Sequence[str]] = results.get("group_subtasks", {})
-    found = []
+    estimates = []
     for metric in metrics:
         reference = whole.get(_key(metric))
         if metric.n is None or reference is None:
-            found.append(metric)
+            estimates.append(metric)
             continue
         sampled = replace(metric, num_population=reference.n, is_estimate=False)
         members = [outcomes.get((task, metric.metric, metric.filter)) for task in _leaves(metric.task, groups)]
-        found.append(_estimated(sampled, reference, [item for item in members if item is not None]))
-    return tuple(found)
+        estimates.append(_estimated(sampled, reference, [item for item in members if item is not None]))
+    return tuple(estimates)
 
 
 def _key(metric: Metric) -> Key:
@@ -116,5 +116,5 @@ def _estimated(metric: Metric, reference: Metric, outcomes: Sequence[Outcome]) -
     pairs = list(zip(counts, outcomes, strict=True))
     difference = math.fsum(count * item.difference for count, item in pairs) / total
     half_widths = [count / total * (item.high - item.low) / 2 for count, item in pairs]
-    stderr = math.sqrt(math.fsum(width**2 for width in half_widths)) / _Z95
+    stderr = math.sqrt(math.fsum(width**2 for width in half_widths)) / Z95
     return replace(metric, value=reference.value + difference, stderr=stderr, is_estimate=True)

@@ -1,111 +1,47 @@
-"""Metrics of one or several models as cells: scores, costs, and the steps of a chain. Knows no comparison."""
+"""Scores and costs of one or several models as texts, formatted once for every form. Knows no comparison."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, NAME
-from olive_ext.report.metrics import NAMES, Metric
-from olive_ext.report.numbers import NO_VALUE, Measured, number
-from olive_ext.report.page import Column, joined_passes
-from olive_ext.report.report import Report
-from olive_ext.report.view import Table
-
-Z95 = 1.959964
-"""Standard errors on either side of a 95 % interval."""
-
-_CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
-_CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
-"""Columns of a chain that stand before those of its tasks; the distances are over all tasks."""
-
-
-def metric_table(report: Report) -> Table:
-    """A row for each metric in the report's order. The numbers of a comparison have their own tables."""
-    compared = NAMES if report.comparison is not None else ()
-    heads = ("task", "metric", "filter", "value", "± stderr", "better", "n")
-    rows = [
-        (
-            *(metric.task, metric.metric, metric.filter, number(metric.value)),
-            "" if metric.stderr is None else number(metric.stderr),
-            "higher" if metric.higher_is_better else "lower",
-            metric.documents,
-        )
-        for metric in report.metrics
-        if metric.metric not in compared
-    ]
-    return Table(
-        str(report.model.get(NAME) or report.model.get("path", "model")),
-        heads,
-        rows,
-        ("task", "metric", "filter", "better"),
-    )
-
-
-@dataclass(frozen=True)
-class ChainStep:
-    """A model of a chain of passes: its name, and what was measured of it by column."""
-
-    name: str
-    values: dict[str, float]
-    documents: dict[str, str] = field(default_factory=dict)
-    """For columns of drawn documents, how many of how many they are."""
-
-
-def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
-    """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
-    first metric. What a report does not have is left out."""
-    names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
-    return [_chain_step(name, list(_chain_metrics(report))) for name, report in zip(names, reports, strict=True)]
-
-
-def _chain_step(name: str, columns: Sequence[tuple[str, Metric]]) -> ChainStep:
-    drawn = {column: metric.documents for column, metric in columns if metric.num_population is not None}
-    return ChainStep(name, {column: metric.value for column, metric in columns}, drawn)
-
-
-def _chain_metrics(report: Report) -> Iterator[tuple[str, Metric]]:
-    first: dict[str, Metric] = {}
-    for metric in report.metrics:
-        if metric.metric in _CHAIN_DISTANCES and metric.task == ALL:
-            yield metric.metric, metric
-        elif metric.task in _CHAIN_COSTS:
-            if metric.task != "tokens_per_second" or metric.value > 0:  # a baseline counts no tokens
-                yield metric.task, metric
-        elif metric.task not in (ALL, "requests_per_second") and metric.metric not in NAMES:
-            first.setdefault(metric.task, metric)
-    yield from ((f"{metric.task} {metric.metric}", metric) for metric in first.values())
-
-
-def chain_table(steps: Sequence[ChainStep]) -> Table:
-    """A row for each step; the columns that some step has: costs first, then distances, then tasks as they come."""
-    seen = dict.fromkeys(name for step in steps for name in step.values)
-    known = [name for name in (*_CHAIN_COSTS, *_CHAIN_DISTANCES) if name in seen]
-    columns = [*known, *(name for name in seen if name not in known)]
-    rows = [[step.name, *(_chain_cell(name, step) for name in columns)] for step in steps]
-    return Table("The chain, step by step", ["step", *columns], rows, ("step",))
-
-
-def _chain_cell(column: str, step: ChainStep) -> str:
-    value = step.values.get(column)
-    if value is None:
-        return ""
-    if column == "size_on_disk" and math.isfinite(value):
-        return f"{value / 1e6:,.2f} MB"
-    shown = f"{value:,.0f}" if column == "tokens_per_second" and math.isfinite(value) else number(value)
-    return f"{shown} ({step.documents[column]})" if column in step.documents else shown
+from olive_ext.report.metrics import COMPARISON_NAMES, Metric
+from olive_ext.report.numbers import NO_VALUE, Z95, Measured
+from olive_ext.report.page import Column
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A dot with its interval on the row's own axis, in per cent of its width."""
+    """A dot with its interval on an axis, in per cent of the axis' width; `zero` where zero is marked."""
 
     dot: float
     low: float
     width: float
+    zero: float | None = None
+
+
+def bars_of(points: Sequence[tuple[float, float, float]], *, with_zero: bool = False) -> list[Bar | None]:
+    """A bar for each (value, low, high), all on one axis; none where no interval has a width, nor for what is not
+    finite."""
+    finite = [point for point in points if all(map(math.isfinite, point))]
+    if not any(low < high for _, low, high in finite):
+        return [None] * len(points)
+    ends = [end for _, low, high in finite for end in (low, high)] + [0.0] * with_zero
+    room = (max(ends) - min(ends)) * 0.06
+    begin, span = min(ends) - room, max(ends) - min(ends) + 2 * room
+
+    def at(value: float) -> float:
+        return round(100 * (value - begin) / span, 2)
+
+    return [
+        Bar(at(value), at(low), round(100 * (high - low) / span, 2), at(0.0) if with_zero else None)
+        if (value, low, high) in finite
+        else None
+        for value, low, high in points
+    ]
 
 
 @dataclass(frozen=True)
@@ -125,7 +61,6 @@ class ScoreRow:
 
     task: str
     metric: str
-    filter: str
     higher_is_better: bool
     documents: str
     cells: tuple[Cell, ...]
@@ -139,20 +74,24 @@ def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
     by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
     for key in _keys(columns):
         task, name, filter_name = key
-        found = [metrics.get(key) for metrics in by_column]
-        known = [metric for metric in found if metric is not None]
+        metrics = [own.get(key) for own in by_column]
+        known = [metric for metric in metrics if metric is not None]
         counts = sorted((metric for metric in known if metric.n is not None), key=lambda metric: metric.n or 0)
         row = ScoreRow(
             task,
-            name,
-            filter="" if filter_name == "none" else filter_name,
+            with_filter(name, filter_name),
             higher_is_better=known[0].higher_is_better,
             documents="/".join(dict.fromkeys(metric.documents for metric in counts)),
-            cells=tuple(_cells(found)),
+            cells=tuple(_cells(metrics)),
             is_first=not rows or rows[-1].task != task,
         )
         rows.append(row)
     return rows
+
+
+def with_filter(metric: str, filter_name: str) -> str:
+    """The metric's name, with its filter where the task has one."""
+    return metric if filter_name == "none" else f"{metric}, {filter_name}"
 
 
 def _keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
@@ -161,33 +100,23 @@ def _keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
         (metric.task, metric.metric, metric.filter)
         for column in columns
         for metric in column.metrics
-        if metric.n is not None and metric.metric not in NAMES
+        if metric.n is not None and metric.metric not in COMPARISON_NAMES
     )
-    order = {task: place for place, task in enumerate(dict.fromkeys(key[0] for key in keys))}
+    order = {task: rank for rank, task in enumerate(dict.fromkeys(key[0] for key in keys))}
     return sorted(keys, key=lambda key: order[key[0]])
 
 
-def _cells(found: Sequence[Metric | None]) -> Iterator[Cell]:
-    """A cell for each model; the first metric is the baseline's. Finite values get bars where one has an interval."""
-    ranges = [_range(metric) for metric in found if metric is not None and math.isfinite(metric.value)]
-    has_bars = any(low < high for low, high in ranges)
-    low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
-    room = (high - low or 1.0) * 0.06
-    for place, metric in enumerate(found):
+def _cells(metrics: Sequence[Metric | None]) -> Iterator[Cell]:
+    """A cell for each model; the first metric is the baseline's."""
+    nothing = (math.nan,) * 3
+    bars = bars_of([nothing if metric is None else _interval(metric) for metric in metrics])
+    for index, (metric, bar) in enumerate(zip(metrics, bars, strict=True)):
         if metric is None:
             yield Cell(Measured(NO_VALUE))
             continue
-        difference = metric.value - found[0].value if place and found[0] is not None else math.nan
-        yield Cell(
-            numbers.with_error(metric.value, metric.stderr),
-            _change(difference, metric) if math.isfinite(difference) else "",
-            _bar(metric, low - room, high + room) if has_bars and math.isfinite(metric.value) else None,
-        )
-
-
-def _bar(metric: Metric, begin: float, end: float) -> Bar:
-    low, high = _range(metric)
-    return Bar(*(round(100 * part / (end - begin), 2) for part in (metric.value - begin, low - begin, high - low)))
+        difference = metric.value - metrics[0].value if index and metrics[0] is not None else math.nan
+        change = _change(difference, metric) if math.isfinite(difference) else ""
+        yield Cell(numbers.with_error(metric.value, metric.stderr), change, bar)
 
 
 def _change(difference: float, metric: Metric) -> str:
@@ -197,12 +126,12 @@ def _change(difference: float, metric: Metric) -> str:
     return numbers.plus(difference, numbers.decimals(metric.stderr))
 
 
-def _range(metric: Metric) -> tuple[float, float]:
+def _interval(metric: Metric) -> tuple[float, float, float]:
     half = Z95 * metric.stderr if metric.stderr is not None and math.isfinite(metric.stderr) else 0.0
-    return metric.value - half, metric.value + half
+    return metric.value, metric.value - half, metric.value + half
 
 
-_PHASES = {
+PHASES = {
     "tasks": "loading the tasks",
     "export": "exporting the float model",
     "load": "opening the models",
@@ -210,22 +139,20 @@ _PHASES = {
     "candidate": "the model",
     "statistics": "statistics",
 }
-"""The phases of an evaluation, in order."""
+"""The phases of an evaluation, in order, and what is done in each."""
 
-_LEAST_REST = 0.05
-"""Seconds of no phase that are told."""
-
-_COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "size_on_disk": ("Size on disk", numbers.size),
     "tokens_per_second": ("Tokens per second", numbers.count),
     "peak_memory": ("Peak memory", numbers.size),
     "peak_device_memory": ("Peak memory of the device", numbers.size),
     "seconds": ("Time, all of it", numbers.duration),
-    **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in _PHASES.items()},
+    **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in PHASES.items()},
     "tokens_naive": ("Tokens in the requests", numbers.count),
     "tokens_fed": ("of which computed (the rest was shared)", numbers.count),
     "tokens_generated": ("Tokens generated", numbers.count),
 }
+"""Titles and forms of the costs, by their names."""
 
 
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
@@ -233,23 +160,22 @@ def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
     known = [_costs(column) for column in columns]
     return [
         (title, [form(costs[key]) if key in costs else NO_VALUE for costs in known])
-        for key, (title, form) in _COSTS.items()
+        for key, (title, form) in COSTS.items()
         if any(key in costs for costs in known)
     ]
 
 
-def phases_of(engine: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and seconds of each phase that took any, and of the rest."""
-    found = {name: engine[f"seconds_{name}"] for name in _PHASES if engine.get(f"seconds_{name}")}
-    yield from found.items()
-    if found and (rest := engine["seconds"] - sum(found.values())) >= _LEAST_REST:
-        yield "rest", rest
+def size_of(column: Column) -> float | None:
+    """Bytes of the model's files, as measured or as known."""
+    return _costs(column).get("size_on_disk")
 
 
 def _costs(column: Column) -> dict[str, float]:
     """The engine's counters, and metrics that do not come from documents."""
     counters: Mapping[str, Any] = column.report.engine if column.report is not None else {}
     costs = {key: float(value) for key, value in counters.items() if isinstance(value, int | float)}
+    if column.size is not None:
+        costs["size_on_disk"] = column.size
     for metric in column.metrics:
         if metric.n is None and math.isfinite(metric.value):
             costs[metric.task if metric.metric == "bytes" else metric.metric] = metric.value

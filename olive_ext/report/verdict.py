@@ -1,22 +1,28 @@
-"""The one line on what a comparison found, and the figures by which. Never says that two models are the same.
+"""The verdict on a comparison: one sentence to act on, and its evidence. It never says that two models are the same.
 
 Only what is certain is called a loss. Where none is certain, "no loss found" needs a loss that matters to be excluded,
 and the distributions to be near. A claim about drawn documents settles its own sentence: no finding is dropped for it.
+
+**Bands.** How far apart two models' distributions are, in words: by what is published of real quantizations
+(llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, tables "LLaMA 3 8b Scoreboard" and "LLaMA 2 vs. LLaMA
+3", revision f364eb6f), each against FP16. Mean KL in nats: q8_0 0.0014, q6_K 0.0055; q5_K_M 0.011, q4_K_M 0.031, q4_0
+0.072; q3_K_M 0.102, q3_K_S 0.228; iq2_M 0.326, q2_K 0.445, iq1_S 2.2. Same top token (Llama 3 8B and Llama 2 7B): q8_0
+97.7 and 98.8 %, q6_K 96.0 and 97.5 %, q4_K_M 91.9 and 94.7 %, q2_K 71.1 and 85.6 %. The limits lie between these.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.bands import band_of, certain_band, possible_band
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
-from olive_ext.report.numbers import joined
+from olive_ext.report.numbers import Z95, joined
+from olive_ext.report.stages import Unnoticed, stage_sentences
 
 Kind = Literal[
     "cannot_tell", "loss", "claim_broken", "distant", "too_few", "claim_open", "small_loss", "no_loss_found",
@@ -29,24 +35,52 @@ _SAME_NATS = 1e-6
 
 
 @dataclass(frozen=True)
+class Band:
+    """Distances up to `most_kl` nats and from `least_agreement` on, which is a share of positions."""
+
+    words: str
+    most_kl: float
+    least_agreement: float
+    weight: Literal["distant", "loss"] | None = None
+    """What the distance alone says of the candidate: nothing, that it is in doubt, or that it has lost."""
+
+
+BANDS = (
+    Band("as with weights of 6 to 8 bits", 0.01, 0.96),
+    Band("as with weights of 4 to 5 bits", 0.09, 0.88),
+    Band("as with weights of 3 bits", 0.3, 0.7, "distant"),
+    Band("as with weights of 2 bits or fewer", float("inf"), 0.0, "loss"),
+)
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """`kind` for colours and signs, `finding` for people, and the figures that it was found by."""
+    """A sentence to act on, and its evidence; `kind` is for colours and signs."""
 
     kind: Kind
-    finding: str
+    headline: str
+    evidence: tuple[str, ...] = ()
+    """Further findings, a sentence each."""
+
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
 
     @property
-    def line(self) -> str:
-        """Finding, figures and documents in one line."""
+    def finding(self) -> str:
+        """Headline and evidence."""
+        return "; ".join((self.headline, *self.evidence))
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Headline, evidence, and the figures with the number of documents, a line each."""
         if not self.figures:
-            return self.finding
-        return f"{self.finding}: {', '.join(map(str, self.figures))} ({counted(self.num_documents, 'document')})"
+            return (self.headline, *self.evidence)
+        figures = f"{', '.join(map(str, self.figures))} ({counted(self.num_documents, 'document')})"
+        return (self.headline, *self.evidence, figures)
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    """What a comparison found.
+    """The verdict on a comparison.
 
     A loss or a gain is certain where the 95 % interval of the accuracy difference over all documents excludes zero
     (`changes`: also other metrics, single tasks by Holm's correction of their exact p-values, Holm 1979), where the
@@ -61,27 +95,41 @@ def verdict(comparison: Comparison) -> Verdict:
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), sum(comparison.documents().values())
     if wrong := _non_finite(comparison):
-        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", figures, documents)
+        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", (), figures, documents)
     if not figures and comparison.missing:
         return Verdict("cannot_tell", f"nothing was compared: {_unanswered(comparison)}")
     if not figures:
         return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
-    found = [*_claimed(certainty), *against]
-    found = found or [("no_difference", "no difference found") if is_same else _in_favour(changes)]
-    worst = min((kind for kind, _ in found), key=_KINDS.index)
-    told = [] if certainty is None else [certainty.sentence()]
-    told += [text for kind, text in found if text and (kind == worst or worst != "loss")]
+    findings = [*_claimed(certainty), *against]
+    findings = findings or [("no_difference", "no difference found") if is_same else _in_favour(changes)]
+    worst = min((kind for kind, _ in findings), key=_KINDS.index)
+    first = [text for kind, text in findings if kind == worst]
+    others = [text for kind, text in findings if kind != worst and worst != "loss"]
+    others = [*stage_sentences(comparison.stages, _unnoticed(certainty)), *others]
+    if certainty is not None and certainty.sentence() not in first:
+        others.insert(0, certainty.sentence())
     if comparison.missing:
-        told.append(f"{_unanswered(comparison)} {'and is' if comparison.missing == 1 else 'and are'} not in this")
-    return Verdict(worst, "; ".join(told), figures, documents)
+        others.append(f"{_unanswered(comparison)} {'and is' if comparison.missing == 1 else 'and are'} not in this")
+    headline, *evidence = dict.fromkeys([*first, *others])
+    return Verdict(worst, headline, tuple(evidence), figures, documents)
+
+
+def _unnoticed(certainty: Certainty | None) -> Unnoticed:
+    """What is within the nearest band, and within the claim's bound."""
+    nearest = BANDS[0]
+    if certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below":
+        return Unnoticed(min(nearest.most_kl, certainty.bound), nearest.least_agreement)
+    if certainty is not None and certainty.metric == "top1_agreement" and certainty.side == "above":
+        return Unnoticed(nearest.most_kl, max(nearest.least_agreement, certainty.bound))
+    return Unnoticed(nearest.most_kl, nearest.least_agreement)
 
 
 def _claimed(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
-    """What the claim's sentence, which is told whatever it is, says against the candidate."""
+    """The claim's sentence, where it is against the candidate."""
     if certainty is not None and certainty.verdict != "kept":
-        yield "claim_broken" if certainty.verdict == "broken" else "claim_open", ""
+        yield "claim_broken" if certainty.verdict == "broken" else "claim_open", certainty.sentence()
 
 
 def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
@@ -92,9 +140,9 @@ def _against(comparison: Comparison, changes: list[Change], overall: Divergence 
         yield "loss", f"loss found in {joined(large)}"
     yield from _distant(comparison, overall)
     if small := [change.name for change in lost if not change.may_lose(matters)]:
-        yield "small_loss", f"loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
+        yield "small_loss", f"small loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
     if possible := [change.possible_loss for change in changes if change not in lost and change.may_lose(matters)]:
-        yield "too_few", f"too few documents to tell: {joined(possible)}"
+        yield "too_few", f"not decided: {joined(possible)}"
 
 
 def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
@@ -106,7 +154,7 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tup
     if whole.weight is not None:
         yield whole.weight, f"the distributions are far apart, {whole.words}"
     elif overall.num_population not in (None, overall.num_documents) and (far := possible_band(overall)).weight:
-        yield "too_few", f"too few documents to tell: the distributions may be far apart, {far.words}"
+        yield "too_few", f"not decided: the distributions may be far apart, {far.words}"
     for item in comparison.divergences:
         band = certain_band(item)
         if band.weight is not None and band.most_kl > whole.most_kl:
@@ -153,3 +201,29 @@ def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[
         yield Figure("mean KL", f"{mean.value} nats", ", ".join(part for part in (mean.margin, words) if part))
         yield Figure("same top token", numbers.percent(divergence.top1_agreement, divergence.top1_agreement_stderr))
     yield from (change.figure for change in changes_of_texts(comparison))
+
+
+def band_of(item: Divergence) -> Band:
+    """The nearest band that holds both the mean KL and the share of equal top tokens, which must be finite."""
+    return next(band for band in BANDS if item.kl.mean <= band.most_kl and item.top1_agreement >= band.least_agreement)
+
+
+def certain_band(item: Divergence) -> Band:
+    """The nearest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
+    return BANDS[0] if None in _errors(item) else band_of(_moved(item, -Z95))
+
+
+def possible_band(item: Divergence) -> Band:
+    """The farthest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
+    return BANDS[-1] if None in _errors(item) else band_of(_moved(item, Z95))
+
+
+def _errors(item: Divergence) -> tuple[float | None, float | None]:
+    return item.kl.stderr, item.top1_agreement_stderr
+
+
+def _moved(item: Divergence, errors: float) -> Divergence:
+    """The divergence, farther from the reference by so many standard errors."""
+    kl, agreement = (error or 0.0 for error in _errors(item))
+    farther = replace(item.kl, mean=item.kl.mean + errors * kl)
+    return replace(item, kl=farther, top1_agreement=item.top1_agreement - errors * agreement)

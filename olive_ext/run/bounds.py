@@ -11,7 +11,15 @@ from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, OF_DRAWN, is_open, listed, long_names, matching, non_finite_requests
+from olive_ext.report.metrics import (
+    COMPARISON_NAMES,
+    DRAWN_ONLY,
+    is_open,
+    listed,
+    long_names,
+    matching,
+    non_finite_requests,
+)
 from olive_ext.report.numbers import number
 from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
 
@@ -39,17 +47,18 @@ def refuse_names(
     if settings.documents == "enough":
         _refuse_of_drawn(bounds, f"{where}.require")
     tasks = _measured(settings, loads_tasks)
-    compared = NAMES if settings.reference is not None else ()
+    compared = COMPARISON_NAMES if settings.reference is not None else ()
     check_names(bounds, tasks, compared, f"{where}.require")
     check_names(declared, tasks, compared, f"{where}.metrics")
 
 
 def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
+    others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
     for task, name in bounds:
-        if name.partition(",")[0].rpartition("/")[2] in OF_DRAWN:
+        if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
             raise ConfigError(
                 f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
-                f"evaluate 'all', or bound one of {', '.join(item for item in NAMES if item not in OF_DRAWN)}"
+                f"evaluate 'all', or bound one of {others}"
             )
 
 
@@ -58,10 +67,10 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
-    found = declared_metrics(asked, settings.include_path)
-    if loads_tasks and (found is None or None in found.values()):
-        found = loaded_metrics(load_tasks(asked, settings.include_path))
-    return None if found is None else {**found, **_cost_metrics(settings.tasks)}
+    declared = declared_metrics(asked, settings.include_path)
+    if loads_tasks and (declared is None or None in declared.values()):
+        declared = loaded_metrics(load_tasks(asked, settings.include_path, metadata=settings.metadata))
+    return None if declared is None else {**declared, **_cost_metrics(settings.tasks)}
 
 
 def _cost_metrics(tasks: Collection[Any]) -> dict[str, Collection[str]]:
@@ -90,7 +99,7 @@ def check_names(
         known[ALL] = set(own)
     for task, name in names:
         short = name.partition(",")[0].rpartition("/")[2]
-        if short in NAMES and not compared:
+        if short in COMPARISON_NAMES and not compared:
             raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'")
         if tasks is not None:
             _check_name(task, name, known, where)
@@ -136,12 +145,12 @@ def broken_bounds(bounds: Iterable[Bound], metrics: Sequence[Metric]) -> list[st
 
 
 def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
-    found = matching(metrics, bound.metric, bound.task, bound.filter)
-    if len(found) == 1:
-        return found[0]
-    problem = "stands for several metrics" if found else why_missing(bound.task or bound.metric)
+    matches = matching(metrics, bound.metric, bound.task, bound.filter)
+    if len(matches) == 1:
+        return matches[0]
+    problem = "stands for several metrics" if matches else why_missing(bound.task or bound.metric)
     name = f"'{bound.metric}'{_of(bound.task)}" + (f", filter '{bound.filter}'" if bound.filter else "")
-    raise ConfigError(f"'require': {name} {problem}: {listed(found or metrics)}")
+    raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}")
 
 
 def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:

@@ -11,10 +11,10 @@ from typing import Any
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison, Flip, Outcome
-from olive_ext.report.metrics import NAMES, non_finite_requests
+from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import PASSES, Column, Contrast, Page, check_comparable, model_name, short_names
-from olive_ext.run.reference.answers import compare_answers
+from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
+from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
 REPORT_FILE = "report.json"
@@ -49,7 +49,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
         raise ConfigError(f"'{given[0]}' holds one report: give two or more")
     _refuse_strangers(reports)
     check_comparable([(item.name, item.report) for item in reports])
-    columns = tuple(Column(item.name, item.report.metrics, item.report) for item in reports)
+    columns = tuple(column_of(item.name, item.report) for item in reports)
     first, *others = reports
     created = max(item.report.created for item in reports)
     names = [item.name for item in others]
@@ -59,14 +59,13 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
 
 def load(given: Sequence[str]) -> list[Named]:
     """The reports in the order given; those of a folder of folders in the order they were made."""
-    found = [(name, file) for text in given for name, file in _files(text)]
-    reports = [_read(file) for _, file in found]
+    files = [(name, file) for text in given for name, file in _files(text)]
+    reports = [_read(file) for _, file in files]
     names = [model_name(report) for report in reports if PASSES in report.model]
     if len(set(names)) < len(reports):  # else a chain's passes, whose folders by Olive are digests
-        names = short_names([_parts(file) for _, file in found])
-    named = [
-        Named(name or own, report, file.parent) for (name, file), own, report in zip(found, names, reports, strict=True)
-    ]
+        names = short_names([_parts(file) for _, file in files])
+    lines = zip(files, names, reports, strict=True)
+    named = [Named(name or own, report, file.parent) for (name, file), own, report in lines]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
         raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
@@ -83,8 +82,8 @@ def _files(text: str) -> list[tuple[str, Path]]:
     """Name (empty where none is given) and file of each report that one argument means."""
     name, separator, rest = text.partition("=")
     if separator and not Path(text).exists():
-        found = _files_at(rest)
-        return [(name if len(found) == 1 else f"{name}/{file.parent.name}", file) for file in found]
+        files = _files_at(rest)
+        return [(name if len(files) == 1 else f"{name}/{file.parent.name}", file) for file in files]
     return [("", file) for file in _files_at(text)]
 
 
@@ -113,9 +112,9 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
     if baseline is None:
         return reports
     path = Path(baseline).resolve()
-    for place, item in enumerate(reports):
+    for index, item in enumerate(reports):
         if item.name == baseline or path in (item.folder.resolve(), item.folder.resolve() / REPORT_FILE):
-            return [item, *reports[:place], *reports[place + 1 :]]
+            return [item, *reports[:index], *reports[index + 1 :]]
     names = ", ".join(f"'{item.name}'" for item in reports)
     raise ConfigError(f"'--baseline' = '{baseline}': give one of {names}")
 
@@ -125,20 +124,22 @@ def _refuse_strangers(reports: Sequence[Named]) -> None:
     (first, asked), *others = ((item.name, _tasks(item.report)) for item in reports)
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
-            both = "; ".join(", ".join(found) or "none" for found in (asked, own))
+            both = "; ".join(", ".join(tasks) or "none" for tasks in (asked, own))
             raise ConfigError(f"cannot compare '{first}' and '{name}': they have no task in common ({both})")
 
 
 def _tasks(report: Report) -> dict[str, None]:
     """The tasks and groups of a report that have scores of documents, in its order."""
-    return dict.fromkeys(item.task for item in report.metrics if item.n is not None and item.metric not in NAMES)
+    return dict.fromkeys(
+        item.task for item in report.metrics if item.n is not None and item.metric not in COMPARISON_NAMES
+    )
 
 
 def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     """The comparison of each report with the first, where there is any."""
     model = first.report.model
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
-    found = []
+    contrasts = []
     for item in others:
         own = item.report.comparison
         outcomes, flips = _paired(first, item)
@@ -154,8 +155,8 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if outcomes or divergences:
             faults = _faults(first.report, item.report)
             comparison = Comparison(facts, divergences, outcomes, flips, **faults, matters=_matters(item))
-            found.append(Contrast(item.name, first.name, comparison, note))
-    return found
+            contrasts.append(Contrast(item.name, first.name, comparison, note))
+    return contrasts
 
 
 def _faults(*reports: Report) -> dict[str, Any]:

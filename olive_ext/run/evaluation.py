@@ -6,27 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olive_ext.backends.task_folders import task_folders
-from olive_ext.backends.task_names import refuse_unknown
+from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError, counted
-from olive_ext.model.hub import asked_where_it_answers
+from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
+from olive_ext.run.reference.observer import Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
+from olive_ext.run.stages import refuse_stages, with_stages
 from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
-    from olive_ext.backends.lm_eval.lost_requests import LostRequest
+    from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
     from olive_ext.records.journal import Journal
@@ -41,31 +43,46 @@ class Names:
 
 
 def evaluate(
-    config: EvaluationConfig, *, lm: LM | None = None, progress: bool = False, names: Names | None = None
+    config: EvaluationConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    lm: LM | None = None,
+    progress: bool = False,
+    names: Names | None = None,
+    **settings: Any,
 ) -> Report:
-    """Runs `config` and returns what it found; writes report and sample logs where `config` names folders.
+    """Runs an evaluation and returns its report; writes the report and sample logs where `config` names folders.
 
+    `config` is a model's path with the other keys as keywords (`evaluate("model.onnx", tasks=["mmlu"], limit=50)`), a
+    mapping of all keys, or an `EvaluationConfig`; keywords are laid over the last two, and alone are all keys.
     `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
     minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
     folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
     when all is done.
     """
+    config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
     log_folder, models = _log_folder(config), Models(config, progress)
     if lm is None:
         _refuse_missing(config, models)
-    described = config.model_dump(mode="json", exclude_unset=True)
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
-    with on_hub, logged_run(Path(config.model.path).name, described) as run:
-        report, write_logs = _evaluate(models, lm, log_folder)
+    with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run:
+        evaluated = _evaluate(models, lm, log_folder)
+        report = evaluated.report
+        if lm is None:
+            report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
         report = _named(report, names or Names())
         try:
-            write_logs()
+            evaluated.write_logs()
             if config.output_dir is not None:
                 write(report, config.output_dir)
         except RunError as error:
             raise UnwrittenError(str(error), report) from error
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
+
+
+def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:
+    """The comparison of an evaluation that is a part of that of `models`, on the documents that this one has drawn."""
+    return _evaluate(Models(config, models.progress, models.clock), None, None, weights).report.comparison
 
 
 def _named(report: Report, names: Names) -> Report:
@@ -76,27 +93,23 @@ def _named(report: Report, names: Names) -> Report:
     return replace(report, model=model, comparison=comparison)
 
 
-def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[Report, Callable[[], object]]:
-    """The report, and what writes the sample logs."""
-    config = models.config
-    from olive_ext.backends.task_checks import refuse_shots
-    from olive_ext.backends.task_inputs import loaded_inputs
-    from olive_ext.backends.task_loading import Seeds, load_tasks
+class _Evaluated(NamedTuple):
+    report: Report
+    write_logs: Callable[[], object]
+    weights: Weights | None
+    """How many documents each one stands for, where some were drawn."""
 
-    names = asked_tasks(config)
-    seeds = Seeds.of(config.seed)
-    with models.clock.phase("tasks"):
-        tasks = load_tasks(names, config.include_path, seeds) if names else None
-    if tasks is not None:
-        inputs = loaded_inputs(tasks)
-        refuse_shots(tasks.tasks, config.num_fewshot)
-        if lm is None:
-            refuse_misfits(models.given, inputs)
-        is_ours = lm is None and not models.is_lm_evals
-        refuse_generations(inputs if is_ours else (), config.gen_kwargs, models.given if is_ours else None)
-        if is_ours:
-            refuse_texts(models.given, config)
-    comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds)
+
+def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
+    """`weights` are of documents that an earlier run has drawn: only these are evaluated."""
+    from olive_ext.backends.chosen_documents import ChosenDocuments
+    from olive_ext.backends.task_loading import Seeds
+
+    config, seeds = models.config, Seeds.of(models.config.seed)
+    tasks = _load_tasks(models, lm, seeds)
+    if tasks is not None and weights is not None:
+        tasks = ChosenDocuments(tasks).of(weights)
+    comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds, weights)
     if comparer is not None:
         comparer.prepare()
     with PeakMemory() as memory:
@@ -116,11 +129,34 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None) -> tuple[R
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
+    drawn = None if comparer is None else comparer.weights
     if log_folder is None or tasks is None:
-        return report, lambda: None
+        return _Evaluated(report, lambda: None, drawn)
     fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
     samples = results.get("samples", {})
-    return report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields)
+    return _Evaluated(report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn)
+
+
+def _load_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
+    """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
+    from olive_ext.backends.task_checks import refuse_shots
+    from olive_ext.backends.task_inputs import loaded_inputs
+    from olive_ext.backends.task_loading import load_tasks
+
+    config, names = models.config, asked_tasks(models.config)
+    if not names:
+        return None
+    with models.clock.phase("tasks"):
+        tasks = load_tasks(names, config.include_path, seeds, config.metadata)
+    inputs = loaded_inputs(tasks)
+    refuse_shots(tasks.tasks, config.num_fewshot)
+    if lm is None:
+        refuse_misfits(models.given, inputs)
+    is_ours = lm is None and not models.is_lm_evals
+    refuse_generations(inputs if is_ours else (), config.gen_kwargs, models.given if is_ours else None)
+    if is_ours:
+        refuse_texts(models.given, config)
+    return tasks
 
 
 def check_complete(report: Report, on_error: str) -> None:
@@ -148,6 +184,7 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
         if model.kind == "onnx":
             _ = model.providers
+    refuse_stages(models)
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
@@ -173,10 +210,8 @@ def _run(
         return {"results": {}}
     if comparer is not None and comparer.is_sampled:
         return comparer.run_sampled(lm, journal)
-    config, has_reference = models.config, models.config.reference is not None
-    return run_tasks(
-        lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=has_reference
-    )
+    config, log = models.config, models.config.reference is not None
+    return run_tasks(lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=log)
 
 
 def _report(
@@ -221,6 +256,7 @@ def _identity(models: Models, lm: LM | None) -> dict[str, Any]:
     """Path and kind as resolved, and the digest of the content; a model of lm-eval's own has none."""
     path = models.config.model.path
     kind = models.given.kind if lm is None or models.export_note(path) else getattr(lm, "kind", "hf")
-    identity = {"path": path, "kind": kind, **models.export_note(path)}
+    size = models.known_size(lm)
+    identity = {"path": path, "kind": kind, **models.export_note(path), **({} if size is None else {SIZE: size})}
     digest = getattr(lm, "content_hash", None)
     return identity if digest is None else {**identity, "content_hash": digest}

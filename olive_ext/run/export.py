@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -24,12 +26,15 @@ from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import module_command
-from olive_ext.records.cache_folder import cache_folder, make_own_folder
+from olive_ext.records.files import cache_folder, make_own_folder
 from olive_ext.session.opening import open_model
 
 BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
 NUM_REQUESTS, LONGEST = 20, 192
 """Requests that are scored by both before an export is trusted, and the tokens of the longest."""
+
+FARTHEST = 1282
+"""Tokens of the longest one that is scored for a length in the checkpoint's configuration, as a window of 1024."""
 
 LARGEST_DIFFERENCE = 1e-3
 """Nats between a token's log-probabilities that are rounding in fp32; wrong graphs are off by 0.1 and more."""
@@ -37,7 +42,7 @@ LARGEST_DIFFERENCE = 1e-3
 _MEMORY_FACTOR, _DISK_FACTOR = 3.0, 2.0
 """Free memory and disk that a build may need, over the weights in fp32."""
 
-_CHECKED = "checked.json"
+_CHECKED = "compared.json"
 _SECONDS = 3600
 
 
@@ -49,28 +54,45 @@ class Exported:
     note: str
 
 
-def exported(model: ResolvedModel, root: Path | None = None) -> Exported:
-    """`model`, a Hugging Face one, as ONNX where that can be made and scores alike; else the model itself, and why."""
-    reason = _obstacle(model)
+def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Exported:
+    """`model`, a Hugging Face one, as ONNX where that can be made and scores alike; else the model itself, and why.
+
+    `tell` is called before a build, which may take minutes.
+    """
+    reason = obstacle(model)
     if reason is None:
         try:
-            return _kept(model, root or cache_folder("exports"))
+            return _kept(model, root or cache_folder("exports"), tell)
         except (OliveExtError, OSError) as error:
             reason = first_line(error)
     return Exported(model, f"runs on transformers, not exported: {reason}")
 
 
-def _obstacle(model: ResolvedModel) -> str | None:
-    """Why `model` is not exported; None where it can be tried."""
+def float_export(model: ResolvedModel, root: Path | None = None, tell: Callable[[str], object] = str) -> Path:
+    """The folder of `model`, a Hugging Face one, as ONNX in fp32, whatever it scores. Raises `OliveExtError` where it
+    cannot be made. `tell` as in `exported`."""
+    model = model.patched({"dtype": "float32", "device": "cpu"})
+    if (reason := _lack(model)) is not None:
+        raise OliveExtError(reason)
+    return _made(model, root or cache_folder("exports"), tell).folder
+
+
+def obstacle(model: ResolvedModel) -> str | None:
+    """Why `model` does not run as its export; None where that can be tried."""
     settings = model.settings
-    if not model.files.directory.is_dir() or model.size is None:
-        return "its files are not in a folder here"
-    if model.media is not None or model.source is not None:
-        return "only what takes text alone is"
     if settings.dtype != "float32":
         return f"only float32 is, and 'dtype' is {settings.dtype}"
     if settings.device not in (None, "cpu") or PlainPass.has_gpu():
         return "on a GPU transformers run it"
+    return _lack(model)
+
+
+def _lack(model: ResolvedModel) -> str | None:
+    """Why no export of `model` can be made; None where it can be tried."""
+    if not model.files.directory.is_dir() or model.size is None:
+        return "its files are not in a folder here"
+    if model.media is not None or model.source is not None:
+        return "only what takes text alone is"
     try:
         version(BUILDER)
     except PackageNotFoundError:
@@ -81,22 +103,37 @@ def _obstacle(model: ResolvedModel) -> str | None:
     return None
 
 
-def _kept(model: ResolvedModel, root: Path) -> Exported:
+def _kept(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> Exported:
+    made = _made(model, root, tell)
+    if not made.difference <= LARGEST_DIFFERENCE:
+        raise OliveExtError(f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers")
+    near = f"within {made.difference:.1g} nats of transformers on {made.num_requests} requests"
+    return Exported(_of(model, made.folder), f"exported to ONNX {made.how} ('{made.folder}'), {near}")
+
+
+class _Made(NamedTuple):
+    folder: Path
+    difference: float
+    """The largest of a token's log-probability from transformers', in nats."""
+
+    num_requests: int
+    how: str
+    """ "in 30.1 s" or "earlier"."""
+
+
+def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
+    """The export in the cache, made where it is not there."""
     name = f"{model.digest}-fp32-{version(BUILDER)}"
     target = root / name
     make_own_folder(root)
     with FileLock(root / f"{name}.lock"):
         begin, is_new = time.monotonic(), not (target / _CHECKED).is_file()
         if is_new:
+            tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes minutes")
             _make(model, target)
-        difference = json.loads((target / _CHECKED).read_text(encoding="utf-8"))["largest_difference"]
-    if not difference <= LARGEST_DIFFERENCE:
-        raise OliveExtError(f"{BUILDER}'s export of it scores up to {difference:.2g} nats off transformers")
+        checked = json.loads((target / _CHECKED).read_text(encoding="utf-8"))
     how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
-    note = (
-        f"exported to ONNX {how} ('{target}'), within {difference:.1g} nats of transformers on {NUM_REQUESTS} requests"
-    )
-    return Exported(_of(model, target), note)
+    return _Made(target, checked["largest_difference"], checked["requests"], how)
 
 
 def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:
@@ -123,23 +160,27 @@ def _make(model: ResolvedModel, target: Path) -> None:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}")
-        found = {"largest_difference": _largest_difference(model, folder), "requests": NUM_REQUESTS}
-        (folder / _CHECKED).write_text(json.dumps(found), encoding="utf-8")
+        (folder / _CHECKED).write_text(json.dumps(_compared(model, folder)), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
 
 
-def _largest_difference(model: ResolvedModel, folder: Path) -> float:
-    """Of a token's log-probability, in nats, between one plain pass of transformers and this package's engine, over
-    random texts of 2 to 192 tokens. Infinity where one is no number."""
+def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
+    """The largest difference of a token's log-probability, in nats, between plain passes of transformers and this
+    package's engine, and the number of texts. Infinity where one is no number."""
     plain, random = PlainPass(model), np.random.default_rng(0)
-    longest = min(LONGEST, plain.context_length)
-    lengths = np.linspace(2, longest, NUM_REQUESTS).astype(int).tolist()
-    texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in lengths]
+    texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in _lengths(plain)]
     with open_model(_of(model, folder).patched({"max_length": None})) as session:
         outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
-    differences = [
-        np.abs(plain.logprobs(text) - output.token_logprobs) for text, output in zip(texts, outputs, strict=True)
-    ]
+    both = zip(texts, outputs, strict=True)
+    differences = [np.abs(plain.logprobs(text) - output.token_logprobs) for text, output in both]
     largest = float(np.concatenate(differences).max())
-    return largest if np.isfinite(largest) else float("inf")
+    return {"largest_difference": largest if np.isfinite(largest) else float("inf"), "requests": len(texts)}
+
+
+def _lengths(plain: PlainPass) -> list[int]:
+    """Of 2 to 192 tokens, and beyond each number of tokens in the checkpoint's configuration that a text can reach."""
+    lengths = np.linspace(2, min(LONGEST, plain.context_length), NUM_REQUESTS).astype(int).tolist()
+    longest = min(FARTHEST, plain.context_length)
+    beyond = [min(length, longest) for length in plain.lengths_beyond if length > LONGEST]
+    return [*lengths, *sorted(set(beyond))]

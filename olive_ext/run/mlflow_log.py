@@ -1,16 +1,13 @@
-"""Evaluations on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model.
-
-A run is begun before the evaluation, so that one that is killed and started again goes on in the same run.
-"""
+"""Evaluations on an MLflow server: the only door to mlflow. Its failures never stop an evaluation; knows no model."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import logging
+import math
 import os
-import socket
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import printable
-from olive_ext.report import Report, model_name, write
-from olive_ext.run.mlflow_names import KEY, STEP, chunks, metrics_of, params_of, tags_of
+from olive_ext.report import Report, has_several_filters, model_name, write
+from olive_ext.report.numbers import flat
+from olive_ext.report.verdict import verdict
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 _INSTALL = "pip install 'olive-ext[mlflow]'"
-_MAX_PARAMS, _MAX_METRICS = 100, 1000
-"""MLflow's limits of one request."""
+_MAX_NAME = 250
+_MAX_VALUE = 500
+"""MLflow's own limits: characters of a name, and of a value (servers before 2.10)."""
 
-_OUTPUTS = ("output_dir", "sample_log_dir", "records_dir", "use_cache")
-
-_NOT_ENDED = "attributes.status != 'FINISHED' and attributes.status != 'FAILED'"
-"""Runs of killed processes are RUNNING for ever, those of interrupted ones KILLED."""
+_TAGGED = ("olive-ext", "olive-ai", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai")
 
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -56,8 +52,11 @@ class LoggedRun:
     files: list[Path] = field(default_factory=list)
     """Further artifacts of the run, logged when it ends."""
 
-    children: set[str] = field(default_factory=set)
-    """Digests of the keys of those begun inside it."""
+    num_children: int = 0
+    """Those begun inside it."""
+
+    logged: set[tuple[str, str]] = field(default_factory=set)
+    """When reports of those were made, and paths of their models."""
 
     def log(self, report: Report, folder: str | None = None, samples: str | None = None) -> None:
         """Logs the report: params, metrics, tags, its files and sample logs; its metrics on the parent, too, as a step.
@@ -67,21 +66,18 @@ class LoggedRun:
         if self.run_id is None:
             return
         with _warned("the report is not in MLflow"), _defaults():
-            mlflow, known = self.mlflow, self.mlflow.get_run(self.run_id).data.params
+            mlflow, metrics = self.mlflow, metrics_of(report)
             mlflow.set_tags({"mlflow.runName": printable(model_name(report)), **tags_of(report)})
-            new = {name: value for name, value in params_of(report).items() if name not in known}  # they never change
-            for params in chunks(new, _MAX_PARAMS):
-                mlflow.log_params(params)
-            metrics = metrics_of(report)
-            for part in chunks(metrics, _MAX_METRICS):
-                mlflow.log_metrics(part)
-                if self.parent is not None and self.parent.run_id is not None:
-                    mlflow.log_metrics(part, step=self.step, run_id=self.parent.run_id)
+            mlflow.log_params(params_of(report))  # its client makes requests of a size that servers take
+            mlflow.log_metrics(metrics)
+            if self.parent is not None and self.parent.run_id is not None:
+                self.parent.logged.add(_identity(report))
+                mlflow.log_metrics(metrics, step=self.step, run_id=self.parent.run_id)
             with tempfile.TemporaryDirectory() as scratch:
                 if folder is None:
                     write(report, scratch)
-                place = Path(folder or scratch)
-                files = [place / f"report.{suffix}" for suffix in ("json", "md", "html")]
+                written_to = Path(folder or scratch)
+                files = [written_to / f"report.{suffix}" for suffix in ("json", "md", "html")]
                 logs = Path(samples).glob("samples_*.jsonl") if samples is not None else ()
                 for file in (*files, *sorted(logs)):
                     if file.is_file():
@@ -92,20 +88,20 @@ _workflow: ContextVar[LoggedRun | None] = ContextVar("workflow", default=None)
 
 
 @contextmanager
-def logged_run(
-    name: str, key: Mapping[str, Any], *, is_parent: bool = False, mlflow: Any = None
-) -> Iterator[LoggedRun]:
+def logged_run(name: str, *, is_parent: bool = False, mlflow: Any = None) -> Iterator[LoggedRun]:
     """A run for the block where MLFLOW_TRACKING_URI is set; one inside a parent's block is its child.
 
-    A run of the same `key` that was killed or interrupted, and under the same parent any, is gone on with; so is the
-    run that MLFLOW_RUN_ID names, as a job on Azure ML has it. MLflow's own variables name experiment and credentials.
-    `mlflow` stands in for the module.
+    The run that MLFLOW_RUN_ID names, as a job on Azure ML has it, is gone on with. MLflow's own variables name
+    experiment and credentials. `mlflow` stands in for the module.
     """
     run = LoggedRun(parent=_workflow.get())
     if os.environ.get(VARIABLE):
         with _warned("the evaluation is not in MLflow"), _defaults():
             run.mlflow = mlflow or importlib.import_module("mlflow")
-            run.run_id = _begin(run, name, key)
+            is_nested = run.mlflow.active_run() is not None
+            run.run_id = run.mlflow.start_run(run_name=printable(name), nested=is_nested).info.run_id
+            if run.parent is not None:
+                run.step, run.parent.num_children = run.parent.num_children, run.parent.num_children + 1
     token = _workflow.set(run) if is_parent else None
     status = "FAILED"
     try:
@@ -132,42 +128,13 @@ def log_cached(read: Callable[[], Report]) -> None:
         return
     with _warned("an earlier evaluation is not in MLflow"):
         report = read()
-        if _digest(report.config) not in parent.children:
-            with logged_run(model_name(report), report.config, mlflow=parent.mlflow) as run:
+        if _identity(report) not in parent.logged:
+            with logged_run(model_name(report), mlflow=parent.mlflow) as run:
                 run.log(report, samples=report.config.get("sample_log_dir"))
 
 
-def _begin(run: LoggedRun, name: str, key: Mapping[str, Any]) -> str:
-    """Starts the run, or the one that it goes on with; returns its id."""
-    mlflow, active = run.mlflow, run.mlflow.active_run()
-    if active is None and os.environ.get("MLFLOW_RUN_ID"):
-        return str(mlflow.start_run().info.run_id)
-    digest, is_child = _digest(key), active is not None
-    if run.parent is not None:
-        run.parent.children.add(digest)
-    siblings = f"tags.`mlflow.parentRunId` = '{active.info.run_id}'" if is_child else _NOT_ENDED
-    known = mlflow.search_runs(filter_string=siblings, max_results=1000, output_format="list")
-    found = next((one for one in known if one.data.tags.get(KEY) == digest), None)
-    if found is not None:
-        run.step = int(found.data.tags.get(STEP, 0))
-        begun = mlflow.start_run(run_id=found.info.run_id, nested=is_child)
-    else:
-        run.step = len(known) if is_child else 0
-        begun = mlflow.start_run(run_name=printable(name), nested=is_child, tags={KEY: digest, STEP: str(run.step)})
-    return str(begun.info.run_id)
-
-
-def _digest(key: Mapping[str, Any]) -> str:
-    facts = {"key": _without_outputs(key), "host": socket.gethostname(), "folder": str(Path.cwd())}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _without_outputs(value: Any) -> Any:
-    """Settings without the folders that are written to: Olive makes these absolute once they exist, so that a second
-    run would be unlike the first."""
-    if isinstance(value, Mapping):
-        return {name: _without_outputs(item) for name, item in value.items() if name not in _OUTPUTS}
-    return [_without_outputs(item) for item in value] if isinstance(value, list | tuple) else value
+def _identity(report: Report) -> tuple[str, str]:
+    return report.created, str(report.model.get("path"))
 
 
 @contextmanager
@@ -191,3 +158,58 @@ def _defaults() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def tags_of(report: Report) -> dict[str, str]:
+    """What runs are looked up by: the digest of the model's content, versions, and the verdict where there is one."""
+    tags = {f"olive_ext.version.{name}": report.versions[name] for name in _TAGGED if name in report.versions}
+    if digest := report.model.get("content_hash"):
+        tags["olive_ext.model_digest"] = str(digest)
+    if report.comparison is not None:
+        judged = verdict(report.comparison)
+        tags |= {"olive_ext.verdict": judged.finding, "olive_ext.verdict_kind": str(judged.kind)}
+    return {name: printable(text)[:_MAX_VALUE] for name, text in tags.items()}
+
+
+def metrics_of(report: Report) -> dict[str, float]:
+    """`<task>/<metric>`, with the filter where there are several, error bars as `..._stderr`; finite numbers only."""
+    values: dict[str, float] = {}
+    for metric in report.metrics:
+        parts = [metric.task, metric.metric]
+        if has_several_filters(report, metric.task):
+            parts.append(metric.filter)
+        values["\0".join(parts)] = metric.value
+        if metric.stderr is not None:
+            values["\0".join([*parts[:-1], f"{parts[-1]}_stderr"])] = metric.stderr
+    return {name: value for name, value in _named(values).items() if math.isfinite(value)}
+
+
+def params_of(report: Report) -> dict[str, str]:
+    """Configuration, model, providers, versions and hardware, as flat names and short texts."""
+    facts = {
+        "config": report.config,
+        "model": report.model,
+        "providers": [provider.get("name") for provider in report.providers],
+        "versions": report.versions,
+        "hardware": report.hardware,
+    }
+    known = {name: values for name, values in facts.items() if values}
+    named = ((name, printable(text)) for name, text in _named(flat(known)).items())
+    return {name: text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…" for name, text in named}
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` under names that MLflow accepts, each different: one that is cut or taken ends in a digest of itself."""
+    legal_values: dict[str, Any] = {}
+    for name, value in values.items():
+        legal = legal_name(name)
+        if len(legal) > _MAX_NAME or legal in legal_values:
+            legal = f"{legal[: _MAX_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        legal_values[legal] = value
+    return legal_values
+
+
+def legal_name(name: str) -> str:
+    """Replaces everything but letters, digits, `_`, `-`, `.` and spaces by `_`, and NUL, which joins parts, by `/`."""
+    parts = [re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in name.split("\0")]
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)

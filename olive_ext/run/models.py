@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EvaluationConfig
+from olive_ext.backends.progress import say
+from olive_ext.config import EXPORT, EvaluationConfig
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.records.cache_folder import cache_folder
+from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal
 from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
@@ -33,6 +35,7 @@ class Models:
         self.config = config
         self.progress = progress
         self.clock = clock or Clock()
+        self._exports: dict[str, Exported] = {}
         self._records: Path | None = None
         self._length: int | None = None
 
@@ -51,10 +54,6 @@ class Models:
         """Whether the evaluated model is run by lm-eval's Hugging Face backend, whose arguments `model_args` are."""
         return self.given.kind == "hf" and (self.config.baseline == "lm_eval" or bool(self.config.model_args))
 
-    @cached_property
-    def _exports(self) -> dict[str, Exported]:
-        return {}
-
     @property
     def own(self) -> ResolvedModel:
         """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
@@ -70,6 +69,21 @@ class Models:
         """The reference as it was given."""
         return resolve(self.given.settings.of_reference(self.config.reference_patch()))
 
+    @cached_property
+    def float_path(self) -> str | None:
+        """Path of the float ONNX model between the reference and the evaluated model; None where there is none. Raises
+        `ConfigError` where it stands for a model that is not known, or cannot be made."""
+        reference = self.config.reference
+        if reference is None or reference.float_model != EXPORT:
+            return None if reference is None else reference.float_model
+        from olive_ext.run.export import float_export
+
+        try:
+            with self.clock.phase("export"):
+                return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
+        except OliveExtError as error:
+            raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
+
     def names(self) -> Iterator[str]:
         """What was written for the models and their tokenizers: paths, or names on the hub."""
         for model in (self.given, self.given_reference) if self.config.reference is not None else (self.given,):
@@ -84,7 +98,7 @@ class Models:
             from olive_ext.run.export import exported
 
             with self.clock.phase("export"):
-                self._exports[name] = exported(model)
+                self._exports[name] = exported(model, tell=say if self.progress else logger.info)
             logger.info("%s %s", name, self._exports[name].note)
         return self._exports[name].model
 
@@ -92,13 +106,23 @@ class Models:
         """What a report says of the export of the model at `path`; empty where there was nothing to export."""
         return {"export": self._exports[path].note} if path in self._exports else {}
 
+    def known_size(self, lm: LM | None) -> int | None:
+        """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
+        None where there are none here, which a model that a caller has opened need not have."""
+        try:
+            return self._measured(lm).size
+        except ModelError:
+            return None
+
+    def _measured(self, lm: LM | None) -> ResolvedModel:
+        if lm is None or self.given.kind != "onnx":
+            return self.given
+        kind = {"kind": "hf"} if hasattr(lm, "model") else {}
+        return getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
+
     def size(self, lm: LM | None) -> int:
-        """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model; of
-        the parameters in memory where a Hugging Face model has no folder here."""
-        model = self.given
-        if lm is not None and model.kind == "onnx":
-            kind = {"kind": "hf"} if hasattr(lm, "model") else {}
-            model = getattr(lm, "resolved", None) or resolve(self.config.opening().model_copy(update=kind))
+        """`known_size`; of the parameters in memory where a Hugging Face model has no folder here."""
+        model = self._measured(lm)
         if model.size is not None:
             return model.size
         opened = lm or _open_baseline(model, self.config.model_args)
@@ -114,7 +138,7 @@ class Models:
         alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
             return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
-        tokenizer = {} if self._spell_alike() else {"tokenizer": self.own.files.tokenizer}
+        tokenizer = {} if self.spells_alike() else {"tokenizer": self.own.files.tokenizer}
         return self._recording(alone.patched(tokenizer), observer)
 
     def candidate(self, observer: Observer | None = None) -> LM:
@@ -133,7 +157,7 @@ class Models:
         """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
         reference = candidate.over(candidate.session.reference, observer)
         if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
-            reference.session.keep_answers(self._records_dir / "answers", facts={"versions": _runtimes()})
+            reference.session.keep_answers(self._records_dir / "answers", facts={"versions": runtimes()})
         else:
             self.keep_answers(reference)
         return reference
@@ -151,7 +175,7 @@ class Models:
             return None
         resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
         if session is not None:
-            session.keep_answers(stem, resume=resume, facts={"versions": _runtimes()})
+            session.keep_answers(stem, resume=resume, facts={"versions": runtimes()})
         if session is not None or stem is None:
             return None
         from olive_ext.backends.hf import answers_key
@@ -193,14 +217,15 @@ class Models:
         if own is None or lm.max_length < own:
             self._length = lm.max_length
         self._records = lm.session.records.folder
-        lm.session.keep_answers(self._records / "answers", facts={"versions": _runtimes()})
+        lm.session.keep_answers(self._records / "answers", facts={"versions": runtimes()})
         lm.observer = observer
         return lm
 
-    def _spell_alike(self) -> bool:
+    def spells_alike(self) -> bool:
         """Whether the reference's own tokenizer does all that the evaluated model's does. Raises `ConfigError` where
         they give other ids to a text."""
-        from olive_ext.text.tokenizer import load_tokenizer, refuse_other_tokenizer, special_traits, tokenizer_traits
+        from olive_ext.text.tokenizer import load_tokenizer
+        from olive_ext.text.tokenizer_fit import refuse_other_tokenizer, special_traits, tokenizer_traits
 
         both = self.other, self.own
         reference, own = (
@@ -216,11 +241,11 @@ def _is_timed(config: EvaluationConfig) -> bool:
     return any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(config))
 
 
-def _runtimes() -> dict[str, str]:
+def runtimes() -> dict[str, str]:
     """Versions of the libraries that compute."""
     from olive_ext.backends.package_versions import RUNTIMES, versions
 
-    return {name: found for name, found in versions().items() if name in RUNTIMES}
+    return {name: text for name, text in versions().items() if name in RUNTIMES}
 
 
 def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:

@@ -86,9 +86,11 @@ class LoggedTask:
     means: tuple[str, ...]
 
     def aggregation(self) -> dict[str, str]:
+        """lm-eval's name of the mean for each metric that is one."""
         return dict.fromkeys(self.means, "mean")
 
     def higher_is_better(self) -> Mapping[str, bool]:
+        """Each metric's direction."""
         return self.directions
 
     def doc_to_text(self, line: Mapping[str, Any]) -> str:
@@ -125,18 +127,19 @@ class Logs:
         reported = {(item.task, item.metric, item.filter): item for item in report.metrics}
         for answers in self.answers():
             for metric in answers.metrics:
-                found = reported.get((answers.task, metric, answers.filter))
+                known = reported.get((answers.task, metric, answers.filter))
                 values = [item.values[metric] for item in answers.by_document.values() if metric in item.values]
-                if found is None or found.num_population is not None or found.n != len(values):
+                if known is None or known.num_population is not None or known.n != len(values):
                     continue
                 mean = math.fsum(values) / len(values)
-                if abs(mean - found.value) > _SAME:
+                if abs(mean - known.value) > _SAME:
                     raise ConfigError(
                         f"'{log_path(folder, answers.task)}' is of another run than the report beside it: {metric} is "
-                        f"{mean:.4f} there and {found.value:.4f} in the report"
+                        f"{mean:.4f} there and {known.value:.4f} in the report"
                     )
 
     def answers(self) -> list[Answers]:
+        """The answers of the logged samples."""
         return read_answers(self.samples, self.tasks)
 
 

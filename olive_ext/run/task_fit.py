@@ -1,14 +1,14 @@
-"""Refuses tasks and settings that ask of a model what it does not take or cannot do, before it is opened."""
+"""Refuses tasks and settings that ask of a model, or of its class, what it does not take, before it is opened."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EvaluationConfig
-from olive_ext.errors import TaskError
+from olive_ext.config import EvaluationConfig, EvaluationSettings
+from olive_ext.errors import TaskError, warn_ignored
 from olive_ext.model import ResolvedModel
-from olive_ext.model.media_types import Modality
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.model.types import SourceKind
 
 DEFAULT_LENGTH = 2048
@@ -34,23 +34,19 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     """Raises `ConfigError` for a chat template that is asked for and not there or broken, and for an encoder-decoder
     none of whose configurations says what its decoder begins with; beside a reference, which is opened or even run
     before the model, for all that opening the model's tokenizer refuses."""
-    is_ours = model.runtime[0] == "onnxruntime"
+    is_ours = model.runtime.runs_graph
     source = model.source if is_ours else None
     if source is None and not config.apply_chat_template and config.reference is None:
         return
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval_run import chosen_template
-    from olive_ext.session.opening import open_tokenizer
-    from olive_ext.text.bounded_templates import refuse_template
-    from olive_ext.text.encoder_decoder import read_encoding
-    from olive_ext.text.generation_bounds import read_stop_ids
+    from olive_ext.session.texts import open_tokenizer, read_texts
+    from olive_ext.text.tokenizer_fit import refuse_template
 
     if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet
         model = model.patched({"max_length": DEFAULT_LENGTH})
     tokenizer = open_tokenizer(model)
-    if is_ours:
-        read_stop_ids(tokenizer, model.files)
-    encoding = None if source is None else read_encoding(tokenizer, model, source)
+    encoding = read_texts(model, tokenizer).encoding if is_ours else None
     if encoding is not None:
         encoding.begin()
     if config.apply_chat_template:
@@ -60,9 +56,10 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
 
 def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     """Raises `TaskError` for a task whose requests the model would refuse: pictures or sound that it does not take, no
-    sound for a model of speech, whole texts for an encoder-decoder. It is not known of what onnxruntime-genai runs.
+    sound for a model of speech, whole texts for an encoder-decoder. It is not known of an ONNX
+    package whose graphs another library runs.
     """
-    if model.runtime[0] == "genai":
+    if model.kind == "onnx" and not model.runtime.runs_graph:
         return
     source = model.source
     is_speech = source is not None and source[0] is SourceKind.FEATURES
@@ -76,3 +73,23 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
             raise TaskError(f"task '{task.task}' gives no sound ('doc_to_audio'), and this model takes nothing else")
         if task.is_rolling and source is not None:
             raise TaskError(f"task '{task.task}' scores whole texts: an encoder-decoder has no likelihood of these")
+
+
+def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:
+    """Raises `ConfigError` for `model_args` that `OrtLM` does not take. `where` is the block's place in a recipe.
+    Without `is_onnx` only a `model_class` that names this package's engine tells that the arguments are `OrtLM`'s;
+    others are those of lm-eval's Hugging Face backend. An ONNX model runs on this engine whatever `model_class` says: a
+    recipe that is ported keeps "hf" beside the checkpoint that its passes convert.
+    """
+    from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+
+    prefix = f"{where}." if where else ""
+    if is_onnx and settings.model_class == "hf":
+        warn_ignored("'model_class' = 'hf', because the model is an ONNX model")
+    if is_onnx or settings.model_class not in (None, "hf"):
+        OrtLMArguments.parse(settings.model_args, f"{prefix}model_args")
+
+
+def is_onnx_model(kind: str) -> bool:
+    """Whether an input model of Olive's type `kind` reaches the evaluation as ONNX graphs, whatever passes do."""
+    return kind.lower() in ("onnxmodel", "compositemodel")

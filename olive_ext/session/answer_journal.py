@@ -8,13 +8,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard
+from typing import Annotated, Any, TypeAlias, TypeGuard
 
 import numpy as np
 from pydantic import Field
 
 from olive_ext.config.base import Strict
-from olive_ext.engine.media import media_key
+from olive_ext.engine.media.items import media_key
 from olive_ext.engine.requests import (
     NUMBERS,
     FinishReason,
@@ -29,16 +29,13 @@ from olive_ext.engine.requests import (
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import RecordsError, one_line
 from olive_ext.records.journal import Journal
-from olive_ext.session.executor import Executor
+from olive_ext.session.executor import Executor, OpenModel
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.tokenizer import tokenizer_traits
-
-if TYPE_CHECKING:
-    from olive_ext.session.session import Session
+from olive_ext.text.tokenizer_fit import tokenizer_traits
 
 Take: TypeAlias = Callable[[int, Result | Lost], None]
 Call: TypeAlias = tuple[Sequence[Request], Take]
-"""Requests that are cut together, and who takes the result of each, by its place among them."""
+"""Requests that are cut together, and who takes the result of each, by its index among them."""
 
 _Owner: TypeAlias = tuple[Take, int]
 _DECIDING = (
@@ -70,8 +67,7 @@ def run_in_chunks(executor: Executor, calls: Iterable[Call], journal: Journal | 
 
 
 class _ChunkedRun:
-    """The calls that are under way. Which request is computed in which chunk follows from the calls and the journal,
-    never from how far chunks are."""
+    """The calls under way; what is computed in which chunk follows from calls and journal, not from progress."""
 
     def __init__(self, num_slots: int, journal: Journal | None) -> None:
         self._num_slots = num_slots
@@ -83,27 +79,25 @@ class _ChunkedRun:
     def chunks(self, calls: Iterable[Call]) -> Iterator[list[Request]]:
         for requests, take in calls:
             owners: dict[bytes, list[_Owner]] = {}
-            for place, request in enumerate(requests):
-                owners.setdefault(answer_key(request), []).append((take, place))
+            for index, request in enumerate(requests):
+                owners.setdefault(answer_key(request), []).append((take, index))
             keys = list(owners)
-            own = [requests[found[0][1]] for found in owners.values()]
-            for places in cut(own, self._num_slots):
-                missing = [
-                    place for place in places if not self._is_asked(own[place], keys[place], owners[keys[place]])
-                ]
+            distinct = [requests[own[0][1]] for own in owners.values()]
+            for chunk in cut(distinct, self._num_slots):
+                missing = [at for at in chunk if not self._is_asked(distinct[at], keys[at], owners[keys[at]])]
                 if missing:
-                    self._chunks[self._num_chunks] = {keys[place]: owners[keys[place]] for place in missing}
+                    self._chunks[self._num_chunks] = {keys[at]: owners[keys[at]] for at in missing}
                     self._num_chunks += 1
-                    yield [own[place] for place in missing]
+                    yield [distinct[at] for at in missing]
 
     def done(self, number: int, results: Sequence[Result | Lost]) -> None:
-        found = dict(zip(self._chunks[number], results, strict=True))
+        by_key = dict(zip(self._chunks[number], results, strict=True))
         if self._journal is not None:
-            self._journal.add({key: written(result) for key, result in found.items() if _is_kept(result)})
+            self._journal.add({key: written(result) for key, result in by_key.items() if _is_kept(result)})
         for key, owners in self._chunks.pop(number).items():
             self._asked.pop(key, None)
-            for take, place in owners:
-                take(place, found[key])
+            for take, index in owners:
+                take(index, by_key[key])
 
     def _is_asked(self, request: Request, key: bytes, owners: list[_Owner]) -> bool:
         """Whether the answer is known, or on its way for an earlier call, which was told to give it to `owners`."""
@@ -121,8 +115,8 @@ class _ChunkedRun:
             raise
         except (ValueError, TypeError) as error:
             raise self._journal.foreign(f"the answer {key.hex()}", one_line(error)) from error
-        for take, place in owners:
-            take(place, result)
+        for take, index in owners:
+            take(index, result)
         return True
 
 
@@ -131,7 +125,7 @@ def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
     return isinstance(result, Result) and result.is_finite
 
 
-def deciding_facts(session: Session) -> dict[str, Any]:
+def deciding_facts(session: OpenModel) -> dict[str, Any]:
     """All that decides a session's answers besides their requests, JSON-ready."""
     execution = session.describe_execution()
     facts = {name: execution[name] for name in _DECIDING if name in execution}
@@ -183,8 +177,6 @@ _Id = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Ending(Strict):
-    """A generated sequence as it is written."""
-
     tokens: tuple[_Id, ...] = ()
     finish_reason: FinishReason = FinishReason.SCORED
     stop_id: _Id | None = None
@@ -195,8 +187,6 @@ class _Scored(_Ending):
 
 
 class _Written(_Ending):
-    """A result as it is written."""
-
     logprobs: tuple[float, ...] = ()
     is_greedy: tuple[bool, ...] = ()
     hypotheses: tuple[_Scored, ...] = ()
@@ -205,17 +195,17 @@ class _Written(_Ending):
 
 def read_result(written: Mapping[str, Any], request: Request) -> Result:
     """The result of `request` that `written` was made from. Raises `ValueError` where it was made from none of it."""
-    found = _Written.parse(written)
-    notes = None if found.compared is None else np.frombuffer(base64.b64decode(found.compared), COMPARED).copy()
-    made = [found, *found.hypotheses]
+    parsed = _Written.parse(written)
+    notes = None if parsed.compared is None else np.frombuffer(base64.b64decode(parsed.compared), COMPARED).copy()
+    endings = [parsed, *parsed.hypotheses]
     most = request.generation.max_new_tokens if request.generation is not None else 0
-    lengths = {len(found.logprobs), len(found.is_greedy), len(found.logprobs if notes is None else notes)}
-    if lengths != {request.num_targets} or any(len(one.tokens) > most for one in made):
+    lengths = {len(parsed.logprobs), len(parsed.is_greedy), len(parsed.logprobs if notes is None else notes)}
+    if lengths != {request.num_targets} or any(len(one.tokens) > most for one in endings):
         raise ValueError(
             f"scores of {max(lengths)} targets; the request has {request.num_targets}, and {most} new tokens"
         )
-    if not all(-math.inf < value <= 1 for value in (*found.logprobs, *(one.score for one in found.hypotheses))):
+    if not all(-math.inf < value <= 1 for value in (*parsed.logprobs, *(one.score for one in parsed.hypotheses))):
         raise ValueError("no log-probabilities: NaN, infinite or above 0")  # but for rounding
-    sequences = (Hypothesis(one.tokens, one.score, one.finish_reason, one.stop_id) for one in found.hypotheses)
-    ending = found.tokens, found.finish_reason, found.stop_id
-    return Result(found.logprobs, found.is_greedy, *ending, notes, hypotheses=tuple(sequences))
+    sequences = (Hypothesis(one.tokens, one.score, one.finish_reason, one.stop_id) for one in parsed.hypotheses)
+    ending = parsed.tokens, parsed.finish_reason, parsed.stop_id
+    return Result(parsed.logprobs, parsed.is_greedy, *ending, notes, hypotheses=tuple(sequences))

@@ -6,17 +6,29 @@ refused. Knows no engine and no text.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeAlias, TypeVar
+from dataclasses import fields
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import LostRequestsError, MediaError, OliveExtError, SessionError
-from olive_ext.session.executor import Executor
-from olive_ext.text.conversion import Converted
+from olive_ext.errors import ConfigError, LostRequestsError, MediaError, OliveExtError, SessionError, TaskError
+from olive_ext.session.executor import Executor, OpenModel
+from olive_ext.text.conversion import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.text.prompts import Prompt, Text
+from olive_ext.text.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+)
+from olive_ext.text.tokenizer_fit import refuse_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +45,16 @@ class Turns:
         self._condition = threading.Condition()
         self._owner: int | None = None
         self._call = ""
-        self._is_closed = False
+        self.is_closed = False
 
     @contextmanager
     def turn(self, call: str) -> Iterator[None]:
         """Waits for the turn of `call`. Raises `SessionError` on a closed session, or inside another call."""
         me = threading.get_ident()
         with self._condition:
-            if self._owner == me and not self._is_closed:
+            if self._owner == me and not self.is_closed:
                 raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
-            self._condition.wait_for(lambda: self._owner is None or self._is_closed)
+            self._condition.wait_for(lambda: self._owner is None or self.is_closed)
             self.check_open()
             self._owner, self._call = me, call
         try:
@@ -58,18 +70,19 @@ class Turns:
         self._owner = threading.get_ident()
 
     def check_open(self) -> None:
-        if self._is_closed:
+        """Raises `SessionError` where no more turns are handed out."""
+        if self.is_closed:
             raise SessionError("the session is closed: open the model again")
 
     def close(self) -> bool:
         """No more turns; those who wait for one get the error. False where it was closed before."""
         with self._condition:
-            was_open, self._is_closed = not self._is_closed, True
+            was_open, self.is_closed = not self.is_closed, True
             self._condition.notify_all()
             return was_open
 
 
-class Batch(Generic[Output]):
+class RequestBatch(Generic[Output]):
     """`requests` go to the engine, their results to `take`. `on_output` and `on_lost` are told of each of `converted`,
     by its number. What is complete is forgotten."""
 
@@ -79,8 +92,9 @@ class Batch(Generic[Output]):
         self._converted = dict(converted)
         self._on_output = on_output
         self._on_lost = on_lost
-        self._places = [(index, part) for index, item in self._converted.items() for part in range(len(item.requests))]
-        self.requests: list[Request] = [self._converted[index].requests[part] for index, part in self._places]
+        counts = {index: len(item.requests) for index, item in self._converted.items()}
+        self._owners = [(index, part) for index, count in counts.items() for part in range(count)]
+        self.requests: list[Request] = [self._converted[index].requests[part] for index, part in self._owners]
         self._parts: dict[int, dict[int, Result]] = {index: {} for index in self._converted}
         for index in [index for index, item in self._converted.items() if not item.requests]:
             self._complete(index)
@@ -94,8 +108,8 @@ class Batch(Generic[Output]):
                 self.take(number, Lost(reason))
 
     def take(self, number: int, result: Result | Lost) -> None:
-        """`result` is that of `requests[number]`."""
-        index, part = self._places[number]
+        """Takes the result of `requests[number]`."""
+        index, part = self._owners[number]
         if isinstance(result, Lost):
             self._on_lost(index, result.reason)
             return
@@ -115,7 +129,7 @@ def batches(
     on_output: OnOutput[Output],
     on_lost: OnLost,
     warn: Callable[[Mapping[int, bool]], None],
-) -> Iterator[Batch[Output]]:
+) -> Iterator[RequestBatch[Output]]:
     """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose
     picture or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
     count = 0
@@ -125,7 +139,7 @@ def batches(
             with _noting_bad_media(on_lost, index), naming(f"request {index}", index):
                 converted[index] = convert(request)
         warn({index: item.is_truncated for index, item in converted.items()})
-        batch = Batch(converted, on_output, on_lost)
+        batch = RequestBatch(converted, on_output, on_lost)
         count += len(requests)
         if batch.requests:
             yield batch
@@ -140,8 +154,7 @@ def _noting_bad_media(on_lost: OnLost, index: int) -> Iterator[None]:
 
 
 def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mapping[int, bool]) -> None:
-    """Warns where requests lost their beginning to fit into `length` tokens; `whose`, where given, says of which task a
-    request is."""
+    """Warns of requests that lost their beginning to fit into `length` tokens; `whose` tells a request's task."""
     if any(are_cut.values()):
         cut = [index for index, is_cut in are_cut.items() if is_cut]
         tasks = Counter(map(whose, cut)) if whose is not None else {}
@@ -159,3 +172,55 @@ def naming(what: str, index: int | None = None) -> Iterator[None]:
         named = type(error)(f"{what}: {error}")
         named.request = index
         raise named from error
+
+
+_SETTINGS = tuple(field.name for field in fields(GenerationRequest) if field.name != "prompt")
+ToGenerate: TypeAlias = GenerationRequest | Prompt
+ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
+ToRoll: TypeAlias = RollingRequest | Text
+
+
+def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a setting that is no field of a `GenerationRequest`."""
+    if unknown := [name for name in settings if name not in _SETTINGS]:
+        near = difflib.get_close_matches(unknown[0], _SETTINGS, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(_SETTINGS)}"
+        raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}")
+
+
+def to_generation(
+    session: OpenModel, item: ToGenerate, settings: Mapping[str, Any] | None = None
+) -> Converted[GenerationOutput]:
+    """A prompt alone is continued with `settings`, fields of a `GenerationRequest`, and the defaults of the others.
+    Raises `ConfigError` for settings beside a whole request."""
+    settings = settings or {}
+    if settings and isinstance(item, GenerationRequest):
+        raise ConfigError(f"'{next(iter(settings))}' beside a GenerationRequest, which has its own: give it there")
+    request = item if isinstance(item, GenerationRequest) else GenerationRequest(item, **settings)
+    about = session.stop_ids, session.max_length, session.encoding, session.media
+    return _known(session, convert_generation(session.tokenizer, request, *about))
+
+
+def to_scoring(session: OpenModel, item: ToScore) -> Converted[ScoringOutput]:
+    """Raises `ConfigError` for what is neither a pair nor a request."""
+    if not isinstance(item, ScoringRequest):
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise ConfigError(f"{type(item).__name__}: a (context, target) pair or a ScoringRequest is expected")
+        item = ScoringRequest(*item)
+    about = session.max_length, session.encoding, session.media
+    return _known(session, convert_scoring(session.tokenizer, item, *about))
+
+
+def to_rolling(session: OpenModel, item: ToRoll) -> Converted[RollingOutput]:
+    """Raises `TaskError` for an encoder-decoder."""
+    if session.encoding is not None:
+        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+    request = item if isinstance(item, RollingRequest) else RollingRequest(item)
+    return _known(session, convert_rolling(session.tokenizer, request, session.max_length, session.media))
+
+
+def _known(session: OpenModel, converted: Converted[Output]) -> Converted[Output]:
+    """The same; raises `TaskError` for a token that the model has no row for."""
+    for request in converted.requests if session.model is not None else ():  # else it is not known what it has
+        refuse_unknown(request, session.tokenizer, () if session.media is None else session.media.placeholders)
+    return converted

@@ -1,4 +1,6 @@
-"""What a session drives: whoever runs requests. `engine.Engine` does in this process; workers do elsewhere."""
+"""What a session drives, and what it is to those who convert its requests and keep its answers.
+
+`engine.Engine` runs requests in this process; workers do elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from olive_ext.engine.requests import Lost, Request, Result
+from olive_ext.model import ResolvedModel
+from olive_ext.text.encoder_decoder import Encoding
+from olive_ext.text.placeholders import MediaText
+from olive_ext.text.tokenizer import Tokenizer
 
 OnChunk = Callable[[int, Sequence[Result | Lost]], None]
 """Called with the number of a chunk that is complete, and its results in the order of its requests."""
@@ -37,8 +43,7 @@ class Executor(Protocol):
         """How many workers are open and were lost, for whoever waits; empty where there is nothing to say."""
 
     def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
-        """Runs all requests together, and calls back as each becomes complete. Raises `LostRequestsError` behind all
-        others where some have no result."""
+        """Runs all together, calling back as each is complete; `LostRequestsError` behind all where some are lost."""
 
     def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
         """Runs each chunk by itself, in any order. `chunks` is read as there is room."""
@@ -57,6 +62,41 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Releases the model."""
+
+
+class OpenModel(Protocol):
+    """What conversions of requests and the journal of answers read of a session."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's texts."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end every generation."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model sees at once at most."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How an encoder-decoder's sources are encoded."""
+
+    @property
+    def media(self) -> MediaText | None:
+        """How pictures and sounds stand in texts."""
+
+    @property
+    def model(self) -> ResolvedModel | None:
+        """The opened model, where it was resolved."""
+
+    @property
+    def reference(self) -> OpenModel | None:
+        """The resident reference."""
+
+    def describe_execution(self) -> dict[str, Any]:
+        """Facts of the execution."""
 
 
 @dataclass(frozen=True)

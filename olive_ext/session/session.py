@@ -12,18 +12,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-from typing_extensions import Self
+from typing import Any
 
 from olive_ext.engine.requests import Request, Result
 from olive_ext.errors import ConfigError, LostRequestsError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.session import calls
 from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
-from olive_ext.session.calls import Turns, batches, naming, warn_of_cuts
-from olive_ext.session.converted_requests import ToGenerate, ToRoll, ToScore, to_generation, to_rolling, to_scoring
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.text.conversion import Converted
 from olive_ext.text.encoder_decoder import Encoding
@@ -33,11 +30,8 @@ from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Asked = TypeVar("Asked")
-Output = TypeVar("Output")
 
-
-class Session:
+class Session(AbstractContextManager["Session"]):
     """One open model. Safe to use from several threads: calls take turns.
 
     `stop_ids` end every generation (by default the tokenizer's EOS). `facts` are added to `describe_execution()`.
@@ -78,7 +72,7 @@ class Session:
         self.executor: Executor = engine  # an engine in this process, or workers
         self._facts = dict(facts or {})
         self._beside = beside
-        self._turns: Turns = beside._turns if beside is not None else Turns()
+        self._turns: calls.Turns = beside._turns if beside is not None else calls.Turns()
         # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
         self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
         self._results: Iterator[tuple[Hashable, Result]] | None = None
@@ -96,20 +90,23 @@ class Session:
 
     def generate(
         self,
-        requests: Sequence[ToGenerate],
+        requests: Sequence[calls.ToGenerate],
         on_result: Callable[[int, GenerationOutput], None] | None = None,
         *,
         names: Sequence[str] = (),
+        **settings: Any,
     ) -> list[GenerationOutput]:
-        """Continues each prompt: a `GenerationRequest`, or a text, chat messages or token ids with its defaults.
+        """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
+        `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
         as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        return self._run("generate", requests, to_generation, on_result, names)
+        calls.refuse_unknown_settings(settings)
+        return self._run("generate", requests, partial(calls.to_generation, settings=settings), on_result, names)
 
     def generate_continuous(
-        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
+        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
 
@@ -121,7 +118,7 @@ class Session:
 
     def loglikelihood(
         self,
-        requests: Sequence[ToScore],
+        requests: Sequence[calls.ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
         *,
         names: Sequence[str] = (),
@@ -130,24 +127,24 @@ class Session:
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, to_scoring, on_result, names)
+        return self._run("loglikelihood", requests, calls.to_scoring, on_result, names)
 
     def loglikelihood_slices(
         self,
-        slices: Iterable[Sequence[ToScore]],
+        slices: Iterable[Sequence[calls.ToScore]],
         on_result: Callable[[int, ScoringOutput], None],
         *,
         whose: Callable[[int], str] | None = None,
     ) -> None:
         """As `loglikelihood` of each slice, for more requests than should be in memory together: a slice is read when
         there is room to run it. Requests are counted on from slice to slice; `whose(index)` names them in warnings."""
-        self._run_slices("loglikelihood", slices, to_scoring, on_result, whose)
+        self._run_slices("loglikelihood", slices, calls.to_scoring, on_result, whose)
 
     def loglikelihood_rolling(
-        self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
+        self, requests: Sequence[calls.ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
-        return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
+        return self._run("loglikelihood_rolling", requests, calls.to_rolling, on_result)
 
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
@@ -180,8 +177,7 @@ class Session:
             self.executor.release_memory()
 
     def close(self) -> None:
-        """Releases the model; waits for the engine's present call. A second call does nothing, and neither does a call
-        on a session whose model another session owns (`beside`)."""
+        """Releases the model, behind the engine's present call; does nothing again, nor with `beside`."""
         if self._beside is None and self._turns.close():
             with self._working:
                 self._drop_results()
@@ -200,8 +196,11 @@ class Session:
         journal = {"journal": self.journal.describe()} if self.journal is not None else {}
         return {**self._facts, "max_length": self.max_length, **facts, **journal, "counters": counters}
 
-    def __enter__(self) -> Self:
-        return self
+    def __repr__(self) -> str:
+        facts = {} if self._turns.is_closed else {**self._facts, **self.executor.describe()}
+        device = facts.get("device") or ", ".join(map(str, facts.get("providers", ())))
+        runs = " on ".join(filter(None, (facts.get("runtime"), device))) if facts else "closed"
+        return f"<Session of '{self._facts.get('model', 'a model')}'{f': {runs}' if runs else ''}>"
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -209,16 +208,18 @@ class Session:
     def _run(
         self,
         call: str,
-        requests: Sequence[Asked],
-        convert: Callable[[Session, Asked], Converted[Output]],
-        on_result: Callable[[int, Output], None] | None,
+        requests: Sequence[calls.Asked],
+        convert: Callable[[Session, calls.Asked], Converted[calls.Output]],
+        on_result: Callable[[int, calls.Output], None] | None,
         names: Sequence[str] = (),
-    ) -> list[Output]:
-        if isinstance(requests, (str, bytes)):
-            raise ConfigError(f"{call} takes a list of requests, not one text")
-        outputs: dict[int, Output] = {}
+    ) -> list[calls.Output]:
+        if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
+            kind = "text" if isinstance(requests, str) else type(requests).__name__
+            raise ConfigError(f"{call} takes a list of requests, not one {kind}")
+        requests = list(requests)
+        outputs: dict[int, calls.Output] = {}
 
-        def keep(index: int, output: Output) -> None:
+        def keep(index: int, output: calls.Output) -> None:
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
@@ -229,15 +230,15 @@ class Session:
     def _run_slices(
         self,
         call: str,
-        slices: Iterable[Sequence[Asked]],
-        convert: Callable[[Session, Asked], Converted[Output]],
-        on_output: Callable[[int, Output], None],
+        slices: Iterable[Sequence[calls.Asked]],
+        convert: Callable[[Session, calls.Asked], Converted[calls.Output]],
+        on_output: Callable[[int, calls.Output], None],
         whose: Callable[[int], str] | None,
     ) -> None:
         lost: dict[int, str] = {}
-        warn = partial(warn_of_cuts, self.max_length, whose)
+        warn = partial(calls.warn_of_cuts, self.max_length, whose)
         with self._turns.turn(call), self._work():
-            made = batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
+            made = calls.batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
             if self.journal is None and not self.executor.needs_chunks:
                 for batch in made:
                     batch.run(self.executor)
@@ -249,7 +250,7 @@ class Session:
             raise LostRequestsError(lost)
 
     def _generate_continuous(
-        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
+        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
 
@@ -259,8 +260,8 @@ class Session:
                     yield None
                     continue
                 key, request = item
-                with naming(f"request {key!r}"):
-                    converted = to_generation(self, request)
+                with calls.naming(f"request {key!r}"):
+                    converted = calls.to_generation(self, request)
                 if converted.is_truncated:
                     logger.warning("request %r was cut on the left to fit", key)
                 if len(converted.requests) > 1:

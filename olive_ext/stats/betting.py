@@ -1,4 +1,5 @@
-"""Bets against a bound, whose wealth is evidence at every stopping time, and the allocation of draws that lets it grow.
+"""Bets against a bound, whose wealth is evidence at every stopping time, the allocation of draws that lets it grow, and
+the limits that follow.
 
 Knows neither documents nor batches: one draw of a stratum at a time, in R independent runs at once (one in an
 evaluation, thousands in a simulation).
@@ -24,6 +25,7 @@ the wealth grows, never whether a limit holds: an adversary who knows the design
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +53,9 @@ _GUARDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 _LEAST_SPREAD = 0.03
 """Least score of every stratum: beliefs can be wrong about the harmless ones, too."""
+
+_PRECISION = 1e-6
+"""Of limits, in units of the population mean."""
 
 _GUESSED = 2.0
 """Documents that the first guess of a stratum counts for."""
@@ -183,8 +188,40 @@ def joined(bets: Sequence[Bet], run: int = 0) -> Bet:
 
 
 def mixed(log_wealth: FloatArray) -> FloatArray:
-    """Logarithm of the sum of the portions' wealths, axis K before the last: a mixture of martingales is one."""
+    """Logarithm [..., R] of the sum of the portions' wealths [..., K, R]: a mixture of martingales is one."""
     greatest = log_wealth.max(axis=-2, keepdims=True)
     wealth = np.sum(_PORTIONS_K[:, None] * np.exp(log_wealth - greatest), axis=-2)
     together: FloatArray = np.log(wealth) + greatest.squeeze(-2)
     return together
+
+
+def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: float) -> tuple[float, float]:
+    """Interval that contains the population mean at every stopping time with probability `confidence`.
+
+    Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full level:
+    the population mean is one of them, so no level is divided between the two ends. The price is that an interval on
+    one side of the bound ends at the bound. `logical` are the limits that hold without bets.
+    """
+    needed = -math.log1p(-confidence)
+    low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)
+    return low, _last_rejected(bets, BELOW, (logical[1], max(bound, logical[0])), needed)
+
+
+def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
+    """Of the values from one end, which cannot be, to the other the last that is rejected: wealth falls on the way."""
+    rejected, kept = ends
+    if (kept - rejected) * SIGNS_S[side] <= 0:
+        return rejected
+    if _peak(bets, side, kept) >= needed:
+        return kept
+    while abs(rejected - kept) > _PRECISION:
+        middle = (rejected + kept) / 2
+        rejected, kept = (middle, kept) if _peak(bets, side, middle) >= needed else (rejected, middle)
+    return rejected
+
+
+def _peak(bets: Bet, side: int, null: float) -> float:
+    """Logarithm of the greatest wealth against `null`, from the bound on to where the side's evidence points away from:
+    no bet can lose more there than against the bound itself, for which the stakes were made."""
+    gains_KT = SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
+    return float(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))

@@ -1,6 +1,7 @@
 """The fields that compare two models at one target token, declared once: `ComparedFields`; and classes of tokens.
 
 The engine's notes (`COMPARED`), a session's answer (`Compared`) and the stored positions (`POSITION`) derive from it.
+The outputs of `graph.row_comparison` are fields by their names; the taps of `engine.reference` fill in the others.
 Knows no model and no tokenizer: a function gives the text of a token. Axes: T targets of a request.
 """
 
@@ -108,7 +109,7 @@ class Positions:
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """A view of all targets so far, of type `POSITION`; none can be added while the view is in use."""
+        """A view [T] of all targets so far, of type `POSITION`; none can be added while the view is in use."""
         return np.frombuffer(self._buffer, POSITION)
 
     def add(
@@ -184,7 +185,7 @@ class TokenClasses:
         """
         classes, goes_on = [], previous is not None and self._learn(previous)[1]
         for number in np.asarray(ids, np.int64).tolist():
-            found, joins = self._learn(number)
-            classes.append(WORD_START if found == INSIDE and not goes_on else found)
+            kind, joins = self._learn(number)
+            classes.append(WORD_START if kind == INSIDE and not goes_on else kind)
             goes_on = joins
         return np.array(classes, np.int8)

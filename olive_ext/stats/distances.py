@@ -101,10 +101,7 @@ def clustered_mean(
 
 
 def perplexity_ratio(
-    reference: FloatArray,
-    candidate: FloatArray,
-    documents: npt.NDArray[np.int64],
-    weights: FloatArray | None = None,
+    reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
 ) -> tuple[float, float | None]:
     """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, and its standard error.
 
@@ -135,7 +132,6 @@ def _exp(value: float) -> float:
 
 
 def _bins(labels: Sequence[str], groups: npt.NDArray[np.int64], values: FloatArray) -> tuple[Bin, ...]:
-    """A bin for each label; `groups` [N] are indices into `labels`."""
     counts = np.bincount(groups, minlength=len(labels)).tolist()
     sums = np.bincount(groups, weights=values, minlength=len(labels)).tolist()
     means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
@@ -149,7 +145,6 @@ def _histogram(kl: FloatArray) -> tuple[Bin, ...]:
 
 
 def _by_position(positions: npt.NDArray[np.int32], kl: FloatArray) -> tuple[Bin, ...]:
-    """0-15, 16-31, 32-63, ... tokens before the target."""
     edges = [0, 16]
     while edges[-1] <= int(positions.max()):
         edges.append(2 * edges[-1])

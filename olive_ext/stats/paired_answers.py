@@ -48,7 +48,7 @@ def compare_outcomes(
     is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
     low, high = difference_interval(differences, is_binary=is_binary)
-    found = Outcome(
+    outcome = Outcome(
         task=task,
         metric=metric,
         filter=filter_name,
@@ -65,9 +65,9 @@ def compare_outcomes(
         higher_is_better=higher_is_better,
         is_binary=is_binary,
     )
-    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
+    sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
     needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
-    return replace(found, documents_needed=needed)
+    return replace(outcome, documents_needed=needed)
 
 
 def sampled_outcome(

@@ -43,27 +43,29 @@ class Population:
 
     @cached_property
     def weights_N(self) -> FloatArray:
+        """How far a whole share of each document moves the population mean, [N]."""
         weights: FloatArray = self.sizes_N * (self.highs_N - self.lows_N) / self.sizes_N.sum()
         return weights
 
     @cached_property
     def offset(self) -> float:
+        """The population mean where every share is 0."""
         return float(self.sizes_N @ self.lows_N / self.sizes_N.sum())
 
     @cached_property
     def unseen_H(self) -> FloatArray:
-        """Weight of each stratum before the first draw."""
+        """Weight of each stratum before the first draw, [H]."""
         weights = np.bincount(self.strata_N, weights=self.weights_N, minlength=len(self.expected_H))
         return weights.astype(np.float64)
 
     @cached_property
     def least_weight(self) -> float:
-        """Of the documents that count. Those without weight (no position was scored) are never drawn."""
+        """The least weight of a document that counts. Those without weight (no position was scored) are never drawn."""
         return float(self.weights_N[self.weights_N > 0].min(initial=np.inf))
 
     def shares(self, documents: IntArray, values: npt.ArrayLike) -> FloatArray:
-        """Where `values` lie between the limits of `documents`, NaN for one that is; ValueError for one that lies
-        elsewhere."""
+        """Shares [D]: where `values` [D] lie between the limits of `documents` [D], NaN for one that is;
+        ValueError for one that lies elsewhere."""
         lows, highs = self.lows_N[documents], self.highs_N[documents]
         shares: FloatArray = (np.asarray(values, np.float64) - lows) / (highs - lows)
         if ((shares < 0) | (shares > 1)).any():
@@ -123,10 +125,11 @@ class Queues:
 
     @property
     def num_left(self) -> int:
+        """Documents that are not drawn yet."""
         return sum(map(len, self._orders)) - sum(self._positions)
 
     def draw(self, count: int, unseen_H: FloatArray, scores_H: FloatArray) -> IntArray:
-        """The next `count` documents (fewer where fewer are left), one after the other without replacement."""
+        """Numbers [D] of the next `count` documents (fewer where fewer are left), drawn without replacement."""
         unseen_RH, drawn = unseen_H[None].copy(), []
         for _ in range(min(count, self.num_left)):
             stratum = self._random.choice(len(scores_H), p=draw_probabilities(unseen_RH, scores_H)[0])
@@ -143,7 +146,7 @@ class Queues:
         number of draws (Cohen and Kaplan 2007, PODC: rank conditioning), scaled to the stratum's known total weight:
         with equal weights all documents over those drawn, with none left 1.
         """
-        found: dict[int, float] = {}
+        represented: dict[int, float] = {}
         for order, position in zip(self._orders, self._positions, strict=True):
             drawn, weights = order[:position], self._population.weights_N
             if not position:
@@ -151,13 +154,13 @@ class Queues:
             next_key = self._keys_N[order[position]] if position < len(order) else np.inf
             counts = -1 / np.expm1(-weights[drawn] * next_key)
             counts *= weights[order].sum() / (weights[drawn] @ counts)
-            found |= zip(drawn.tolist(), counts.tolist(), strict=True)
-        return found
+            represented |= zip(drawn.tolist(), counts.tolist(), strict=True)
+        return represented
 
 
 def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArray:
-    """Of each stratum to be drawn from next. With standard deviations as scores this is Neyman's allocation, of what is
-    left (1934, Journal of the Royal Statistical Society 97)."""
+    """Probabilities [R, H] of each stratum to be drawn from next. With standard deviations as scores this is Neyman's
+    allocation, of what is left (1934, Journal of the Royal Statistical Society 97)."""
     products = unseen_RH * scores_RH
     totals = products.sum(axis=-1, keepdims=True)
     probabilities: FloatArray = products / np.where(totals > 0, totals, 1)  # nothing is left behind the last draw

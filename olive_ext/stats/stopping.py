@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined
-from olive_ext.stats.confidence_sequence import limits
+from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined, limits
 from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues
 
 _LEAST_BATCH = 16
@@ -47,7 +46,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ClaimDecision:
     """`estimate` of the population mean within its interval, `low` to `high`; all three are equal where none is left
     and all are known.
 
@@ -94,7 +93,7 @@ class Sampler:
         return self.verdict == "open" and self._queues.num_left > 0
 
     def next_batch(self, count: int | None = None) -> IntArray:
-        """Numbers of the next documents; all that are left where `count` is as large.
+        """Numbers [D] of the next documents; all that are left where `count` is as large.
 
         Without `count` as many as `batch_size` gives.
         """
@@ -116,7 +115,7 @@ class Sampler:
             raise ValueError("there is no batch that values are missing of")
         documents, scores_RH = self._pending
         shares, least = (
-            self._population.shares(documents, found) for found in (values, values if lows is None else lows)
+            self._population.shares(documents, given) for given in (values, values if lows is None else lows)
         )
         widths = (self._population.highs_N - self._population.lows_N)[documents]
         errors = np.sqrt(np.zeros(len(documents)) if variances is None else np.asarray(variances)) / widths
@@ -161,17 +160,17 @@ class Sampler:
             return "kept" if self._claim.kept == "below" else "broken"
         return "open"
 
-    def decision(self) -> Decision:
+    def decision(self) -> ClaimDecision:
         """As of the last update, with the interval."""
         logical, bound = self._logical_limits(), self._claim.bound
         count, total = len(self._bets), self._num_documents
         if count == total:
             estimate = self._evidence.logical_limits(_ESTIMATED)[0]
-            return Decision(self.verdict, estimate, *logical, count, total, self._num_unknown)
+            return ClaimDecision(self.verdict, estimate, *logical, count, total, self._num_unknown)
         low, _ = limits(joined(self._bets, _LEAST), bound, logical, self._claim.confidence)
         _, high = limits(joined(self._bets, _GREATEST), bound, logical, self._claim.confidence)
         estimate = _estimate(joined(self._bets, _ESTIMATED).values_R, total) if count else (low + high) / 2
-        return Decision(self.verdict, min(max(estimate, low), high), low, high, count, total, self._num_unknown)
+        return ClaimDecision(self.verdict, min(max(estimate, low), high), low, high, count, total, self._num_unknown)
 
     def _logical_limits(self) -> tuple[float, float]:
         return self._evidence.logical_limits(_LEAST)[0], self._evidence.logical_limits(_GREATEST)[1]

@@ -7,18 +7,14 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 from jinja2 import nodes, pass_context
 from jinja2.compiler import CodeGenerator
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
-
-from olive_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from olive_ext.text.tokenizer import Tokenizer
+from typing_extensions import override
 
 LONGEST_TEXT = 2**24
 """Characters of a text that a template gives: some four million tokens, which take a tokenizer gigabytes."""
@@ -44,17 +40,17 @@ _NESTED = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")
 
 def _formatted(text: str, values: list[Any]) -> int:
     """What a format makes at least, its values left out."""
-    widths = [int(number[:_MOST_DIGITS]) for found in _WIDTHS.findall(text) for number in found if number]
+    widths = [int(number[:_MOST_DIGITS]) for match in _WIDTHS.findall(text) for number in match if number]
     return sum(widths) + (_largest(values) if _NESTED.search(text) else 0)
 
 
 def _largest(values: Iterable[Any]) -> int:
     """The largest number among values, those in tuples and mappings included."""
-    found = 0
+    largest = 0
     for value in values:
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else ()
-        found = max(found, _largest(inner), value if isinstance(value, int) else 0)
-    return found
+        largest = max(largest, _largest(inner), value if isinstance(value, int) else 0)
+    return largest
 
 
 def _size(value: Any) -> int:
@@ -62,27 +58,18 @@ def _size(value: Any) -> int:
 
 
 _GROWN: dict[str, Callable[[Any, list[Any]], int]] = {
-    **dict.fromkeys(
-        ("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes"), lambda _, given: _largest(given)
-    ),
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes"), lambda _, own: _largest(own)),
     "expandtabs": lambda text, given: text.count("\t") * _largest(given),
     "indent": lambda text, given: (str(text).count("\n") + 1) * max(_largest(given), *map(_size, given), 4),
     "tojson": lambda value, given: 0 if isinstance(value, str) else (_size(value) + 1) * _largest(given),
     "replace": lambda text, given: str(text).count(str(given[0])) * _size(given[1]) if len(given) > 1 else 0,
-    "join": lambda value, given: (
-        _size(value) * max(map(_size, given), default=0) if isinstance(value, str) else _joined(value, given)
-    ),
+    "join": lambda value, given: _size(value) * max(map(_size, given), default=0),
     "wordwrap": lambda text, given: _size(text) * max((_size(one) for one in given if isinstance(one, str)), default=0),
     **dict.fromkeys(("format", "format_map"), lambda text, given: _formatted(str(text), given)),
     "generate_lorem_ipsum": lambda _, given: 200 * _largest(given),
 }
 """Methods and filters whose result can be longer than all that they are given, with the letters or items that it has at
 least, by the value that they work on and the other arguments."""
-
-
-def _joined(values: Any, given: list[Any]) -> int:
-    """Of the filter, which joins a list."""
-    return _size(values) * max(map(_size, given), default=0)
 
 
 def _refuse_grown(name: str, value: Any, given: list[Any]) -> None:
@@ -115,6 +102,7 @@ class _BoundedFilter:
 class _Generator(CodeGenerator):
     """Has the environment join what `~` stands between."""
 
+    @override
     def visit_Concat(self, node: Any, frame: Any) -> None:
         if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:  # where it escapes, too
             super().visit_Concat(node, frame)
@@ -151,6 +139,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         self.filters |= {name: _BoundedFilter(name, one) for name, one in new.items()}
         return super().from_string(*args, **options)
 
+    @override
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         method = getattr(obj, "__wrapped__", obj)  # the sandbox's own `format`
         name, value = getattr(method, "__name__", ""), getattr(method, "__self__", None)
@@ -162,6 +151,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         result: str = _refuse_size("".join(map(str, values)))
         return result
 
+    @override
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
             _refuse_grown("format", left, [right])
@@ -229,14 +219,3 @@ def bounded_chat_templates() -> Iterator[None]:
         yield
     finally:
         module.ImmutableSandboxedEnvironment = own
-
-
-def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:
-    """Raises `ConfigError` where a chat template renders no message of a user, be it a text or a list of parts."""
-    try:
-        tokenizer.render_chat([{"role": "user", "content": "a"}], **kwargs)
-    except ConfigError:
-        with suppress(ConfigError, TypeError):
-            tokenizer.render_chat([{"role": "user", "content": [{"type": "text", "text": "a"}]}], **kwargs)
-            return
-        raise

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
-from olive_ext.model.generation_config import Suppressed
+from olive_ext.model.files.package_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
     Asked,
@@ -26,8 +26,9 @@ from olive_ext.text.encoder_decoder import (
     make_sources,
     spoken,
 )
-from olive_ext.text.generation_bounds import StopChecker
+from olive_ext.text.generation_bounds import StopChecker, too_long
 from olive_ext.text.placeholders import MediaText, cut_media, with_media
+from olive_ext.text.prompts import is_chat
 from olive_ext.text.requests import (
     GeneratedSequence,
     GenerationOutput,
@@ -59,13 +60,13 @@ def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: Media
     prompt = request.prompt
     if isinstance(prompt, str):
         tokens = tokenizer.encode(prompt)
-    elif messages := [item for item in prompt if not isinstance(item, int)]:
-        messages, request = with_parts(messages, request)
+    elif is_chat(prompt):
+        messages, request = with_parts(prompt, request)
         text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
         tokens = tokenizer.encode(text, add_special_tokens=False)
     else:
-        tokens = [item for item in prompt if isinstance(item, int)]
-    return placed(media, tokens or [tokenizer.prefix_token_id], request)
+        tokens = list(prompt)
+    return with_placeholders(media, tokens or [tokenizer.prefix_token_id], request)
 
 
 def convert_generation(
@@ -79,13 +80,13 @@ def convert_generation(
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
     request = request if encoding is None else spoken(request, encoding)
     sources = make_sources(tokenizer, request, encoding, max_length)
-    found: Media = ()
+    items: Media = ()
     if encoding is None:
-        tokens, found = prompt_tokens(tokenizer, request, media)
+        tokens, items = prompt_tokens(tokenizer, request, media)
     else:
         tokens = decoder_tokens(tokenizer, request.prompt, encoding)
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
-    found = cut_media(found, len(tokens) - len(kept), len(tokens))
+    items = cut_media(items, len(tokens) - len(kept), len(tokens))
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
     checker = StopChecker(tokenizer, request.stop)
     generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
@@ -100,7 +101,7 @@ def convert_generation(
         sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
         return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences)
 
-    requests = tuple(Request(kept, generation=generation, source=source, media=found) for source in sources)
+    requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
     return Converted(requests, output, len(kept) < len(tokens))
 
 
@@ -133,33 +134,33 @@ def scoring_tokens(
     if isinstance(context, str) and isinstance(target, str):
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:
-        if messages := [item for item in context if isinstance(item, Mapping)]:
-            messages, request = with_parts(messages, request)
+        if is_chat(context):
+            messages, request = with_parts(context, request)
             context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
         elif isinstance(context, str):
             context_ids = tokenizer.encode(context) if context else []
         else:
-            context_ids = [item for item in context if isinstance(item, int)]
+            context_ids = list(context)
         target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
         if not context_ids or not target_ids:
             context_ids, target_ids = tokenizer.behind_prefix(target_ids)
-    tokens, found = placed(media, context_ids, request)
+    tokens, items = with_placeholders(media, context_ids, request)
     if media is not None:
         media.refuse_placeholders(target_ids)
-    return tokens, target_ids, found
+    return tokens, target_ids, items
 
 
 def with_parts(messages: Sequence[Mapping[str, Any]], request: Asked) -> tuple[list[Mapping[str, Any]], Asked]:
     """The messages for a template, and the request with what their parts hold in `images` and `audio`."""
-    found, images, audio = with_media(messages, request.images, request.audio)
-    return found, replace(request, images=images, audio=audio)
+    plain, images, audio = with_media(messages, request.images, request.audio)
+    return plain, replace(request, images=images, audio=audio)
 
 
-def placed(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
+def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
     """The tokens with placeholders, and where these are. Raises `TaskError` for pictures and sounds where a model takes
     none."""
     if media is not None:
-        return media.place(tokens, request.images, request.audio)
+        return media.insert_items(tokens, request.images, request.audio)
     if request.images:
         raise TaskError(f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only")
     if request.audio:
@@ -179,13 +180,13 @@ def convert_scoring(
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
         raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
-    found: Media = ()
+    items: Media = ()
     if encoding is None:
-        context, target, found = scoring_tokens(tokenizer, request, media)
+        context, target, items = scoring_tokens(tokenizer, request, media)
     else:
         context, target = answer_tokens(tokenizer, request, encoding)
     is_truncated = len(context) + len(target) > max_length + 1
-    requests = target_windows(context, target, max_length, source, found)
+    requests = target_windows(context, target, max_length, source, items)
     return Converted(requests, partial(_scoring_output, requests), is_truncated)
 
 
@@ -203,11 +204,7 @@ def convert_rolling(
 
 
 def target_windows(
-    context: Sequence[int],
-    target: Sequence[int],
-    max_length: int,
-    source: Source | None = None,
-    media: Media = (),
+    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None, media: Media = ()
 ) -> tuple[Request, ...]:
     """Requests that score every token of `target` once, each with as much left context as `max_length` leaves.
 
@@ -224,8 +221,8 @@ def target_windows(
         num_targets = min(max_length, len(target) - begin)
         end = len(context) + begin + num_targets
         start = max(0, end - max_length - 1)
-        found = cut_media(media, start, len(whole))
-        requests.append(Request(whole[start:end], num_targets, source=source, media=found))
+        items = cut_media(media, start, len(whole))
+        requests.append(Request(whole[start:end], num_targets, source=source, media=items))
     return tuple(requests)
 
 
@@ -234,13 +231,9 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
 
     Raises `ConfigError` where no room is left for a prompt at all.
     """
-    room = max_length - max_new_tokens
-    if room < 1:
-        raise ConfigError(
-            f"'max_new_tokens' = {max_new_tokens} leaves no room for a prompt: it must be below the model's context "
-            f"(max_length) of {max_length} tokens"
-        )
-    return tuple(tokens[-room:])
+    if problem := too_long("max_new_tokens", max_new_tokens, max_length):
+        raise ConfigError(problem)
+    return tuple(tokens[max_new_tokens - max_length :])
 
 
 def _scoring_output(requests: Sequence[Request], results: Sequence[Result]) -> ScoringOutput:

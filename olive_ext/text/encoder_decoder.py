@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -12,11 +11,12 @@ from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
-from olive_ext.model.generation_config import Suppressed, read_suppressed
+from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.types import SourceKind, TensorSpec
 from olive_ext.text.generation_bounds import read_start
 from olive_ext.text.placeholders import with_media
-from olive_ext.text.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput
+from olive_ext.text.prompts import Prompt, SourceInput, is_chat
+from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from olive_ext.text.token_ids import refuse_named
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -72,10 +72,10 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
     """The request to a model of speech with the sounds of its chat messages in `audio`, and their text as what the
     decoder begins with: such a model has no roles and no template. Raises `ConfigError` for a part of another kind."""
     name = "prompt" if isinstance(request, GenerationRequest) else "context"
-    messages = [item for item in getattr(request, name) if isinstance(item, Mapping)]
-    if not messages or encoding.sound is None:
+    prompt: Prompt = getattr(request, name)
+    if not is_chat(prompt) or encoding.sound is None:
         return request
-    messages, images, audio = with_media(messages, request.images, request.audio)
+    messages, images, audio = with_media(prompt, request.images, request.audio)
     if images:
         raise TaskError(f"the messages hold {counted(len(images), 'picture')}; this model takes sound")
     contents = [message.get("content") or "" for message in messages]
@@ -88,9 +88,9 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
     """The prompt of an encoder-decoder's decoder: ids as they are, text behind the decoder's first tokens."""
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
-    if not all(isinstance(item, int) for item in prompt):
+    if is_chat(prompt):
         raise ConfigError("an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'")
-    return [item for item in prompt if isinstance(item, int)] or encoding.begin()
+    return list(prompt) or encoding.begin()
 
 
 def make_source(

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from olive_ext.errors import ConfigError, listed
-from olive_ext.model.generation_config import first_named, named_ids
+from olive_ext.model.files.package_config import first_named, named_ids
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -22,6 +22,17 @@ _INCOMPLETE = "\ufffd"
 
 _MAX_HELD = 16
 """More tokens held back than any one character is made of: their bytes will never become one."""
+
+
+def too_long(setting: str, value: int, max_length: int) -> str:
+    """What is wrong with `value` new tokens, which `setting` asks for, in a context of `max_length`; empty where they
+    leave room for a prompt. Every entry says it in these words."""
+    if 0 < value < max_length:
+        return ""
+    bounds = "must be positive and" if value < 1 else "must be"
+    return (
+        f"'{setting}' = {value} leaves no room for a prompt: it {bounds} below the model's max_length of {max_length}"
+    )
 
 
 def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> frozenset[int]:
@@ -45,7 +56,7 @@ def read_start(
         start = [tokenizer.hf.convert_tokens_to_ids(WHISPER_START)]
     if language is not None or task is not None:
         return (*start[:1], *_spoken_tokens(files, language, task or "transcribe"))
-    forced = {int(place): token for place, token in first_named("forced_decoder_ids", files)}
+    forced = {int(position): token for position, token in first_named("forced_decoder_ids", files)}
     while start and isinstance(token := forced.get(len(start)), int):
         start.append(token)
     if len(start) == 1 and named_ids("lang_to_id", files):

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from olive_ext.engine.media import ItemLimit, Media, MediaRun, moved
+from olive_ext.engine.media.items import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
-from olive_ext.model.media_types import WORDS, MediaInput, Modality
+from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -44,7 +44,9 @@ class MediaText:
         """The text of the token that stands for an item in a prompt."""
         return self.tokenizer.decode([self.markers[modality].token], skip_special_tokens=False)
 
-    def place(self, tokens: list[int], images: Sequence[Any], audio: Sequence[Any] = ()) -> tuple[list[int], Media]:
+    def insert_items(
+        self, tokens: list[int], images: Sequence[Any], audio: Sequence[Any] = ()
+    ) -> tuple[list[int], Media]:
         """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
         are.
 
@@ -55,10 +57,8 @@ class MediaText:
         for modality, items in given.items():
             if items and modality not in self.markers:
                 problem = self.problems.get(modality, self.processor.spec.problem)
-                found_items = counted(len(items), WORDS[modality].kind)
-                raise TaskError(
-                    f"the request gives {found_items}; this model takes none{f': {problem}' if problem else ''}"
-                )
+                given_items, why = counted(len(items), WORDS[modality].kind), f": {problem}" if problem else ""
+                raise TaskError(f"the request gives {given_items}; this model takes none{why}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
             self.refuse_placeholders(tokens)
@@ -67,23 +67,23 @@ class MediaText:
         for token, modality in markers.items():
             self._check_count(tokens.count(token), len(given[modality]), modality)
         waiting = {modality: iter(items) for modality, items in given.items()}
-        found: list[int] = []
+        placed: list[int] = []
         runs: list[MediaRun] = []
         for token in tokens:
             if token not in markers:
-                found.append(token)
+                placed.append(token)
                 continue
             modality = markers[token]
             marker, item = self.markers[modality], self.processor.item(modality, next(waiting[modality]))
             self.limit.check(item)
-            runs.append(MediaRun(len(found) + len(marker.before), item))
-            found += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
-        return found, tuple(runs)
+            runs.append(MediaRun(len(placed) + len(marker.before), item))
+            placed += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
+        return placed, tuple(runs)
 
     @cached_property
     def placeholders(self) -> Mapping[int, Modality]:
         """What the tokens in whose place the model reads features stand for."""
-        return {found.placeholder: found.modality for found in self.processor.spec.inputs}
+        return {taken.placeholder: taken.modality for taken in self.processor.spec.inputs}
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:
         """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
@@ -94,11 +94,11 @@ class MediaText:
                 f"place this model reads a {WORDS[self.placeholders[token]].kind}: it cannot be read as text"
             )
 
-    def _check_count(self, places: int, given: int, modality: Modality) -> None:
-        if places != given:
+    def _check_count(self, num_markers: int, given: int, modality: Modality) -> None:
+        if num_markers != given:
             kind = WORDS[modality].kind
             raise MediaError(
-                f"the request gives {counted(given, kind)}, and its prompt has {places} of the marker "
+                f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker "
                 f"'{self.marker_text(modality)}': give one for each {kind}"
             )
 
@@ -108,23 +108,23 @@ def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokeni
     its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
     strict and allows no item."""
     processor.check_fixed(limit)
-    made = {found.modality: _marker(found, files, tokenizer) for found in processor.spec.inputs}
+    made = {taken.modality: _marker(taken, files, tokenizer) for taken in processor.spec.inputs}
     markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}
     problems = {modality: problem for modality, problem in made.items() if isinstance(problem, str)}
     return MediaText(processor, markers, tokenizer, limit, problems)
 
 
-def _marker(found: MediaInput, files: ModelFiles, tokenizer: Tokenizer) -> Marker | str:
+def _marker(taken: MediaInput, files: ModelFiles, tokenizer: Tokenizer) -> Marker | str:
     """The marker, or why there is none."""
     kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
     if not kind.startswith("gemma"):
-        return Marker(found.placeholder)
+        return Marker(taken.placeholder)
     try:
-        begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[found.modality])
+        begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[taken.modality])
     except ModelError as error:
         return str(error)
     if not kind.startswith("gemma3"):
-        return Marker(found.placeholder, (begin,), (end,))
+        return Marker(taken.placeholder, (begin,), (end,))
     newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False))
     return Marker(begin, (*newlines, begin), (end, *newlines))
 
@@ -140,9 +140,8 @@ def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
                 return int(config[key])
     text = getattr(tokenizer.hf, name, None)
     if text is None:
-        raise ModelError(
-            f"neither config.json nor the tokenizer in '{tokenizer.where}' names the '{name}' of this model"
-        )
+        where = f"neither config.json nor the tokenizer in '{tokenizer.where}'"
+        raise ModelError(f"{where} names the '{name}' of this model")
     return int(tokenizer.hf.convert_tokens_to_ids(text))
 
 
@@ -164,12 +163,12 @@ def with_media(
     """Chat messages for a template, their pictures and their sounds, in order: those that their parts hold, and those
     given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
     `MediaError` where more or fewer are given than parts are open."""
-    found: list[Mapping[str, Any]] = []
+    plain_messages: list[Mapping[str, Any]] = []
     held: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
     for message in messages:
         parts = message.get("content")
         if not isinstance(parts, (list, tuple)):
-            found.append(message)
+            plain_messages.append(message)
             continue
         plain = []
         for part in parts:
@@ -181,8 +180,8 @@ def with_media(
             modality, item = _item(part)
             held[modality].append(item)
             plain.append({"type": modality.value})
-        found.append({**message, "content": plain})
-    return found, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
+        plain_messages.append({**message, "content": plain})
+    return plain_messages, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
 
 
 def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
@@ -191,8 +190,8 @@ def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: S
     num_open = sum(item is None for item in items)
     if num_open != len(given) and (items or modality is Modality.IMAGE):
         parts = counted(len(items), f"part for a {kind}", f"parts for {kind}s")
-        found = f"the messages have {parts}, {num_open} of them without one"
-        raise MediaError(f"{found}, and the request gives {counted(len(given), kind)} beside them")
+        counts = f"the messages have {parts}, {num_open} of them without one"
+        raise MediaError(f"{counts}, and the request gives {counted(len(given), kind)} beside them")
     rest = iter(given)
     return [next(rest) if item is None else item for item in items] if items else list(given)
 
@@ -212,9 +211,8 @@ def _item(part: Mapping[str, Any]) -> tuple[Modality, Any]:
         if (form := _field(part, kind, "format")) != "wav":
             raise TaskError(f"'input_audio' is in the format '{form}': only wav is read")
         return Modality.AUDIO, decoded(str(_field(part, kind, "data")))
-    raise ConfigError(
-        f"a message has a part of the type '{kind}'; text, image, image_url, audio and input_audio are understood"
-    )
+    known = "text, image, image_url, audio and input_audio"
+    raise ConfigError(f"a message has a part of the type '{kind}'; {known} are understood")
 
 
 def _field(part: Mapping[str, Any], kind: str, name: str) -> Any:

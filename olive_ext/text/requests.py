@@ -7,24 +7,24 @@ tokenizer.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any, Literal, TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from olive_ext.engine.requests import Beams, FinishReason
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import Compared
-
-_Value = TypeVar("_Value")
-Text: TypeAlias = str | Sequence[int]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
-SourceInput: TypeAlias = str | Sequence[int] | npt.NDArray[Any]
-"""A text or token ids for an encoder of text; an array of features without a batch axis for one of sound."""
+from olive_ext.text.prompts import (
+    Prompt,
+    SourceInput,
+    Text,
+    checked_items,
+    checked_prompt,
+    checked_source,
+    checked_stops,
+    checked_text,
+    whole_text,
+)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class GenerationRequest:
     answered in windows."""
 
     def __post_init__(self) -> None:
-        _set(self, "source", _source(self.source))
-        _set(self, "images", _items("images", self.images))
-        _set(self, "audio", _items("audio", self.audio))
-        _set(self, "prompt", _prompt("prompt", self.prompt))
-        _set(self, "stop", _stop(self.stop))
-        _whole("chat_template_kwargs", self.chat_template_kwargs)
+        _set(self, "source", checked_source(self.source))
+        _set(self, "images", checked_items("images", self.images))
+        _set(self, "audio", checked_items("audio", self.audio))
+        _set(self, "prompt", checked_prompt("prompt", self.prompt))
+        _set(self, "stop", checked_stops(self.stop))
+        whole_text("chat_template_kwargs", self.chat_template_kwargs)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         _at_least("top_k", self.top_k, 0, " (0 turns it off)")
         _at_least("seed", self.seed, 0)
@@ -135,11 +135,11 @@ class ScoringRequest:
     """As in `GenerationRequest`, but no longer than one window."""
 
     def __post_init__(self) -> None:
-        _set(self, "context", _prompt("context", self.context, may_be_empty=True))
-        _set(self, "images", _items("images", self.images))
-        _set(self, "audio", _items("audio", self.audio))
-        _set(self, "target", _text("target", self.target))
-        _set(self, "source", _source(self.source))
+        _set(self, "context", checked_prompt("context", self.context, may_be_empty=True))
+        _set(self, "images", checked_items("images", self.images))
+        _set(self, "audio", checked_items("audio", self.audio))
+        _set(self, "target", checked_text("target", self.target))
+        _set(self, "source", checked_source(self.source))
         if not self.target:
             raise ConfigError("'target' is empty: there is nothing to score")
 
@@ -155,7 +155,7 @@ class RollingRequest:
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        _set(self, "text", _text("text", self.text))
+        _set(self, "text", checked_text("text", self.text))
         if self.prefix is not None:
             _at_least("prefix", self.prefix, 0)
 
@@ -220,81 +220,3 @@ def _is_number(value: object) -> bool:
 def _at_least(name: str, value: object, least: int, note: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"'{name}' = {value!r}: a whole number of at least {least}{note}")
-
-
-def _ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    try:
-        ids = tuple(map(operator.index, values))
-    except TypeError:
-        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
-    for one in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= one < 2**31:
-            raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647")
-    return ids
-
-
-def _text(name: str, value: Any) -> Text:
-    return _whole(name, value) if isinstance(value, str) else _ids(name, value)
-
-
-def _whole(name: str, value: _Value) -> _Value:
-    """`value`, a text or what may hold texts. Raises `ConfigError` for half of a surrogate pair, which has no bytes."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(f"'{name}' has half of a surrogate pair at character {error.start}") from error
-    items = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-    )
-    for key, item in items:
-        _whole(f"{name}[{key}]", item)
-    return value
-
-
-def _source(value: Any) -> SourceInput | None:
-    if value is None or (isinstance(value, np.ndarray) and value.dtype.kind == "f"):
-        return value
-    return _text("source", value)
-
-
-def _items(name: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"'{name}' = {_shown(value)}: a list is expected")
-    return tuple(value)
-
-
-def _prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prompt:
-    if isinstance(value, str):
-        return _whole(name, value)
-    if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
-        raise ConfigError(f"'{name}' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
-    if len(value) == 0 and may_be_empty:
-        return ""
-    if len(value) == 0:
-        raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids")
-    if not isinstance(value[0], Mapping):
-        return _ids(name, value)
-    for place, message in enumerate(value):
-        _whole(f"{name}[{place}]", message)
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
-        if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
-            raise ConfigError(f"'{name}' has a message whose 'content' is {_shown(content)}: text, or a list of parts")
-    return tuple(value)
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (str, list, tuple)):
-        raise ConfigError(f"'stop' = {_shown(value)}: a text or a list of texts")
-    stops = (value,) if isinstance(value, str) else tuple(value)
-    for stop in stops:
-        if not isinstance(stop, str) or not stop:
-            raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character")
-        _whole("stop", stop)
-    return stops
-
-
-def _shown(value: object) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

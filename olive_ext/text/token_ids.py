@@ -1,21 +1,17 @@
-"""Bounds of token ids: in a tokenizer's files, before the library makes arrays of so many, and in requests, before a
-model is given a token that it has no row for."""
+"""Bounds of token ids: in a tokenizer's files, before the library makes arrays of so many; and how many tokens a model
+has rows for."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from olive_ext.engine.requests import Request
-from olive_ext.errors import ModelError, TaskError
+from olive_ext.errors import ModelError, special_kind
 from olive_ext.model import ResolvedModel
-from olive_ext.model.outline import read_graph
-
-if TYPE_CHECKING:
-    from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.model.files.content import load_graph
 
 LARGEST_ID = 2**22 - 1
 """Of a token in a tokenizer's files; the largest vocabulary that is published has a million."""
@@ -33,24 +29,22 @@ _MOST_DIGITS = 20
 
 
 def refuse_large_ids(folder: Path) -> None:
-    """Raises `ModelError` for a file of a tokenizer in `folder` that is no regular file or too large, or that gives a
-    token an id that no embedding has."""
+    """Raises `ModelError` for a file of a tokenizer in `folder` that is a pipe or a device, or too large, or that gives
+    a token an id that no embedding has."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.suffix not in _FILES or file.is_dir():
             continue
-        if not file.is_file() and not file.is_symlink():
-            raise ModelError(f"'{file}' is no regular file")
+        if kind := special_kind(file):
+            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files")
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
             raise ModelError(f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)")
-    for file in (
-        folder / name for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json")
-    ):
+    for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
+        file = folder / name
         if file.is_file() and _LARGE.search(content := file.read_bytes()):
-            for place, number in _ids(_parsed(content)):
+            for entry, number in _ids(_parsed(content)):
                 if isinstance(number, int) and not 0 <= number <= LARGEST_ID:
-                    raise ModelError(
-                        f"'{file}': {place} has the id {number}: give one from 0 to {LARGEST_ID} (LARGEST_ID)"
-                    )
+                    bounds = f"from 0 to {LARGEST_ID} (LARGEST_ID)"
+                    raise ModelError(f"'{file}': {entry} has the id {number}: give one {bounds}")
 
 
 def _parsed(content: bytes) -> Any:
@@ -74,8 +68,8 @@ def _ids(content: Any) -> Iterator[tuple[str, Any]]:
     for text, token in _mapping(_mapping(content.get("post_processor")).get("special_tokens")).items():
         yield from ((f"the special token {text!r}", number) for number in _list(_mapping(token).get("ids")))
     for number, token in _mapping(content.get("added_tokens_decoder")).items():
-        found = _WHOLE.fullmatch(number)
-        yield f"the added token {_mapping(token).get('content')!r}", int(found[0][:_MOST_DIGITS]) if found else number
+        whole = _WHOLE.fullmatch(number)
+        yield f"the added token {_mapping(token).get('content')!r}", int(whole[0][:_MOST_DIGITS]) if whole else number
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -96,32 +90,20 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, model: ResolvedModel) -> Rows:
         """As the graphs show it; of a model that another library runs, as its configuration says."""
-        if model.runtime[0] != "onnxruntime":
+        if not model.runtime.runs_graph:
             config = model.files.genai_config.get("model", {}) if model.kind == "onnx" else model.files.hf_config
             size = config.get("text_config", config).get("vocab_size")
             return cls(size, size)
         spec, companions = model.spec, model.files.companions
         rows = spec.embedding_rows
         if spec.embeddings and "embedding" in companions:
-            from olive_ext.model.attention import embedding_rows
-            from olive_ext.model.decoder_spec import read_embedding
+            from olive_ext.model.spec.attention import embedding_rows
+            from olive_ext.model.spec.decoder_spec import read_embedding
 
-            graph = read_graph(companions["embedding"].graph)
+            graph = load_graph(companions["embedding"].graph)
             tokens = read_embedding(graph, spec.embeddings).inputs[0]
             rows = embedding_rows(graph.graph, tokens.tensor.name)
         return cls(rows or spec.vocab_size, spec.vocab_size)
-
-
-def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
-    """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
-    where they are written out only, may lie beyond: some published models have such."""
-    added = tokenizer.hf.added_tokens_decoder.keys()
-    beyond = [number for number in tokenizer.hf.get_vocab().values() if number >= vocab_size and number not in added]
-    if beyond:
-        raise ModelError(
-            f"the tokenizer in '{tokenizer.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
-            f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
-        )
 
 
 def refuse_named(ids: Iterable[int], rows: int | None, key: str) -> None:
@@ -130,17 +112,3 @@ def refuse_named(ids: Iterable[int], rows: int | None, key: str) -> None:
     for number in ids:
         if not 0 <= number <= last:
             raise ModelError(f"'{key}' names the token {number}: give one from 0 to {last}")
-
-
-def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Container[int] = ()) -> None:
-    """Raises `TaskError`, with its number and text, for a token of a request that the tokenizer's model has no row for.
-    `placeholders` of pictures and sounds are not looked up."""
-    rows = tokenizer.rows
-    targets = request.tokens[len(request.tokens) - request.num_targets :]
-    for tokens, size, what in ((request.tokens, rows.embedding, "embedding"), (targets, rows.vocabulary, "vocabulary")):
-        if size is None or max(tokens, default=0) < size:
-            continue
-        unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
-        if unknown is not None:
-            text = tokenizer.token_text(unknown)
-            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size} tokens")

@@ -1,5 +1,4 @@
-"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids, and the traits
-that decide ids, by which a reference with another tokenizer is refused.
+"""The only door to transformers' tokenizers: text to token ids and back, chat templates, special ids.
 
 Follows lm-eval's HFLM in when special tokens are added. Knows no request and no engine.
 """
@@ -7,39 +6,20 @@ Follows lm-eval's HFLM in when special tokens are added. Knows no request and no
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, why_not_loaded
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors, why_not_loaded
 from olive_ext.text.bounded_templates import bounded_chat_templates
-from olive_ext.text.panics import panics_as_errors
 from olive_ext.text.token_ids import Rows, refuse_large_ids
 
 logger = logging.getLogger(__name__)
-Traits = Mapping[str, Any]
 
 _TOGETHER = 256
 """Texts that are encoded at once: enough for all cores, few enough for what the library notes of each token."""
-
-_PROBES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "  leading, double  and trailing spaces  ",
-    "tabs\tand\n\nlines\r\n",
-    "don't we'll I'VE",
-    "3.14159 1,234,567 0x7f 2024-06-30",
-    "Ünïcödé naïve café e\u0301 ﬁ Å ½ Ⅷ",
-    "漢字かな交じり文 한국어 русский العربية हिन्दी",
-    "🙂👩‍👩‍👧 ∑∞≠ €",
-    "def f(x):\n    return x**2  # comment\n",
-    "https://example.com/a?b=c&d=%20 user@example.com",
-    "<|endoftext|></s>[INST]<unk>",
-)
-"""Texts on which normalizers and pre-tokenizers show."""
 
 
 def load_tokenizer(
@@ -101,9 +81,8 @@ class Tokenizer:
         for candidate in (self._prefix_token_id, self.bos_token_id, self.eos_token_id):
             if candidate is not None:
                 return candidate
-        raise TaskError(
-            f"the tokenizer in '{self.where}' has neither BOS nor EOS to put before the first token: give a prefix id"
-        )
+        missing = "neither BOS nor EOS to put before the first token"
+        raise TaskError(f"the tokenizer in '{self.where}' has {missing}: give a prefix id")
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         """Token ids of `text`.
@@ -120,11 +99,11 @@ class Tokenizer:
         kinds: dict[tuple[bool, bool], list[str]] = {}
         for text in dict.fromkeys(texts):
             kinds.setdefault(self._specials(text, None), []).append(text)
-        found: dict[str, list[int]] = {}
+        ids_of: dict[str, list[int]] = {}
         for (adds, forces_bos), alike in kinds.items():
             encoded = self._encode_alike(alike, adds)
-            found.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
-        return found
+            ids_of.update((text, self._with_bos(ids, forces_bos)) for text, ids in zip(alike, encoded, strict=True))
+        return ids_of
 
     def _encode_alike(self, texts: list[str], adds: bool) -> Iterator[list[int]]:
         """Token ids of each text. Where the tokenizer's class leaves the encoding to the library of fast tokenizers,
@@ -161,6 +140,7 @@ class Tokenizer:
         return list(self.hf(text_target=text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, by default without special tokens."""
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def token_text(self, number: int) -> str:
@@ -215,6 +195,7 @@ class Tokenizer:
 
     @functools.cached_property
     def has_chat_template(self) -> bool:
+        """Whether the tokenizer's files have a chat template, with a name or without."""
         return bool(self.hf.chat_template)
 
     def render_chat(
@@ -254,43 +235,3 @@ def _is_fast(hf: Any) -> bool:
 
     methods = ("__call__", "_encode_plus", "_batch_encode_plus")
     return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)
-
-
-def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Everything that decides a tokenizer's ids, as JSON-ready digests by name. Special tokens that begin or end a text
-    are left out, since both models get the ids of one tokenizer."""
-    backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
-    merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
-    vocabulary = sorted(tokenizer.hf.get_vocab().items())
-    added = sorted((number, str(token)) for number, token in tokenizer.hf.added_tokens_decoder.items())
-    return {
-        "num_tokens": len(vocabulary),
-        "vocabulary": _digest(vocabulary),
-        "merges": _digest(merges),
-        "added tokens": _digest(added),
-        "encoding": _digest([tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]),
-    }
-
-
-def special_traits(tokenizer: Tokenizer) -> list[Any]:
-    """What `tokenizer_traits` leave out: the special tokens around a text, and the chat template."""
-    template = getattr(tokenizer.hf, "chat_template", None)
-    return [tokenizer.encode("a"), tokenizer.prefix_token_id, tokenizer.eos_token_id, template]
-
-
-def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
-    """Raises `ConfigError` that names what differs between the traits of two tokenizers."""
-    differing = [name for name in own if name != "num_tokens" and reference.get(name) != own[name]]
-    if not differing:
-        return
-    sizes = ""
-    if reference.get("num_tokens") != own["num_tokens"]:
-        sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
-    raise ConfigError(
-        f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
-        f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"
-    )
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

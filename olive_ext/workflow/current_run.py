@@ -1,5 +1,5 @@
 """The run of Olive's engine that is in progress: state that passes and evaluators cannot reach from where Olive calls
-them, and the model it starts from as `"reference": "input_model"`. Opens nothing."""
+them, and the model it starts from as `"reference": "input_model"`. Opens no session."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import INPUT_MODEL, EvaluationSettings, ReferenceConfig
+from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.graph.number_types import quantizing_operator
+from olive_ext.model.files.content import load_graph
+from olive_ext.report import Report
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
@@ -44,6 +47,9 @@ class Run:
     gave_up: bool = False
     """Whether the engine ended without a model or its numbers, and raised nothing."""
 
+    reports: list[Report] = field(default_factory=list)
+    """Of the evaluations, in their order."""
+
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
 
@@ -56,10 +62,21 @@ class Run:
     current: tuple[str, ...] = ()
     """The passes that made the model on which a pass is running."""
 
+    lineages: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Model id to Olive's configurations of the models that it was made from, itself last."""
+
+    model_id: str = ""
+    """Of the model that is evaluated, or that a pass is running on."""
+
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""
         texts = [" ".join(dict.fromkeys([self.types.get(name, name), name])) for name in passes]
         return " → ".join(texts) or "input model"
+
+    @property
+    def lineage(self) -> tuple[Any, ...]:
+        """Olive's configurations of the models that the current one was made from, itself last."""
+        return self.lineages.get(self.model_id, (self.input_model,))
 
     @property
     def artifacts(self) -> Path:
@@ -97,18 +114,32 @@ def input_model_path() -> str | None:
 
 
 def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
-    """The settings with "input_model" as the reference replaced by its path; the same object where there is no such
-    reference."""
-    if settings.reference is None or not settings.reference.is_input_model:
+    """The settings with "input_model" as the reference, and a float model at hand, replaced by their paths; the same
+    object where there is none of them."""
+    reference = settings.reference
+    if reference is None or not {INPUT_MODEL, AT_HAND} & {reference.path, reference.float_model}:
         return settings
-    return settings.model_copy(update={"reference": settled(settings.reference)})
+    own, run = settled(reference), running.get()
+    if reference.float_model == AT_HAND and own.float_model is None and run is not None and _is_onnx(run.lineage[-1]):
+        logger.warning(
+            "'reference.float_model' = '%s': no float ONNX model is among those that this one was made from, so that "
+            "its stages are not told; '%s' makes one of the checkpoint",
+            *(AT_HAND, EXPORT),
+        )
+    return settings.model_copy(update={"reference": own})
 
 
 def settled(reference: ReferenceConfig) -> ReferenceConfig:
-    """The reference with "input_model" replaced by that model's path; others as they are.
+    """The reference with "input_model" replaced by that model's path, and a float model at hand by its path, or by none
+    where there is none; others as they are.
 
     Raises `ConfigError` where the input model is not known, or where its path alone does not define it.
     """
+    if reference.float_model == AT_HAND:
+        reference = reference.model_copy(update={"float_model": _float_at_hand()})
+    if reference.float_model == INPUT_MODEL:
+        own = settled(ReferenceConfig(path=INPUT_MODEL))
+        reference = reference.model_copy(update={"float_model": _file_of(own)})
     if not reference.is_input_model:
         return reference
     run = running.get()
@@ -126,10 +157,33 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     for key, problem in _CHANGES.items():
         if config.get(key):
             raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
-    place = str(Path(path).resolve()) if Path(path).exists() else path
+    resolved = str(Path(path).resolve()) if Path(path).exists() else path
     name = config.get("onnx_file_name") if kind == "onnx" else None
     mode = "recorded" if reference.mode == "auto" and kind == "hf" else reference.mode
-    return reference.model_copy(update={"path": place, "kind": kind, "onnx_file_name": name, "mode": mode})
+    return reference.model_copy(update={"path": resolved, "kind": kind, "onnx_file_name": name, "mode": mode})
+
+
+def _float_at_hand() -> str | None:
+    """The file of the last float ONNX model among the current one and those that it was made from; None where there is
+    none. Raises `ConfigError` outside of a run."""
+    run = running.get()
+    if run is None:
+        raise ConfigError(
+            f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of a workflow made, and no "
+            f"workflow is running: give its path, or '{EXPORT}'"
+        )
+    files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
+    return next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)
+
+
+def _is_onnx(model: Any) -> bool:
+    return _KINDS.get(model.type.lower()) == "onnx"
+
+
+def _file_of(reference: ReferenceConfig) -> str:
+    """The path of a model that is named by a folder and a file in it."""
+    name = reference.onnx_file_name
+    return reference.path if name is None else str(Path(reference.path, name))
 
 
 def _refusal(problem: str) -> ConfigError:

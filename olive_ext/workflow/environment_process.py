@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from olive_ext.config import PASS_TYPE
 from olive_ext.errors import RunError
 
 VARIABLE = "OLIVE_EXT_RUN"
@@ -40,14 +39,15 @@ def run_in_environment(system: Any, given: dict[str, Any], proceed: Callable[...
     """The hook of `PythonEnvironmentSystem.run_pass`. Raises `RunError` with the last line that the process wrote."""
     from olive_ext.workflow.preflight import is_our_pass
 
-    if not is_our_pass(type(given["the_pass"]).__name__):
+    name = type(given["the_pass"]).__name__
+    if not is_our_pass(name):
         return proceed()
     own, system.pass_runner_path = system.pass_runner_path, Path(__file__)
     try:
         return evaluate_in_environment(system, given, proceed)
     except subprocess.CalledProcessError as error:
         reason = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
-        raise RunError(f"{PASS_TYPE} failed in the environment's process: {''.join(reason) or error}") from error
+        raise RunError(f"{name} failed in the environment's process: {''.join(reason) or error}") from error
     finally:
         system.pass_runner_path = own
 
@@ -58,8 +58,8 @@ def restore_run() -> None:
 
     from olive_ext.workflow.current_run import Run, running
 
-    if found := os.environ.get(VARIABLE):
-        known = json.loads(found)
+    if written := os.environ.get(VARIABLE):
+        known = json.loads(written)
         running.set(Run(ModelConfig.model_validate(known["input_model"]), current=tuple(known["passes"])))
 
 

@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.package_versions import versions
-from olive_ext.config import EvaluationSettings, ModelSettings, ReferenceConfig, WorkflowSettings
+from olive_ext.config import (
+    EvaluationSettings,
+    LocationSettings,
+    MendingSettings,
+    ModelSettings,
+    ReferenceConfig,
+    WorkflowSettings,
+)
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
-from olive_ext.model.content import model_files
+from olive_ext.model.files.content import model_files
 from olive_ext.report import from_json
 from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -34,15 +41,20 @@ _DIGEST_BYTES = 8
 _CHUNK_BYTES = 1 << 24
 
 
-def environment(settings: EvaluationSettings) -> str:
-    """Digest (16 hex digits) of the versions in use, and of the task files, adapters and reference in the settings.
+def environment(settings: EvaluationSettings | LocationSettings) -> str:
+    """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
 
     Files count by size and time of change, since data sets lie among them; those of the reference by their content.
     """
     adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
     paths = sorted({*_task_files(settings), *adapters})
     files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
-    reference = [] if settings.reference is None else [_reference(settled(settings.reference))]
+    own = None if settings.reference is None else settled(settings.reference)
+    reference = [] if own is None else [_reference(own)]
+    if own is not None and own.float_model is not None:
+        reference.append(_reference(ReferenceConfig(path=own.float_model)))
+    if isinstance(settings, MendingSettings) and settings.like is not None:
+        reference.append(_reference(ReferenceConfig(path=settings.like)))
     return digest({"versions": versions(), "numbers": NUMBERS, "files": files, "reference": reference})
 
 
@@ -90,30 +102,33 @@ def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]
 @lru_cache(maxsize=8)
 def _content(files: tuple[tuple[str, Path, int, int], ...]) -> str:
     """Digest of the files' names and bytes (about 1 s/GB); needed again for each pass and candidate."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, path, size, _ in files:
-        found.update(f"{name} {size}\n".encode())
+        sha256.update(f"{name} {size}\n".encode())
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
-                found.update(chunk)
-    return found.hexdigest()[: 2 * _DIGEST_BYTES]
+                sha256.update(chunk)
+    return sha256.hexdigest()[: 2 * _DIGEST_BYTES]
 
 
 def _snapshot(name: str) -> str:
     """The path of the model's config.json in the hub's cache, which contains the revision; empty where it has none."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json")
-    return found if isinstance(found, str) else ""
+    file = try_to_load_from_cache(name, "config.json")
+    return file if isinstance(file, str) else ""
 
 
-def deciding(values: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+def deciding(
+    values: Mapping[str, Any], without: Collection[str] = (), *, bounds_decide: bool = False
+) -> dict[str, Any]:
     """Settings as written, less those that change no number: bounds (which decide the documents where these are
-    "enough"), the folder of the records, and `without`.
+    "enough", and with `bounds_decide` the model that is made), the folder of the records, and `without`.
 
     Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
     """
-    free = {*without} if values.get("documents") == "enough" else {*without, "require"}
+    is_free = not bounds_decide and values.get("documents") != "enough"
+    free = {*without, "require"} if is_free else {*without}
     kept = {name: value for name, value in values.items() if name not in free}
     if isinstance(kept.get("reference"), Mapping):
         kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
@@ -126,7 +141,7 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _task_files(settings: EvaluationSettings) -> Iterator[Path]:
+def _task_files(settings: EvaluationSettings | LocationSettings) -> Iterator[Path]:
     folders = settings.include_path or []
     for folder in [folders] if isinstance(folders, str) else folders:
         yield from _files(Path(folder), "**/*")
@@ -158,6 +173,8 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
     model, evaluator = given["model_config"], given["evaluator_config"]
     if not is_ours(evaluator):
         return proceed()
+    if (run := running.get()) is not None:
+        run.model_id = given["model_id"]
     with recorded_failures():
         with surfaced("the evaluation stopped"):
             signal = _evaluate_keyed(model, evaluator, proceed)
@@ -176,11 +193,15 @@ def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> 
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
         report = Path(settings.output_dir) / label(path) / "report.json"
-    token = _evaluation.set(_Evaluation(f"-{suffix}", report))
+    token, run = _evaluation.set(_Evaluation(f"-{suffix}", report)), running.get()
+    known = 0 if run is None else len(run.reports)
     try:
-        return proceed()
+        signal = proceed()
     finally:
         _evaluation.reset(token)
+    if run is not None and len(run.reports) == known and report is not None and report.is_file():
+        run.reports.append(from_json(report.read_text(encoding="utf-8")))  # of a cache, or of another process
+    return signal
 
 
 def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:

@@ -18,7 +18,7 @@ from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import Names
-from olive_ext.workflow.current_run import with_reference
+from olive_ext.workflow.current_run import running, with_reference
 from olive_ext.workflow.handlers import (
     handler_of,
     hf_config,
@@ -61,6 +61,8 @@ def measure(
                 lm = open_baseline(handler, config)
         names = Names(name_of(path), "the input model" if is_input else None)
         report = evaluate(config.as_job(), lm=lm, progress=True, names=names)
+        if (run := running.get()) is not None:
+            run.reports.append(report)
         check_complete(report, config.on_error)
         return report
 

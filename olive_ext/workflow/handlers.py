@@ -15,9 +15,10 @@ from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import resolve
-from olive_ext.model.components import find_parts, settle
-from olive_ext.model.outline import Outline, read_outline
-from olive_ext.run.model_arguments import refuse_arguments
+from olive_ext.model.files.content import read_outline
+from olive_ext.model.spec.components import find_parts, settle
+from olive_ext.model.spec.tensor_names import Outline
+from olive_ext.run.task_fit import refuse_arguments
 from olive_ext.workflow.current_run import input_model_path, logger, running
 
 _DECODER_NAMES = ("decoder", "model", "text_decoder", "language_model")
@@ -69,12 +70,12 @@ def open_baseline(model: Any, config: EvaluationConfig) -> Any:
     torch device that `config` names."""
     from olive_ext.backends.hf import open_hf
 
-    place = config.device
-    loaded = model.load_model(cache_model=False).eval().to(place)
+    device = config.device
+    loaded = model.load_model(cache_model=False).eval().to(device)
     return open_hf(
         loaded,
         tokenizer=model.get_hf_tokenizer(),
-        device=place,
+        device=device,
         batch_size=config.batch_size,
         max_length=config.max_length,
         reports_non_finite=config.non_finite == "report",
@@ -117,8 +118,8 @@ def text_decoder(model: Any) -> Any:
     root = model.get_resource("model_path")
     folders = [*([Path(root)] if root else []), *(file.parent for file in additional_files(model.model_attributes))]
     for folder in folders:
-        if (folder / "genai_config.json").is_file() and (found := _in_package(model, folder, onnx_parts, parts)):
-            return found
+        if (folder / "genai_config.json").is_file() and (decoder := _in_package(model, folder, onnx_parts, parts)):
+            return decoder
     if chosen is not None:
         return _with_components(model, onnx_parts[chosen], parts)
     listed = ", ".join(components)
@@ -177,14 +178,14 @@ def label(path: str) -> str:
 
     An .onnx file is labelled by its own name, or by its folder's where it is just "model".
     """
-    run, found = running.get(), _model_id(path)
+    run, model_id = running.get(), _model_id(path)
     passes = _passes(path)
     if run is not None and passes is not None and not (run.is_search and passes):
         return re.sub(r"[^\w.-]+", "_", "-".join(passes)) or INPUT_MODEL
-    place = Path(path).resolve() if Path(path).exists() else Path(path)
-    folder = place.parent if place.suffix == ".onnx" else place
-    own = place.stem if place.suffix == ".onnx" and place.stem != "model" else folder.name
-    return found or own or "model"
+    file = Path(path).resolve() if Path(path).exists() else Path(path)
+    folder = file.parent if file.suffix == ".onnx" else file
+    own = file.stem if file.suffix == ".onnx" and file.stem != "model" else folder.name
+    return model_id or own or "model"
 
 
 def name_of(path: str) -> str | None:
@@ -195,22 +196,21 @@ def name_of(path: str) -> str | None:
 
 def _passes(path: str) -> tuple[str, ...] | None:
     """The passes that made the model at `path` in the running workflow, none of the input model."""
-    run, found = running.get(), _model_id(path)
+    run, model_id = running.get(), _model_id(path)
     if run is None:
         return None
-    if found in run.made_by:
-        return run.made_by[found]
+    if model_id in run.made_by:
+        return run.made_by[model_id]
     own = input_model_path()
-    is_input = own is not None and (
-        path == own or (Path(path).exists() and Path(path).resolve() == Path(own).resolve())
-    )
-    return () if is_input else None
+    if own is not None and (path == own or (Path(path).exists() and Path(path).resolve() == Path(own).resolve())):
+        return ()
+    return None
 
 
 def _model_id(path: str) -> str | None:
     """Olive's id of a model in its cache, `runs/<id>/models`."""
-    place = Path(path).resolve() if Path(path).exists() else Path(path)
-    folder = place.parent if place.suffix == ".onnx" else place
+    file = Path(path).resolve() if Path(path).exists() else Path(path)
+    folder = file.parent if file.suffix == ".onnx" else file
     parents = (parent for parent in (folder, *folder.parents) if parent.name == "models")
     return next((parent.parent.name for parent in parents if parent.parent.parent.name == "runs"), None)
 
@@ -258,17 +258,17 @@ def _names(providers: Any) -> list[Any]:
 
 def _engine_settings(settings: EvaluationSettings, session_options: Mapping[str, Any]) -> dict[str, Any]:
     """`inference_settings.session_options` as engine settings; the recipe's own have precedence."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     options = dict(session_options)
     if threads := options.pop("intra_op_num_threads", None):
-        found["num_threads"] = threads
+        values["num_threads"] = threads
     given = {name: getattr(settings.engine, name) for name in settings.engine.model_fields_set}
     if extra := options.pop("extra_session_config", None):
         own = given.pop("session_options", {})
-        found["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
+        values["session_options"] = {**{str(key): str(value) for key, value in extra.items()}, **own}
     if options:
         logger.warning("inference_settings.session_options: %s not used by the evaluation", ", ".join(sorted(options)))
-    return {**found, **given} if found else {}
+    return {**values, **given} if values else {}
 
 
 KINDS: dict[type, str] = {HfModelHandler: "hf", ONNXModelHandler: "onnx", CompositeModelHandler: "onnx"}

@@ -16,7 +16,7 @@ from olive_ext.config import Bound
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES, is_open, listed, matching, non_finite_requests
+from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
 
@@ -50,27 +50,27 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
     `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
     """
     bounded = [item for bound in bounds for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
-    found = {}
+    entries = {}
     for item in report.metrics:
-        if item.metric not in NAMES or (item.task, item.metric) in _KEPT or item in bounded:
+        if item.metric not in COMPARISON_NAMES or (item.task, item.metric) in _KEPT or item in bounded:
             holds_none = item.is_of_drawn and item in bounded
-            found[key(item, report)] = _entry(replace(item, value=math.nan) if holds_none else item, -1)
+            entries[key(item, report)] = _entry(replace(item, value=math.nan) if holds_none else item, -1)
             if item.stderr is not None:
                 stderr = replace(item, value=item.stderr, higher_is_better=False)
-                found[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)
+                entries[f"{key(item, report)}{_STDERR}"] = _entry(stderr, -1)
     for metric in declared:
         for sub_type in metric.sub_types:
             value = _matching(metric, sub_type, report)
             if non_finite_requests(report.metrics) or is_open(value, report.metrics):
                 value = replace(value, value=math.nan)  # no goal is met by it
-            found[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
-    return MetricResult.model_validate(found)
+            entries[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
+    return MetricResult.model_validate(entries)
 
 
 def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
     """Task and name of the metrics that a result has only because `bounds` are on them."""
     names = {(bound.task or ALL, bound.metric) for bound in bounds}
-    return sorted(item for item in names if item[1].rpartition("/")[2] in NAMES and item not in _KEPT)
+    return sorted(item for item in names if item[1].rpartition("/")[2] in COMPARISON_NAMES and item not in _KEPT)
 
 
 def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
@@ -100,10 +100,8 @@ def key(metric: Metric, report: Report) -> str:
 def check_declared(declared: Iterable[Any], where: str) -> None:
     """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
     for metric in declared:
-        if _text(metric.type) not in _TYPES:
-            raise ConfigError(
-                f"'{where}.metrics' has '{metric.name}' of type '{_text(metric.type)}': give {' or '.join(_TYPES)}"
-            )
+        if (kind := _text(metric.type)) not in _TYPES:
+            raise ConfigError(f"'{where}.metrics' has '{metric.name}' of type '{kind}': give {' or '.join(_TYPES)}")
 
 
 def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
@@ -122,7 +120,7 @@ def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
     candidates = _meant(declared.name, sub_name, report)
     if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
         candidates = _meant(measured, sub_name, report)
-    if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in NAMES:
+    if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in COMPARISON_NAMES:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
@@ -147,9 +145,9 @@ def _meant(name: str, sub_name: str, report: Report) -> list[Metric]:
     if not own:
         return matching(report.metrics, name)
     for meaning in (*_STANDS_FOR.get(sub_name, ()), sub_name):
-        found = [metric for metric in own if metric.metric == meaning]
-        if found:
-            return found
+        metrics = [metric for metric in own if metric.metric == meaning]
+        if metrics:
+            return metrics
     return own if len(own) == 1 and sub_name in ("accuracy_score", "avg") else []
 
 

@@ -21,10 +21,8 @@ def open_olive(name: str, opening: Opening, staging: Path) -> Any:
     from olive.evaluator.lmeval_ort import LMEvalORTEvaluator, LMEvalORTGenAIEvaluator
 
     batch_size, provider = opening.batch_size or 1, opening.execution_provider
-    options = dict(opening.provider_options) or None
-    model = resolve(
-        ModelSettings(model=opening.model, kind="onnx", execution_provider=provider, provider_options=options)
-    )
+    where = {"execution_provider": provider, "provider_options": dict(opening.provider_options) or None}
+    model = resolve(ModelSettings.of({"model": opening.model, "kind": "onnx", **where}))
     files = model.files
     with fixed_threads(opening.num_threads):
         if name == "olive-ort":
@@ -54,11 +52,11 @@ def _beside_config(graph: Path, hf: Path, staging: Path) -> Path:
     """The graph in `staging`, together with its weights, its tokenizer and `hf`'s configuration."""
     staging.mkdir(parents=True, exist_ok=True)
     for file in (*graph.parent.iterdir(), hf / "config.json"):
-        place = staging / file.name
-        if not file.is_file() or place.exists():
+        link = staging / file.name
+        if not file.is_file() or link.exists():
             continue
         try:
-            os.link(file.resolve(), place)  # ONNX Runtime refuses weights behind a symbolic link
+            os.link(file.resolve(), link)  # ONNX Runtime refuses weights behind a symbolic link
         except OSError:  # another file system
-            shutil.copyfile(file, place)
+            shutil.copyfile(file, link)
     return staging / graph.name

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from olive_ext.errors import ConfigError, RequirementError
+from olive_ext.report import page_of_report, print_verdicts
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
@@ -45,6 +46,7 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
                 publish(engine, begun, output)
     finally:
         running.reset(token)
+    _tell(begun)
     begun.gave_up = _gave_up(engine, output, given.get("evaluate_input_model", True))
     for runs in _watchers:
         runs.append(begun)
@@ -57,15 +59,21 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     return output
 
 
+def _tell(run: Run) -> None:
+    """Ends the run's output with the verdicts and the pages; a report of a pass lies beside the output model."""
+    beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
+    pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
+    told = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
+    print_verdicts(list(told.values()))
+
+
 @contextmanager
 def _logged(engine: Any, run: Run) -> Iterator[None]:
     """A run of MLflow for the workflow, the parent of those of its evaluations."""
     if not any(our_evaluators(engine)) and not any(our_passes(engine)):
         yield
         return
-    passes = {name: [item.to_json() for item in items] for name, items in (engine.input_passes_configs or {}).items()}
-    key = {"input_model": run.input_model.to_json(), "passes": passes, "written_to": str(run.output_dir)}
-    with logged_run(run.artifacts.name, key, is_parent=True) as logged:
+    with logged_run(run.artifacts.name, is_parent=True) as logged:
         logged.files += [run.artifacts / name for name in ("chain.md", "chain.json", "metrics.json", "footprint.json")]
         yield
 

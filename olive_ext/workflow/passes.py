@@ -7,101 +7,41 @@ pass, and are made from the reports among the model's additional files. Knows no
 
 from __future__ import annotations
 
-import copy
-import itertools
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from olive.model import ONNXModelHandler
-from olive.passes import Pass
-from olive.passes.pass_config import PassConfigParam
-
-from olive_ext.config import PASS_TYPE, Strict, WorkflowSettings
+from olive_ext.config import MENDING_TYPE, PASS_TYPE, WorkflowSettings
 from olive_ext.errors import RequirementError
-from olive_ext.model.outline import read_outline
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND
 from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
-from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
+from olive_ext.workflow.looking_pass import LookingPass
 from olive_ext.workflow.metric_results import with_measurements
-from olive_ext.workflow.preflight import FINGERPRINT, is_our_pass, parse, pass_class
+from olive_ext.workflow.preflight import is_evaluation, is_our_pass, parse, pass_class
 
-_DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 _REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
 
 
-def parameters() -> dict[str, Any]:
-    """Olive's parameters of the pass, one for each field of `WorkflowSettings`, described by its docstring."""
-    found = {
-        name: PassConfigParam(
-            type_=field.annotation,
-            required=field.is_required(),
-            default_value=None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
-            description=" ".join((field.description or "").split()),
-        )
-        for name, field in WorkflowSettings.model_fields.items()
-    }
-    return {**found, FINGERPRINT: PassConfigParam(type_=str, default_value=None, description=_DESCRIPTION)}
+class OrtLMEvaluation(LookingPass):
+    """Scores a model with lm-eval tasks between or behind other passes. report.json, report.md and report.html travel
+    with the model as additional files."""
 
-
-class OrtLMEvaluation(Pass):  # type: ignore[misc]
-    """Scores a model with lm-eval tasks between or behind other passes; also composite models, which Olive gives to no
-    evaluator. report.json and report.md travel with the model as additional files."""
-
-    _accepts_composite_model = True
+    settings_type = WorkflowSettings
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
     """The function from a handler to a report, which a subclass may replace."""
 
-    @staticmethod
-    def is_accelerator_agnostic(accelerator_spec: Any) -> bool:
-        """A measurement belongs to the accelerator that it was made on."""
-        return False
-
-    @classmethod
-    def _default_config(cls, accelerator_spec: Any) -> dict[str, Any]:
-        return parameters()
-
-    @classmethod
-    def get_config_params(
-        cls, accelerator_spec: Any, config: dict[str, Any] | None = None, disable_search: bool | None = False
-    ) -> Any:
-        """Like Olive's; refuses unknown keys first, and adds the fingerprint, which becomes part of the cache key."""
-        given = dict(config or {})
-        marked = {**given, FINGERPRINT: environment(parse(given))}
-        return super().get_config_params(accelerator_spec, marked, disable_search)
-
-    @classmethod
-    def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """Like Olive's, with a cache key that leaves out the settings which change no number."""
-        made, default = super().get_config_class(accelerator_spec, disable_search)
-
-        class Keyed(made):  # type: ignore[misc, valid-type]
-            def to_json(self, *args: Any, **kwargs: Any) -> Any:
-                return deciding(super().to_json(*args, **kwargs))
-
-        return Keyed, default
-
-    def run(self, model: Any, output_model_path: str) -> Any:
-        """Like Olive's, but copies no files that travel with the model into its own folder, which is not ours."""
-        return self._run_for_config(model, self.config, output_model_path)
-
-    def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
-        """A copy of `model` whose `additional_files` also name the report, which lies in `output_model_path`.
-
-        Raises `RequirementError` for broken bounds where no engine runs; else the hook of the engine raises it.
-        """
-        values = config.model_dump()
-        given = {name: value for name, value in values.items() if value != parameters()[name].default_value}
-        settings, run = parse(copy.deepcopy(given)), running.get()
+    def look(self, model: Any, settings: Any, folder: Path) -> Sequence[Path]:
+        """Raises `RequirementError` for broken bounds where no engine runs; else the hook of the engine raises it."""
+        run = running.get()
         report = type(self).measure(
             model,
             with_measurements(settings, more=_costs(settings)),
@@ -110,25 +50,11 @@ class OrtLMEvaluation(Pass):  # type: ignore[misc]
         )
         if run is not None:
             report = replace(report, model={**report.model, PASSES: list(run.current)})
-        output = _kept_whole(copy.deepcopy(model))
-        attributes = output.model_attributes or {}
-        carried = additional_files(attributes)
         with surfaced("the report cannot be kept with the model"):
-            folder = Path(output_model_path)
-            files = _write_beside(report, folder.parent if folder.suffix == ".onnx" else folder, carried)
-        output.model_attributes = {**attributes, "additional_files": sorted({str(file) for file in (*carried, *files)})}
+            paths = write(report, folder)
         if run is None and (lines := broken_bounds(settings.require, report.metrics)):
             raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
-        return output
-
-
-def _kept_whole(model: Any) -> Any:
-    """The model, named by its folder where it is a file with external data: Olive would save the file without them."""
-    if isinstance(model, ONNXModelHandler) and Path(model.get_resource("model_path")).is_file():
-        path = Path(model.model_path)
-        if any((path.parent / location).exists() for location in read_outline(path).locations):
-            model.change_model_path_to_dir()
-    return model
+        return paths
 
 
 def _costs(settings: WorkflowSettings) -> list[str]:
@@ -139,38 +65,25 @@ def _costs(settings: WorkflowSettings) -> list[str]:
     return [SIZE_ON_DISK, TOKENS_PER_SECOND] if has_run and not is_resident else [SIZE_ON_DISK]
 
 
-def _write_beside(report: Report, folder: Path, carried: list[Path]) -> list[Path]:
-    """Writes the report under names that no file carried along has: a model may be measured more than once."""
-    taken = {file.name for file in carried}
-    paths = write(report, folder)
-    numbers = (n for n in itertools.count(1) if taken.isdisjoint(_numbered(path, n).name for path in paths))
-    number = next(numbers)
-    return [path.replace(_numbered(path, number)) for path in paths]
-
-
-def _numbered(path: Path, number: int) -> Path:
-    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, Strict) else value
-
-
 def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     """The hook of `Engine._run_pass`: behind a pass of ours come the table and the bounds."""
     run = running.get()
     if run is None:
         return proceed()
-    name, run.current = given["pass_name"], run.made_by.get(given["input_model_id"], ())
+    name, run.model_id = given["pass_name"], given["input_model_id"]
+    run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
     run.types[name] = pass_class(engine, config.type)
-    is_ours = is_our_pass(config.type)
+    is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() != MENDING_TYPE.lower()
     with recorded_failures():
         model_config, model_id = proceed()
-        run.made_by[model_id] = run.current if is_ours else (*run.current, name)
-        if is_ours and not isinstance(model_config, str):  # a text is the reason why the pass was left out
+        run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
+        run.lineages[model_id] = lineage if isinstance(model_config, str) else (*lineage, model_config)
+        if is_evaluation(config.type) and not isinstance(
+            model_config, str
+        ):  # a text is the reason why the pass was left out
             values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
-            settings = parse({name: value for name, value in values.items() if value is not None})
+            settings = parse(WorkflowSettings, {name: value for name, value in values.items() if value is not None})
             _finish(engine, run, f"passes.{name}", settings.require, (model_config, model_id))
     return model_config, model_id
 
@@ -180,10 +93,12 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
         log_cached(lambda: reports[-1])
-        found = chain_steps(reports)
+        if all(item.created != reports[-1].created for item in run.reports):  # of a cache, or of another process
+            run.reports.append(reports[-1])
+        steps = chain_steps(reports)
         if not run.is_search:
-            write_chain(found, run.artifacts)
-        print_cells(chain_table(found))
+            write_chain(steps, run.artifacts)
+        print_cells(chain_table(steps))
     lines = broken_bounds(bounds, reports[-1].metrics)
     if lines:
         if not run.is_search:
@@ -223,4 +138,4 @@ def refresh_reports(model_config: Mapping[str, Any], folder: Path) -> None:
 def _report_files(model_config: Mapping[str, Any]) -> dict[Path, int]:
     """The reports among the files that travel with a model, each with its number in the chain."""
     files = additional_files(model_config.get("model_attributes"))
-    return {path: int(found[1] or 1) for path in files if (found := _REPORT.fullmatch(path.name))}
+    return {path: int(match[1] or 1) for path in files if (match := _REPORT.fullmatch(path.name))}

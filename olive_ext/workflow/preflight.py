@@ -7,20 +7,34 @@ a pass. Knows nothing of other types' blocks.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.hardware.accelerator import AcceleratorSpec
+from olive.package_config import OlivePackageConfig
 from olive.systems.common import SystemType
 
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, WorkflowSettings
+from olive_ext.config import (
+    AT_HAND,
+    EVALUATOR_TYPE,
+    EXPORT,
+    PASSES,
+    LocationSettings,
+    Strict,
+    WorkflowSettings,
+    settings_of_pass,
+)
+from olive_ext.config.location import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model.folders import is_hub_name, why_missing
+from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.run.bounds import refuse_names
-from olive_ext.run.model_arguments import is_onnx_model, refuse_arguments
-from olive_ext.workflow.current_run import with_reference
+from olive_ext.run.task_fit import is_onnx_model, refuse_arguments
+from olive_ext.workflow.current_run import logger, settled
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
+
+Settings = TypeVar("Settings", bound=Strict)
 
 FINGERPRINT = "fingerprint"
 """The parameter that the pass adds to its own configuration."""
@@ -32,13 +46,20 @@ def is_ours(evaluator: Any) -> bool:
 
 
 def is_our_pass(pass_type: str) -> bool:
-    """Whether a pass type is this package's; Olive reads pass types without regard to case or to a leading path."""
-    return pass_type.rpartition(".")[2].lower() == PASS_TYPE.lower()
+    """Whether a pass type is this package's."""
+    return settings_of_pass(pass_type) is not None
 
 
-def parse(values: dict[str, Any], where: str = PASS_TYPE) -> WorkflowSettings:
-    """The settings in a pass configuration; raises `ConfigError` for unknown keys, which Olive would drop silently."""
-    return WorkflowSettings.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
+def is_evaluation(pass_type: str) -> bool:
+    """Whether a pass type is the one that makes reports."""
+    return settings_of_pass(pass_type) is WorkflowSettings
+
+
+def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
+    """The settings in the configuration of a pass; raises `ConfigError` for unknown keys, which Olive would drop
+    silently."""
+    name = next(name for name, known in PASSES.items() if known is kind)
+    return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
 
 
 def refuse(engine: Any, input_model: Any) -> None:
@@ -48,39 +69,55 @@ def refuse(engine: Any, input_model: Any) -> None:
     evaluators = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     is_onnx = is_onnx_model(input_model.type)
+    for name, config in _passes(engine):
+        where, values = f"passes.{name}", config.config or {}
+        if is_evaluation(config.type):
+            settings = parse(WorkflowSettings, values, where)
+            refuse_arguments(settings, where, is_onnx=is_onnx)
+            _refuse_reference(settings, where)
+            refuse_names(with_measurements(settings), where, names_declared(()))
+        elif is_our_pass(config.type):
+            if not is_onnx:
+                raise ConfigError(f"'{where}': {NEEDS_ONNX}")
+            _refuse_reference(parse(settings_of_pass(config.type) or LocationSettings, values, where), where)
+        is_onnx |= makes_onnx(config.type, engine.olive_config)
     for where, evaluator in evaluators:
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)
         refuse_arguments(settings, where, is_onnx=is_onnx)
-        _refuse_settings(settings, where, evaluator.metrics)
-    for name, config in passes:
-        settings = parse(config.config or {}, f"passes.{name}")
-        refuse_arguments(settings, f"passes.{name}", is_onnx=is_onnx)
-        _refuse_settings(settings, f"passes.{name}")
+        _refuse_reference(settings, where)
+        refuse_names(with_measurements(settings, evaluator.metrics), where, names_declared(evaluator.metrics))
     keys = input_model.config
     problem = why_missing(input_model.type.lower(), keys.get("model_path"), keys.get("onnx_file_name"))
     if problem and (evaluators or passes):
         raise ModelError(problem)
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
-            config.config = _with_named_reference(config.config or {}, parse(config.config or {}, f"passes.{name}"))
+            kind = settings_of_pass(config.type) or WorkflowSettings
+            config.config = _with_named_reference(config.config or {}, kind, f"passes.{name}")
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            settings = WorkflowSettings.parse(evaluator.type_args, where)
-            evaluator.type_args = _with_named_reference(evaluator.type_args, settings)
+            evaluator.type_args = _with_named_reference(evaluator.type_args, WorkflowSettings, where)
 
 
-def _refuse_settings(settings: WorkflowSettings, where: str, declared: Sequence[Any] = ()) -> None:
-    """Refuses a reference that cannot be found, and bounds and declared metrics that no report will have."""
-    reference = with_reference(settings).reference
+def _refuse_reference(settings: WorkflowSettings | LocationSettings, where: str) -> None:
+    """Refuses a reference that cannot be found."""
+    reference = settings.reference and settled(settings.reference)
     if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
         raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
-    refuse_names(with_measurements(settings, declared), where, names_declared(declared))
 
 
-def _with_named_reference(values: dict[str, Any], settings: WorkflowSettings) -> dict[str, Any]:
+def _with_named_reference(
+    values: dict[str, Any], kind: type[WorkflowSettings | LocationSettings], where: str
+) -> dict[str, Any]:
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
-    reference = with_reference(settings).reference
+    settings = parse(kind, values, where)
+    if settings.reference is not None and settings.reference.float_model == AT_HAND:
+        raise ConfigError(
+            f"'{where}.reference.float_model' = '{AT_HAND}': a PythonEnvironment knows no earlier passes: give a path, "
+            f"or '{EXPORT}'"
+        )
+    reference = settings.reference and settled(settings.reference)
     return values if reference is None else {**values, "reference": reference.model_dump(exclude_unset=True)}
 
 
@@ -90,9 +127,19 @@ def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
     try:
         engine.olive_config.get_pass_module_config(pass_type)
     except ValueError as error:
-        near = difflib.get_close_matches(pass_type, [PASS_TYPE.lower()], n=1)
-        hint = f"did you mean '{PASS_TYPE}'?" if near else "Olive knows no such pass"
+        near = nearest_pass(pass_type, engine.olive_config)
+        hint = f"did you mean '{near}'?" if near else "Olive knows no such pass"
         raise ConfigError(f"'passes.{name}.type' = '{pass_type}': {hint}") from error
+
+
+def nearest_pass(pass_type: str, package: Any = None) -> str:
+    """The pass that a type unknown to Olive was probably meant to be; empty where there is none, and for a type that
+    Olive knows. `package` is the table of passes in use."""
+    passes = (package or OlivePackageConfig.load_default_config()).passes
+    names = {name: kind.module_path.rpartition(".")[2] for name, kind in passes.items()}
+    names |= {name.lower(): name for name in PASSES}
+    near = difflib.get_close_matches(pass_type.lower(), names, n=1, cutoff=0.8)
+    return names[near[0]] if near and pass_type.lower() not in names else ""
 
 
 def pass_class(engine: Any, pass_type: str) -> str:
@@ -101,7 +148,7 @@ def pass_class(engine: Any, pass_type: str) -> str:
 
 
 def our_evaluators(engine: Any) -> Iterator[tuple[str, Any]]:
-    """This package's evaluators of an engine, each with its place in the recipe."""
+    """This package's evaluators of an engine, each with its dotted key in the recipe."""
     if is_ours(engine.evaluator_config):
         yield f"evaluators.{engine.evaluator_config.name or 'evaluator'}", engine.evaluator_config
     for name, config in _passes(engine):
@@ -117,3 +164,21 @@ def our_passes(engine: Any) -> Iterator[tuple[str, Any]]:
 def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
     passes = engine.input_passes_configs or {}
     return ((name, config) for name, configs in passes.items() for config in configs)
+
+
+def makes_onnx(pass_type: str, package: Any = None) -> bool:
+    """Whether the pass is one of Olive's that make ONNX models; `package` is the table of passes in use."""
+    try:
+        return bool((package or OlivePackageConfig.load_default_config()).is_onnx_module(pass_type))
+    except ValueError:  # a pass that this Olive does not know
+        return False
+
+
+def parameters_of(pass_type: str) -> Collection[str]:
+    """The names of a pass's parameters; empty where Olive does not know the pass, or cannot import it here."""
+    try:
+        kind = OlivePackageConfig.load_default_config().import_pass_module(pass_type)
+        return list(kind.default_config(AcceleratorSpec("cpu", "CPUExecutionProvider")))
+    except Exception as error:  # noqa: BLE001 - of whatever the pass's module imports
+        logger.info("the keys of the pass '%s' are not checked: %s", pass_type, error)
+        return []

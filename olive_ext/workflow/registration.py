@@ -1,5 +1,5 @@
-"""Registers the evaluator and the pass with Olive, hooks them into Olive's engine, and mends what Olive 0.13 gets wrong
-for them and for `OnnxConversion`. Other evaluators and passes keep Olive's behaviour. Knows no model."""
+"""Registers the evaluator and the passes with Olive, hooks them into Olive's engine, and mends what Olive 0.13 gets
+wrong for them and for `OnnxConversion`. Other evaluators and passes keep Olive's behaviour. Knows no model."""
 
 from __future__ import annotations
 
@@ -18,40 +18,46 @@ from olive.package_config import OlivePackageConfig
 from olive.passes import PassModuleConfig
 from olive.systems.python_environment import PythonEnvironmentSystem
 from olive.telemetry.telemetry import Telemetry
+from olive.workflows.run import config as run_config
 
-from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.config import EVALUATOR_TYPE, settings_of_pass
 from olive_ext.config.base import word
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
+from olive_ext.workflow.loss_map_pass import OrtLossMap
+from olive_ext.workflow.mending_pass import OrtMending
 from olive_ext.workflow.olive_run import run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
-"""Takes the object, the arguments of the call by name, and `proceed(**changes)`, which calls the original method with
-these arguments and the changes."""
+"""Takes the object (or the module), the arguments of the call by name, and `proceed(**changes)`, which calls the
+original with these arguments and the changes."""
+
+OWN_PASSES = (OrtLMEvaluation, OrtLossMap, OrtMending)
 
 _MARK = "_wrapped_by_olive_ext"
 
 
-def wrap_once(owner: type, name: str, hook: Hook) -> bool:
-    """Replaces the method `name` of `owner` by `hook`; False where that was done before."""
-    original = getattr(owner, name)
-    if getattr(original, _MARK, False):
+def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
+    """Replaces the method `name` of the class `owner`, or the function of a module, by `hook`; False where that was
+    done before, and where there is none."""
+    original = getattr(owner, name, None)
+    if original is None or getattr(original, _MARK, False):
         return False
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(self, *args, **kwargs)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
 
         def proceed(**changes: Any) -> Any:
             bound.arguments.update(changes)
             return original(*bound.args, **bound.kwargs)
 
-        return hook(self, bound.arguments, proceed)
+        return hook(args[0] if isinstance(owner, type) else owner, bound.arguments, proceed)
 
     setattr(replacement, _MARK, True)
     setattr(owner, name, replacement)
@@ -59,7 +65,7 @@ def wrap_once(owner: type, name: str, hook: Hook) -> bool:
 
 
 def register() -> None:
-    """Registers both types and mends Olive's engine for them; may be called again."""
+    """Registers all types and mends Olive's engine for them; may be called again."""
     silence()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
@@ -72,6 +78,7 @@ def register() -> None:
     hook_engine(Engine)
     if "model_config_data" in FootprintNode.model_fields:
         wrap_once(FootprintNode, "update", update_node)
+    wrap_once(run_config, "validate_config", validate_config)
 
 
 def hook_engine(engine: type) -> None:
@@ -86,7 +93,7 @@ def hook_engine(engine: type) -> None:
         return
     wrapped = [wrap_once(engine, name, hook) for name, (hook, _) in _HOOKS.items()]
     if all(wrapped):
-        logger.info("evaluations by OrtLMEvaluator are cached by settings, task files, versions and model content")
+        logger.debug("evaluations by OrtLMEvaluator are cached by settings, task files, versions and model content")
 
 
 def _takes(engine: type, name: str, parameters: set[str]) -> bool:
@@ -95,15 +102,16 @@ def _takes(engine: type, name: str, parameters: set[str]) -> bool:
 
 
 def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """Olive's description of a pass, and ours of `OrtLMEvaluation`. That pass runs on the target, so that Olive checks
-    the target's execution providers."""
+    """Olive's description of a pass, and ours of our own. These run on the target, so that Olive checks the target's
+    execution providers."""
     try:
         return proceed()
     except ValueError:
         if not is_our_pass(given["pass_type"]):
             raise
+    kind = next(one for one in OWN_PASSES if one.settings_type is settings_of_pass(given["pass_type"]))
     return PassModuleConfig(
-        module_path=f"{OrtLMEvaluation.__module__}.{OrtLMEvaluation.__name__}",
+        module_path=f"{kind.__module__}.{kind.__name__}",
         supported_providers=["*"],
         supported_accelerators=["*"],
         supported_precisions=["*"],
@@ -116,12 +124,12 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
 def import_pass_module(package: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     """Olive's class of a pass, and `OnnxConversion` and `ModelBuilder` mended: their modules import torch, so not
     before they are needed."""
-    found = proceed()
-    if found.__module__ == "olive.passes.onnx.conversion":
-        mend_conversion(sys.modules[found.__module__])
-    if found.__name__ == "ModelBuilder":
-        wrap_once(found, "_run_for_config", build_without_code)
-    return found
+    kind = proceed()
+    if kind.__module__ == "olive.passes.onnx.conversion":
+        mend_conversion(sys.modules[kind.__module__])
+    if kind.__name__ == "ModelBuilder":
+        wrap_once(kind, "_run_for_config", build_without_code)
+    return kind
 
 
 def build_without_code(builder: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
@@ -152,19 +160,28 @@ def mend_conversion(module: Any) -> None:
     torch wants the shapes of an object's tensors in the order of its fields. Olive 0.13 gives those of a KV cache by
     the fields' names, and every export of a decoder fails ("Node type mismatch").
     """
-    name = "_convert_dynamic_shapes_for_dynamic_cache"
-    original = getattr(module, name, None)
-    if original is None or getattr(original, _MARK, False):
-        return
+    wrap_once(module, "_convert_dynamic_shapes_for_dynamic_cache", shapes_in_order)
 
-    @functools.wraps(original)
-    def replacement(dynamic_shapes: dict[str, Any]) -> dict[str, Any]:
-        found = original(dynamic_shapes)
-        past = found.get("past_key_values")
-        return {**found, "past_key_values": list(past.values())} if isinstance(past, Mapping) else found
 
-    setattr(replacement, _MARK, True)
-    setattr(module, name, replacement)
+def shapes_in_order(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> dict[str, Any]:
+    """The hook of Olive's conversion of a KV cache's shapes."""
+    shapes: dict[str, Any] = proceed()
+    past = shapes.get("past_key_values")
+    return {**shapes, "past_key_values": list(past.values())} if isinstance(past, Mapping) else shapes
+
+
+def validate_config(module: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `validate_config` where Olive reads recipes: a pass's "evaluator" may be a name, as Olive says.
+
+    Olive 0.13 validates passes before it replaces names of evaluators, because pydantic calls validators in the reverse
+    order; a name then ends as "'str' object has no attribute 'get'".
+    """
+    config, is_pass = given["config"], given["instance_class"] is module.RunPassConfig
+    if not is_pass or not isinstance(config, dict) or not isinstance(name := config.get("evaluator"), str):
+        return proceed()
+    valid = proceed(config={**config, "evaluator": None})
+    valid.evaluator = name
+    return valid
 
 
 def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
@@ -181,10 +198,10 @@ def resolve_goals(engine: Any, given: dict[str, Any], proceed: Callable[..., Any
     Olive 0.13 returns no goals at all where every goal is a threshold: it looks for the input model's numbers, which
     only the other types of goal need, and gives up without them.
     """
-    found, metrics = proceed(), given["metrics"]
+    goals, metrics = proceed(), given["metrics"]
     if not any(metrics is evaluator.metrics for _, evaluator in our_evaluators(engine)):
-        return found
-    return {**thresholds(metrics), **{name: goal for name, goal in found.items() if goal is not None}}
+        return goals
+    return {**thresholds(metrics), **{name: goal for name, goal in goals.items() if goal is not None}}
 
 
 def thresholds(metrics: Any) -> dict[str, float]:
@@ -214,6 +231,6 @@ _HOOKS: dict[str, tuple[Hook, set[str]]] = {
     "_run_pass": (run_pass, {"pass_name", "input_model_id"}),
     "_load_evaluation": (load_evaluation, {"model_id"}),
     "_cache_evaluation": (cache_evaluation, {"model_id", "signal"}),
-    "_evaluate_model": (evaluate_model, {"model_config", "evaluator_config"}),
+    "_evaluate_model": (evaluate_model, {"model_config", "model_id", "evaluator_config"}),
 }
 """Methods of Olive's engine, their hooks, and the parameters that the hooks read."""

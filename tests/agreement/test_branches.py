@@ -11,10 +11,10 @@ import pytest
 
 import olive_ext
 from olive_ext.config import ModelSettings
+from olive_ext.engine.forms.tree.graph import check_tree_batches
+from olive_ext.engine.forms.tree.steps import MIN_TOKENS
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
-from olive_ext.engine.runners.trials import check_tree_batches
-from olive_ext.engine.scheduling.step_cost import MIN_TOKENS
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.model import resolve

@@ -8,8 +8,8 @@ import onnxruntime as ort
 import pytest
 
 import olive_ext
-from olive_ext.graph.onnx_file import load_graph
 from olive_ext.graph.scoring_head import add_scoring_head
+from olive_ext.model.files.content import load_graph
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
 from tests.exports import VOCAB, Export, export

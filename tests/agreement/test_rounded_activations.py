@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 import olive_ext
-from olive_ext.engine.runners.row_trials import GROUPS
+from olive_ext.engine.runners.trials import GROUPS
 from olive_ext.text.requests import ScoringRequest
 from tests.emulated import IS_EMULATED
 from tests.exports import quickstart

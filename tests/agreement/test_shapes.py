@@ -11,17 +11,17 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.forms.rows.buckets import BucketedRunner
+from olive_ext.engine.forms.rows.graph import with_buckets
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
-from olive_ext.engine.runners.shape_buckets import BucketedRunner
-from olive_ext.engine.runners.trials import with_buckets
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, RunError
-from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model import resolve
 from olive_ext.model.decisions import BucketPlan
-from olive_ext.model.decoder_spec import read_spec
-from olive_ext.model.types import Provider
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.agreement.texts import questions_with_endings

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
+from configparser import ConfigParser
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,9 @@ from lm_eval.api.registry import get_model
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Beams, Request
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionError, TaskError
+from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
+from tests.exports import genai_export
 from tests.text.tiny import byte_level
 
 
@@ -252,8 +258,30 @@ def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:
 
 
 def test_model_is_registered_beside_lm_evals_own() -> None:
-    assert get_model("olive-ext") is OrtLM
+    assert get_model("olive_ext") is get_model("olive-ext") is OrtLM
     assert get_model("onnxruntime") is not OrtLM
+
+
+def test_entry_points_for_lm_eval_name_the_class_as_its_registry_does() -> None:
+    declared = ConfigParser()
+    declared.read(Path(__file__).parents[2] / "setup.cfg")
+    lines = declared["options.entry_points"]["lm_eval.models"].split("\n")[1:]
+    points = [EntryPoint(*(part.strip() for part in line.split("=")), group="lm_eval.models") for line in lines]
+    assert {point.name for point in points} == {"olive_ext", "olive-ext"}
+    for point in points:
+        assert point.load() is OrtLM
+        assert point.value == f"{OrtLM.__module__}:{OrtLM.__name__}"  # else the class collides with its placeholder
+
+
+@pytest.mark.long  # lm-eval reads all of its 14,000 task files
+def test_lm_evals_command_line_runs_the_model_without_an_import(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks")
+    command = [sys.executable, "-m", "olive_ext.backends.lm_eval", "--model", "olive_ext", "--tasks", "tiny_choice"]
+    given = f"pretrained={genai_export('llama')}"
+    command += ["--model_args", given, "--include_path", str(tmp_path / "tasks"), "--limit", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert "tiny_choice" in done.stdout, done.stderr[-2000:]
+    assert f"olive_ext ({{'pretrained': '{genai_export('llama')}'}})" in done.stdout
 
 
 def test_model_info_is_plain_and_counts() -> None:

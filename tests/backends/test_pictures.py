@@ -50,6 +50,7 @@ def _evaluate(model: Any, task: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.long
 def test_answers_are_those_of_hf_multimodal(lm: OrtLM, tmp_path: Path) -> None:
     reference = _reference()
     processor = transformers.LlavaProcessor(

@@ -12,7 +12,7 @@ import torch
 from lm_eval.api.samplers import ContextSampler
 from PIL import Image
 
-from olive_ext.backends.shot_media import noting_shots
+from olive_ext.backends.lm_eval_patches import noting_shots
 from olive_ext.media.pictures import media_digest
 
 

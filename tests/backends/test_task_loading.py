@@ -13,7 +13,7 @@ import pytest
 import tqdm
 from lm_eval.tasks import TaskManager
 
-from olive_ext.backends.lm_eval_patches import compiled_templates, no_code_of_the_working_directory, quiet_bars
+from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory, quiet_bars, sandboxed_templates
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -111,7 +111,7 @@ def test_one_seed_sets_all_four() -> None:
 
 def test_templates_are_compiled_once_and_lm_eval_is_put_back() -> None:
     env = lm_eval.utils.env
-    with compiled_templates(), compiled_templates():
+    with sandboxed_templates(), sandboxed_templates():
         inside = lm_eval.utils.env
         assert inside.from_string("{{a}}") is inside.from_string("{{a}}")
         assert lm_eval.utils.apply_template("{{a}}", {"a": 3}) == "3"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from olive_ext.bench import bench
-from olive_ext.bench.job import Job, Run
+from olive_ext.bench.job import BenchJob, BenchRun
 from olive_ext.bench.latency import Timeline, describe
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, TaskError
@@ -24,18 +24,20 @@ class Fake:
     """Answers as processes would: one answer for all, and a second a run; the second run of `hf` is interrupted."""
 
     def __init__(self, interrupts: bool = False) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[BenchJob] = []
         self.interrupts = interrupts
 
-    def __call__(self, job: Job, number: int) -> Run:
+    def __call__(self, job: BenchJob, number: int) -> BenchRun:
         self.jobs.append(job)
         if job.task == "ceiling":
-            return Run("", flops_per_second=1e9)
+            return BenchRun("", flops_per_second=1e9)
         if job.task == "contexts":
-            return Run(job.backend, series=[{"tokens": length, "seconds": 1.0} for length in job.lengths])
+            return BenchRun(job.backend, series=[{"tokens": length, "seconds": 1.0} for length in job.lengths])
         if job.task == "latencies":
             found = describe([Timeline(0.0, [1.0, 1.5])])
-            return Run(job.backend, series=[{"in_flight": job.in_flight, "is_warm": warm, **found} for warm in (0, 1)])
+            return BenchRun(
+                job.backend, series=[{"in_flight": job.in_flight, "is_warm": warm, **found} for warm in (0, 1)]
+            )
         if self.interrupts and job.backend == "hf":
             raise KeyboardInterrupt
         asked = json.loads(Path(job.requests).read_text())
@@ -45,7 +47,9 @@ class Fake:
         Path(job.answers).write_text(json.dumps(answers))
         tokens = {"naive": 9, "distinct": 4, "attended": 9, "rows": 1}
         counters = {"tokens_fed": 4.0 * len(asked)}
-        run = Run(job.backend, job.opening["batch_size"], number, seconds={"all": 1.0}, memory=MEMORY, tokens=tokens)
+        run = BenchRun(
+            job.backend, job.opening["batch_size"], number, seconds={"all": 1.0}, memory=MEMORY, tokens=tokens
+        )
         return replace(run, counters=counters)
 
 

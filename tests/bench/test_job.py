@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from olive_ext.bench.job import PROBE, Run, Schedule, best
+from olive_ext.bench.job import PROBE, BenchRun, Schedule, best
 
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 SECONDS = {("hf", 1): 5.0, ("hf", 4): 2.0, ("hf", 8): 3.0}
 
 
-def measured(backend: str, size: int | None, number: int) -> Run:
-    return Run(backend, size, number, seconds={"loglikelihood": SECONDS.get((backend, size or 0), 1.0)})
+def measured(backend: str, size: int | None, number: int) -> BenchRun:
+    return BenchRun(backend, size, number, seconds={"loglikelihood": SECONDS.get((backend, size or 0), 1.0)})
 
 
 def order(schedule: Schedule, launch=measured) -> list[tuple[str, int | None, int]]:
@@ -39,8 +39,8 @@ def test_batch_sizes_are_probed_first_where_that_is_asked_for() -> None:
 
 
 def test_peer_that_failed_its_probes_is_not_run() -> None:
-    def launch(backend: str, size: int | None, number: int) -> Run:
-        return Run(backend, size, number, error="no") if backend == "hf" else measured(backend, size, number)
+    def launch(backend: str, size: int | None, number: int) -> BenchRun:
+        return BenchRun(backend, size, number, error="no") if backend == "hf" else measured(backend, size, number)
 
     found = order(Schedule(BACKENDS, (1, 4), 2, probes=True), launch)
     assert [number for name, _, number in found if name == "hf"] == [PROBE, PROBE]
@@ -53,9 +53,9 @@ def test_slow_peer_runs_once() -> None:
 
 
 def test_peer_that_failed_is_not_asked_again_and_the_others_go_on() -> None:
-    def launch(backend: str, size: int | None, number: int) -> Run:
+    def launch(backend: str, size: int | None, number: int) -> BenchRun:
         fails = backend == "onnxruntime" or (backend == "hf" and number == 1)
-        return Run(backend, size, number, error="no") if fails else measured(backend, size, number)
+        return BenchRun(backend, size, number, error="no") if fails else measured(backend, size, number)
 
     found = order(Schedule(BACKENDS, (4,), 3), launch)
     assert [round_number for name, _, round_number in found if name == "hf"] == [0, 1]
@@ -64,6 +64,6 @@ def test_peer_that_failed_is_not_asked_again_and_the_others_go_on() -> None:
 
 
 def test_batch_size_that_fails_is_not_the_best() -> None:
-    failed = Run("hf", 8, 0, error="out of memory")
+    failed = BenchRun("hf", 8, 0, error="out of memory")
     assert best([failed, measured("hf", 1, 0), measured("hf", 4, 0)]) == measured("hf", 4, 0)
     assert best([failed]) is None

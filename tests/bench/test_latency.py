@@ -10,8 +10,8 @@ from olive_ext.bench.latency import Timeline, closed_loop, describe
 from olive_ext.bench.tables import latency_table
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Generation, Request, Result
-from olive_ext.engine.step import Batching, Step, StepOutput
-from tests.engine.fake_runner import FakeRunner
+from olive_ext.engine.step import Step, StepOutput
+from tests.engine.fake_runner import PACKED, FakeRunner
 
 
 class TimedRunner(FakeRunner):
@@ -28,7 +28,7 @@ class TimedRunner(FakeRunner):
 
 def timelines(in_flight: int, *lengths: int) -> tuple[list[Timeline], TimedRunner]:
     """Of prompts of two tokens, and answers of these lengths, on a runner with four slots."""
-    runner = TimedRunner(4, Batching.PACKED)
+    runner = TimedRunner(4, PACKED)
     requests = [Request((7, 8 + number), 0, Generation(length)) for number, length in enumerate(lengths)]
     return closed_loop(Engine(runner, 64).run_continuous, requests, in_flight, lambda: runner.now), runner
 
@@ -50,7 +50,7 @@ def test_a_request_takes_the_place_of_one_that_ended_while_others_run() -> None:
 
 
 def test_a_request_may_still_end_itself() -> None:
-    runner = TimedRunner(1, Batching.PACKED)
+    runner = TimedRunner(1, PACKED)
     stops = Generation(9, is_finished=lambda tokens: len(tokens) == 2)
     lines = closed_loop(Engine(runner, 64).run_continuous, [Request((7,), 0, stops)], 1, lambda: runner.now)
     assert [len(line.tokens) for line in lines] == [2]

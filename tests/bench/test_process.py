@@ -1,43 +1,45 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from olive_ext.bench.job import Job
-from olive_ext.bench.process import Launcher
+from olive_ext.bench.job import BenchJob, Launcher
 
-JOB = Job("answer", "hf", opening={"batch_size": 4, "num_threads": 2})
+JOB = BenchJob("answer", "hf", opening={"batch_size": 4, "num_threads": 2})
 
 
 def launcher(tmp_path: Path, script: str, timeout: float | None = None) -> Launcher:
-    return Launcher(tmp_path, timeout, (sys.executable, "-c", script))
+    return Launcher(tmp_path, timeout, script)
 
 
 def test_result_is_read_and_the_threads_are_set(tmp_path: Path) -> None:
     script = """
-import json, os, sys
-job = json.loads(sys.stdin.readline())
-threads = os.environ["OMP_NUM_THREADS"]
-found = {"seconds": {"loglikelihood": 2.0}, "execution": {"job": job["backend"], "threads": threads}, "newer": 1}
-open(sys.argv[-1], "w").write(json.dumps(found))
+import os
+from olive_ext.python_processes import serve
+
+def measure(job):
+    print("on the way")
+    threads = os.environ["OMP_NUM_THREADS"]
+    return {"seconds": {"loglikelihood": 2.0}, "execution": {"job": job.backend, "threads": threads}, "newer": 1}
+
+serve(measure)
 """
     run = launcher(tmp_path, script)(JOB, 3)
     assert (run.backend, run.batch_size, run.round, run.error, run.in_model) == ("hf", 4, 3, None, 2.0)
     assert run.execution == {"job": "hf", "threads": "2"}
     assert run.seconds_total > 0
+    assert next(tmp_path.glob("*.log")).read_text() == "on the way\n"
 
 
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL, perhaps for want of memory"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL, as the system does where memory is short"),
         ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
-        ("import sys; sys.exit('no such thing')", "ended with 1: no such thing"),
+        ("import sys; sys.exit('no such thing')", "ended with status 1: no such thing"),
     ],
 )
 def test_process_that_dies_is_a_line(tmp_path: Path, script: str, error: str) -> None:
@@ -53,17 +55,8 @@ def test_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_worker_ends_when_stdin_does() -> None:
-    script = "import olive_ext.bench.worker as w, time; w.perform = lambda job: time.sleep(60); w.main(None)"
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(b'{"task": "answer"}\n')
-        process.stdin.close()
-        assert process.wait(30) == 1
-
-
 def test_worker_says_what_a_backend_raised(tmp_path: Path) -> None:
-    run = Launcher(tmp_path)(Job("answer", "hf", requests=str(tmp_path / "none.json")))
+    run = Launcher(tmp_path)(BenchJob("answer", "hf", requests=str(tmp_path / "none.json")))
     assert run.error is not None
     assert run.error.startswith("FileNotFoundError")
     assert "Traceback" in next(tmp_path.glob("*.log")).read_text()

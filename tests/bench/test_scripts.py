@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import BENCH_OPTIONS, written_values
+from olive_ext.cli.parser import build_parser
 from olive_ext.config.bench import BenchConfig
 from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
@@ -135,45 +135,6 @@ def test_attention_in_numpy_hides_what_is_ahead_and_outside_the_window(monkeypat
     assert gpu_parts.attended(query, key, value, 3, 2)[:, 0] == pytest.approx([2.5, 3.5])
 
 
-def test_roofline_counts_weights_once_a_step_and_operations_for_each_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import roofline
-
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 16, "vocab_size": 100}))
-    found = {form: roofline.plan(tmp_path / "config.json", 8, 1, form) for form in roofline.FORMS}
-    weights = 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
-    for form, steps in (("packed", 3), ("rows", 8)):
-        each = found[form]["each"]
-        assert len(each) == steps
-        assert sum(step["tokens"] for step in each) == pytest.approx(700 + 8 * 150, abs=16)
-        kv = 2 * 2 * 2 * 4
-        assert each[0]["bytes"] == pytest.approx(2 * (weights + 800) + kv * each[0]["tokens"])
-    assert found["packed"]["teraoperations"] == pytest.approx(found["rows"]["teraoperations"], rel=0.02)
-
-
-@pytest.mark.slow
-def test_keys_and_values_take_three_ways_to_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import kv_cache
-
-    package = genai_export("llama", None)
-    session = kv_cache.ort.InferenceSession(str(package / "model.onnx"), providers=["CPUExecutionProvider"])
-    kv_cache.HEAD_SIZE[0] = json.loads((package / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
-    for rows, reorders in kv_cache.ROWS.values():
-        loops = [kind(session, "cpu", rows, 5, 24) for kind in kv_cache.LOOPS.values()]
-        for loop in loops:
-            loop.tokens = np.arange(7, 7 + rows)[:, None]
-            for _ in range(8):
-                loop.step(reorders)
-        tokens = [loop.tokens.ravel().tolist() for loop in loops]
-        assert tokens[0] == tokens[1] == tokens[2]
-        through_host, returned, in_place = (loop.bytes_crossed for loop in loops)
-        assert returned == in_place < through_host
-
-
 @pytest.mark.slow
 def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
@@ -192,7 +153,6 @@ def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypat
     summary = script.summarise(parts)
     for recording in parts["recording"]:
         assert recording["tokens"] == parts["candidate"][0]["tokens"] < recording["records"]  # with the warm-up's
-        assert recording["cpu_seconds"] > parts["reference"][0]["cpu_seconds"] / 4  # no round takes another's record
     assert parts["recorded/4"][0]["documents"] == 1
     assert summary["kl_mean"]["recorded"] == pytest.approx(summary["kl_mean"]["resident"], rel=1e-3)
     assert summary["kl_mean"]["resident"] > 1e-4
@@ -206,17 +166,19 @@ def test_cost_of_a_comparison_is_measured_part_by_part(tmp_path: Path, monkeypat
     assert "| resident/4 | 1 |" in script.table(parts, summary)
 
 
-@pytest.mark.slow
-def test_a_step_costs_the_host_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts, which no other work disturbs: 16 rows that decode, texts in tree batches, and row by row."""
+def test_findings_page_is_what_its_data_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    import host_cost
+    import findings
 
-    place = argparse.Namespace(model=genai_export("llama"), provider="cpu")
-    most = {"decoding": 1000, "scoring": 1000, "rows": 600}
-    for work, bound in most.items():
-        engine, requests = host_cost.opened(place, work)
-        found = host_cost.calls(engine, requests)
-        engine.close()
-        assert engine.counters.steps > 10
-        assert 100 < found["calls"] < bound, work
+    assert (SCRIPTS / "findings.md").read_text(encoding="utf-8") == findings.page()
+
+
+def test_every_script_is_listed_and_run_by_its_name() -> None:
+    command = [sys.executable, "-m", "docs.benchmarks"]
+    listed = subprocess.run(command, cwd=SCRIPTS.parents[1], capture_output=True, text=True, check=True).stdout
+    readme = (SCRIPTS / "README.md").read_text(encoding="utf-8")
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert {"run", "make_models", "two_checkouts"} <= set(names)
+    assert [name for name in names if f"`{name}`" not in readme] == []
+    helped = subprocess.run([*command, "run", "--help"], cwd=SCRIPTS.parents[1], capture_output=True, text=True)
+    assert "--probe" in helped.stdout, helped.stderr

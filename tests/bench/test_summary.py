@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from olive_ext.bench.job import Run
+from olive_ext.bench.job import BenchRun
 from olive_ext.bench.summary import Summary, summarize
 from olive_ext.bench.tables import HEADS, cells, facts, print_summary, to_markdown
 from olive_ext.bench.work import Work
@@ -14,12 +14,12 @@ MEMORY = {"before": 1e8, "weights": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 
 
-def run(backend: str, size: int | None, number: int, seconds: float, **fields: object) -> Run:
+def run(backend: str, size: int | None, number: int, seconds: float, **fields: object) -> BenchRun:
     given: dict[str, object] = {"seconds": {"loglikelihood": seconds}, "memory": MEMORY, "seconds_total": seconds + 3}
-    return Run(backend, size, number, **{**given, **fields})  # type: ignore[arg-type]
+    return BenchRun(backend, size, number, **{**given, **fields})  # type: ignore[arg-type]
 
 
-def runs() -> list[Run]:
+def runs() -> list[BenchRun]:
     counters = {"tokens_fed": 210.0, "tokens_distinct": 200.0, "host_bytes": 400.0}
     agreed = {"max_difference": 1e-6, "mean_difference": 1e-7, "choices": [5, 5], "differs": False}
     wrong = {"max_difference": 2.0, "mean_difference": 1e-2, "choices": [4, 5], "differs": True}
@@ -27,7 +27,7 @@ def runs() -> list[Run]:
         run("olive-ext", None, 0, 1.0, counters=counters, tokens=TOKENS, agreement=agreed),
         run("hf", 1, 0, 9.0, agreement=agreed),
         run("hf", 4, 0, 6.0, agreement=agreed),
-        Run("onnxruntime", None, 0, error="NotImplementedError: no generation"),
+        BenchRun("onnxruntime", None, 0, error="NotImplementedError: no generation"),
         run("olive-ext", None, 1, 2.0, counters=counters, agreement=agreed),
         run("hf", 4, 1, 8.0, agreement=wrong),
     ]
@@ -106,4 +106,7 @@ def test_table_and_page_name_every_backend_and_flag_the_wrong_one() -> None:
 
 
 def test_facts_leave_out_what_is_not_known() -> None:
-    assert facts(summarize(("olive-ext",), [Run("olive-ext", error="no")], 3)) == ["3 requests", "olive-ext failed: no"]
+    assert facts(summarize(("olive-ext",), [BenchRun("olive-ext", error="no")], 3)) == [
+        "3 requests",
+        "olive-ext failed: no",
+    ]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from olive_ext.backends.request_recorder import RecordedRequest, instances
-from olive_ext.bench.job import OURS, Job
+from olive_ext.bench.job import OURS, BenchJob
 from olive_ext.bench.worker import inputs_of, perform
 from tests.exports import genai_export
 
@@ -57,7 +57,7 @@ def test_latencies_of_a_model_are_measured_cold_and_warmed(tmp_path: Path) -> No
     requests = tmp_path / "requests.json"
     requests.write_text(json.dumps([asdict(one) for one in (*asked, pair)]))
     opening = {"model": str(genai_export("llama")), "device": "cpu", "dtype": "float32", "batch_size": 1}
-    series = perform(Job("latencies", OURS, opening, requests=str(requests), in_flight=2))["series"]
+    series = perform(BenchJob("latencies", OURS, opening, requests=str(requests), in_flight=2))["series"]
     assert [(one["in_flight"], one["is_warm"]) for one in series] == [(2, 0), (2, 1)]
     for one in series:
         assert one["tokens_per_second"] == pytest.approx(5 * one["requests_per_second"])

@@ -14,11 +14,12 @@ import onnx
 import pytest
 
 from olive_ext.check import Findings, check_model
-from olive_ext.check.model_check import Section, kv_layout, verify_graphs
+from olive_ext.check.model_check import Section
+from olive_ext.check.verification import verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError
-from olive_ext.model import KvTensor, ResolvedModel, resolve
+from olive_ext.model import ResolvedModel, resolve
 from olive_ext.text.requests import ScoringOutput
 from tests.check.tiny import put_model
 
@@ -36,25 +37,31 @@ def facts(findings: Findings) -> dict[tuple[str, str], str]:
     return {(section.title, fact.name): fact.value for section in findings.sections for fact in section.facts}
 
 
-def test_every_decision_is_a_fact(folder: Path) -> None:
+def test_decisions_are_the_facts(folder: Path) -> None:
     findings = check_model(config(folder, batch_size=3))
     assert findings.problems == []
     found = facts(findings)
-    assert found["Model", "kind"] == "onnx"
-    assert found["Model", "decoder"] == str(folder / "model.onnx")
-    assert found["Providers", "CPUExecutionProvider"] == "memory: cpu"
-    assert found["Decoder", "context length"] == "64"
-    assert found["Decoder", "layers 0-2"] == "2 heads x 4, float32"
-    assert found["Decoder", "KV cache"] == "returned grown at every step"
-    assert found["Scoring head", "kind"] == "hidden"
-    assert found["Tokenizer", "tokens"] == "320"
-    assert found["Engine", "num_slots"] == "3"
+    assert found["Decisions", "kind"] == "onnx"
+    assert found["Decisions", "model"] == str(folder / "model.onnx")
+    assert found["Decisions", "providers"] == "['CPUExecutionProvider']"
+    assert found["Decisions", "context_length"] == "64"
+    assert found["Decisions", "kv_cache"] == "returned"
+    assert found["Decisions", "graph"] == "scoring_head"
+    assert found["Decisions", "num_slots"] == "3"
 
 
-def test_every_problem_is_named_and_the_rest_is_still_resolved(folder: Path) -> None:
-    findings = check_model(config(folder, execution_provider="nosuch", max_length=10**9))
-    assert any("nosuch" in problem for problem in findings.problems)
-    assert facts(findings)["Tokenizer", "tokens"] == "320"
+def test_every_problem_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    (broken / "tokenizer.json").write_text("{")
+    provider, tokenizer, *_ = check_model(config(broken, execution_provider="nosuch")).problems
+    assert "nosuch" in provider
+    assert "tokenizer" in tokenizer
+
+
+def test_hugging_face_model_is_exported_unless_settings_say_otherwise() -> None:
+    path = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
+    found = [facts(check_model(config(path, baseline=baseline))) for baseline in ("auto", "lm_eval")]
+    assert [fact["Decisions", "export"] for fact in found] == ["yes", "no"]
 
 
 def test_missing_model_is_one_problem(tmp_path: Path) -> None:
@@ -66,20 +73,6 @@ def test_missing_model_is_one_problem(tmp_path: Path) -> None:
 def test_verification_of_a_hugging_face_model_is_refused() -> None:
     findings = check_model(config(Path("owner/name"), model={"path": "owner/name", "kind": "hf"}), verify=True)
     assert findings.problems == ["there is nothing to verify: a Hugging Face model has no ONNX graph"]
-
-
-def test_neighbouring_layers_of_one_layout_share_a_line() -> None:
-    sizes = [(2, 16), (2, 16), (1, 32), (2, 16)]
-    kv = [
-        KvTensor(f"past.{layer}.{part}", f"present.{layer}.{part}", 10, heads, size)
-        for layer, (heads, size) in enumerate(sizes)
-        for part in ("key", "value")
-    ]
-    assert list(kv_layout(kv)) == [
-        ("layers 0-1", "2 heads x 16, float16"),
-        ("layer 2", "1 heads x 32, float16"),
-        ("layer 3", "2 heads x 16, float16"),
-    ]
 
 
 def test_verification_runs_both_graphs_and_finds_them_alike(folder: Path) -> None:
@@ -116,20 +109,20 @@ def test_graphs_that_differ_are_a_model_error(untouched: float) -> None:
         return FakeSession(answers[model.settings.engine.graph])
 
     with pytest.raises(ModelError, match="differ from the untouched graph's by up to"):
-        verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification"), open_session)
+        verify_graphs(resolve(ModelSettings(model="m", kind="hf")), Section("Verification").add, open_session)
 
 
 def test_command_prints_the_facts_and_is_0(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(folder), "--max-length", "64"]) == 0
     out, err = capsys.readouterr()
-    assert "layers 0-2" in out
+    assert "kv_cache        returned" in out
     assert err == ""
 
 
 def test_command_is_2_and_names_the_problem(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(folder), "--max-length", "64", "--provider", "nosuch"]) == 2
     out, err = capsys.readouterr()
-    assert "layers 0-2" in out
+    assert out == ""
     assert "nosuch" in err
     assert err.count("\n") == 1
 
@@ -140,8 +133,8 @@ def test_model_that_onnxruntime_genai_runs_is_not_read_as_one_graph(tmp_path: Pa
     (folder / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"pipeline": [stages]}}}))
     findings = check_model(config(folder))
     assert findings.problems == []
-    assert facts(findings)["Runtime", "runtime"] == "genai"
-    assert ("Decoder", "context length") not in facts(findings)
+    assert facts(findings)["Decisions", "runtime"] == "genai"
+    assert ("Decisions", "context_length") not in facts(findings)
     assert "nothing to verify" in check_model(config(folder), verify=True).problems[0]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from olive_ext.check import check_recipe
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+from olive_ext.check import check_recipe, mistakes
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, warn_ignored
 from tests.check.tiny import put_model
 
 RECIPE: dict[str, Any] = {
@@ -62,6 +63,7 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
             "foo",
             "'evaluators.ours.batch_size' = 'foo': give an integer from 1 to 65536 or \"auto\"",
         ),
+        (("evaluators", "ours", "task"), 1, "unknown key 'evaluators.ours.task': did you mean 'tasks'?"),
         (("passes", "measure", "limt"), 1, "unknown key 'passes.measure.limt': did you mean 'limit'?"),
         (("passes", "measure", "require"), [{"metric": "acc"}], "passes.measure.require.0: give 'max' or 'min'"),
         (("passes", "measure", "config"), {}, "missing key 'passes.measure.tasks'"),
@@ -87,7 +89,34 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
             [{"metric": "acc", "task": "arc_challenge", "min": 0.5}],
             "'evaluators.ours.require': no task 'arc_challenge' is measured; there are arc_easy",
         ),
+        (("host",), "lokal", "'host' = 'lokal': not in 'systems', which has none"),
+        (("engine", "target"), "lokal", "'engine.target' = 'lokal': not in 'systems', which has none"),
+        (("passes", "measure", "host"), "lokal", "'passes.measure.host' = 'lokal': not in 'systems', which has none"),
+        (
+            ("passes",),
+            [{"type": "OnnxKQuantQuantization"}],
+            "'passes' is a list: give a mapping, each entry under a name of its own",
+        ),
+        (("passes", "q"), "OnnxKQuantQuantization", "'passes.q' = \"OnnxKQuantQuantization\": give a mapping with"),
+        (("systems",), "local", "'systems' is a text: give a mapping, each entry under a name of its own"),
+        (("engine",), ["search"], "'engine' is a list: give a mapping"),
         (("$schema",), "x", "unknown key '$schema': Olive refuses it"),
+        (("input_model", "model_path"), None, "missing key 'input_model.model_path': give a folder"),
+        (
+            ("input_model",),
+            {"type": "ONNXModel", "model_pth": "m"},
+            "'input_model.model_path': did you mean it by 'model_pth'?",
+        ),
+        (
+            ("passes", "q"),
+            {"type": "OnnxKQuantQuantization", "block_sise": 32},
+            "unknown key 'passes.q.block_sise': did you mean 'block_size'?",
+        ),
+        (
+            ("passes", "q"),
+            {"type": "ModelBuildr", "precision": "int4"},
+            "'passes.q.type' = 'ModelBuildr': did you mean 'ModelBuilder'?",
+        ),
     ],
 )
 def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, problem: str) -> None:
@@ -99,10 +128,6 @@ def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, pro
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        (
-            {"model_class": "ortgenai", "model_args": {"past_present_share_buffer": False}},
-            "evaluators.ours.model_args: 'past_present_share_buffer' is an argument of Olive's backend: leave it out",
-        ),
         (
             {"model_class": "ort", "model_args": {"ep": "cuda"}},
             "evaluators.ours.model_args: 'ep' is an argument of Olive's backend: write 'execution_provider'",
@@ -135,19 +160,91 @@ def test_arguments_for_an_onnx_input_model_are_ours_without_a_model_class(tmp_pa
         "input_model": {"type": "OnnxModel", "model_path": str(put_model(tmp_path / "m"))},
     }
     recipe["evaluators"]["ours"] |= {"model_args": {"attn_implementation": "eager"}, "max_length": 64}
-    recipe["passes"]["measure"]["config"] |= {"model_class": "hf", "max_length": 64}
-    unknown, model_class = check_recipe(put(tmp_path, recipe)).problems
+    (unknown,) = check_recipe(put(tmp_path, recipe)).problems
     assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
-    assert model_class.startswith("'passes.measure.model_class' = 'hf', but the model is an ONNX model")
+
+
+PUBLIC: dict[str, Any] = {
+    "model_class": "hf",
+    "model_args": {"past_present_share_buffer": True},
+    "provider_options": {"enable_skip_layer_norm_strict_mode": "1"},
+    "batch_size": 1,
+    "max_length": 64,
+}
+"""Keys that Olive's public recipes have beside ONNX models on CPUs."""
+
+IGNORED = [
+    "ignored: 'model_class' = 'hf', because the model is an ONNX model",
+    "ignored: the argument 'past_present_share_buffer' of Olive's backend: the graph says whether the KV cache is "
+    "updated in place",
+    "ignored: the option 'enable_skip_layer_norm_strict_mode' is one of CUDAExecutionProvider, and the model runs on "
+    "CPUExecutionProvider",
+]
+
+
+@pytest.mark.parametrize("kind", ["hf", "onnx"])
+def test_what_other_backends_need_is_ignored_with_one_warning_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    warn_ignored.cache_clear()
+    recipe = copy.deepcopy(RECIPE)
+    recipe["evaluators"]["ours"] |= PUBLIC
+    del recipe["passes"]["measure"]
+    if kind == "onnx":
+        recipe["input_model"] = {"type": "OnnxModel", "model_path": str(put_model(tmp_path / "m"))}
+    else:
+        recipe["passes"] = {"build": {"type": "ModelBuilder", "precision": "int4"}}
+    assert check_recipe(put(tmp_path, recipe)).problems == []
+    OrtLMArguments.of("m", recipe["evaluators"]["ours"]["model_args"], has_session=False)
+    warnings = sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert [line.startswith(ignored) for line, ignored in zip(warnings, IGNORED, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "accelerator", "problem"),
+    [
+        ({"provider_options": {"enable_skip_layer_norm_strict_mod": "1"}}, None, "takes no options, and was given"),
+        ({"execution_provider": "cudda"}, None, "unknown execution provider 'cudda': did you mean 'cuda'?"),
+        ({}, "CUDAExecutionProvidr", "unknown execution provider 'CUDAExecutionProvidr'"),
+    ],
+)
+def test_provider_of_what_passes_hand_on_is_checked(
+    tmp_path: Path, keys: dict[str, Any], accelerator: str | None, problem: str
+) -> None:
+    recipe = converting(accelerator, **keys)
+    (found,) = check_recipe(put(tmp_path, recipe)).problems
+    assert found.startswith("'evaluators.ours': ")
+    assert problem in found
+
+
+def test_provider_of_another_machine_is_no_problem(tmp_path: Path) -> None:
+    recipe = converting("CUDAExecutionProvider", provider_options={"enable_skip_layer_norm_strict_mode": "1"})
+    findings = check_recipe(put(tmp_path, recipe))
+    assert findings.problems == []
+    line = next(line for line in findings.text().splitlines() if "evaluators.ours: provider" in line)
+    assert "CUDAExecutionProvider  (Olive's accelerator, which this machine has not)" in line
+
+
+def converting(accelerator: str | None, **keys: Any) -> dict[str, Any]:
+    """A recipe whose evaluator is given what a pass makes of a Hugging Face model."""
+    recipe = copy.deepcopy(RECIPE)
+    recipe["evaluators"]["ours"] |= keys
+    recipe["passes"] = {"build": {"type": "ModelBuilder", "precision": "int4"}}
+    if accelerator is not None:
+        accelerators = [{"device": "gpu", "execution_providers": [accelerator]}]
+        recipe |= {"systems": {"here": {"type": "LocalSystem", "accelerators": accelerators}}, "target": "here"}
+    return recipe
 
 
 def test_tasks_of_a_folder_are_known_without_their_data(tmp_path: Path) -> None:
     assert problems(tmp_path, "evaluators", "ours", value=with_folder(tmp_path, "colours", "size_on_disk")) == []
 
 
-def test_functions_of_task_files_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
-    block = with_folder(tmp_path, "colours")
+def test_functions_of_tasks_that_are_asked_for_are_listed_with_their_file_and_not_imported(tmp_path: Path) -> None:
+    block = with_folder(tmp_path, "mine")
     folder = tmp_path / "tasks"
+    (folder / "mine.yaml").write_text("group: mine\ntask: [own, {task: colours, num_fewshot: 1}]\n", encoding="utf-8")
+    (folder / "other.yaml").write_text("task: other\nprocess_docs: !function others.clean\n", encoding="utf-8")
     (folder / "base.yml").write_text("process_docs: !function deep.code.clean\n", encoding="utf-8")
     (folder / "own.yaml").write_text(
         "task: own\ninclude: base.yml\nmetric_list:\n- metric: !function code.score\n"
@@ -163,6 +260,35 @@ def test_functions_of_task_files_are_listed_with_their_file_and_not_imported(tmp
         f"code of task files {folder / 'code.py'} (!function Task, score)",
         f"code of task files {folder / 'deep' / 'code.py'} (!function clean)",
         "code of task files os (!function getpid)",
+    ]
+
+
+def test_unknown_member_of_a_group_is_told_by_the_files_alone(tmp_path: Path) -> None:
+    block = with_folder(tmp_path, "mine")
+    (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
+    recipe = {**RECIPE, "evaluators": {"ours": block}}
+    (problem,) = mistakes(recipe)
+    assert problem.startswith("'evaluators.ours.tasks': unknown task 'colour': did you mean 'colours'")
+
+
+def test_arguments_are_those_of_the_model_that_passes_hand_on(tmp_path: Path) -> None:
+    recipe = copy.deepcopy(RECIPE)
+    recipe["evaluators"]["ours"] |= {"model_args": {"attn_implementation": "eager"}}
+    recipe["passes"] = {"build": {"type": "ModelBuilder", "precision": "int4"}}
+    (problem,) = check_recipe(put(tmp_path, recipe)).problems
+    assert problem.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
+
+
+def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "recipes" / "quickstart"
+    block = {"type": "OrtLMEvaluator", "tasks": ["quickstart_generate"], "include_path": str(folder / "tasks")}
+    recipe = {
+        "input_model": {"type": "HfModel", "model_path": str(folder / "model")},
+        "evaluators": {"ours": {**block, "gen_kwargs": {"max_gen_toks": 512}}},
+    }
+    assert check_recipe(put(tmp_path, recipe)).problems == [
+        "task 'quickstart_generate': 'max_gen_toks' = 512 leaves no room for a prompt: it must be below the model's "
+        "max_length of 512"
     ]
 
 
@@ -195,7 +321,9 @@ def test_bounds_on_what_will_be_measured_are_no_problem(tmp_path: Path) -> None:
 
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
     findings = check_recipe(put(tmp_path, {"input_model": {"type": "HfModel", "model_path": "m"}}))
-    assert findings.problems == ["the recipe has no evaluator OrtLMEvaluator and no pass OrtLMEvaluation"]
+    assert findings.problems == [
+        "the recipe has no evaluator OrtLMEvaluator and no pass OrtLMEvaluation or OrtLossMap or OrtMending"
+    ]
 
 
 def test_onnx_input_model_is_resolved_with_the_target_s_provider(tmp_path: Path) -> None:
@@ -212,7 +340,7 @@ def test_onnx_input_model_is_resolved_with_the_target_s_provider(tmp_path: Path)
     }
     recipe["evaluators"]["ours"]["max_length"] = 64
     findings = check_recipe(put(tmp_path, recipe))
-    assert "layers 0-2" in findings.text()
+    assert findings.problems
     assert all("CUDAExecutionProvider" in problem for problem in findings.problems)
 
 

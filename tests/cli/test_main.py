@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.bench.job import Job
-from olive_ext.bench.process import Launcher
+from olive_ext.bench.job import BenchJob, Launcher
 from olive_ext.cli import main
 from olive_ext.errors import IncompleteError, ModelError
 
@@ -125,7 +124,7 @@ os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(60)"""
 
     def bench(_: Namespace) -> int:
-        Launcher(tmp_path / "work", command=(sys.executable, "-c", script))(Job("answer", "hf"))
+        Launcher(tmp_path / "work", child=script)(BenchJob("answer", "hf"))
         return 0
 
     before = signal.getsignal(signal.SIGTERM)

@@ -482,7 +482,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "task that is a pipe": (
         lambda p: piped(p.task(CHOICE), "tasks/other.yaml"),
-        "other.yaml' is not read: it is no regular file",
+        "other.yaml' is not read: it is a pipe",
     ),
     "task that is a ring of links": (
         lambda p: ringed(p.task(CHOICE), "tasks/mine.yaml"),
@@ -490,15 +490,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "task that includes a pipe": (
         lambda p: piped(p.task(CHOICE + "include: pipe\n"), "tasks/pipe"),
-        "pipe' is not read: it is no regular file",
+        "pipe' is not read: it is a pipe",
     ),
     "task whose code is a pipe": (
         lambda p: piped(p.task(CHOICE.replace("local.load", "pipe.load")), "tasks/pipe.py"),
-        "mine.yaml' names '.*pipe.py', which is no regular file",
+        "mine.yaml' names '.*pipe.py', which is a pipe",
     ),
     "task whose data are a pipe": (
         lambda p: piped(p.data(""), "tasks/data.json"),
-        "mine.yaml' names '.*data.json', which is no regular file",
+        "mine.yaml' names '.*data.json', which is a pipe",
     ),
     "task that includes itself": (
         lambda p: p.task(CHOICE + "include: mine.yaml\n"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import OPTIONS, written_values
+from olive_ext.cli.parser import build_parser
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import ConfigError
 

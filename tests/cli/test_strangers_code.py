@@ -46,27 +46,42 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # the working directory
 
 
-def test_model_evaluated_from_within_its_folder(tmp_path: Path, ran: Path, hf: Path, tasks: list[str]) -> None:
-    """In a worker process, beside a reference that is exported."""
+@pytest.fixture
+def package_with_modules(tmp_path: Path) -> Path:
     model = Path(shutil.copytree(genai_export("llama"), tmp_path / "model"))
-    for folder in (model, hf):
-        put_modules(folder)
-    a, b, new = str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "new")
-    evaluate = ["evaluate", ".", *tasks, *QUICK, "--set", "isolation=process", "--reference", str(hf), "--output"]
+    put_modules(model)
+    return model
+
+
+def test_commands_within_a_models_folder(
+    tmp_path: Path, ran: Path, package_with_modules: Path, tasks: list[str]
+) -> None:
+    """One evaluates in a worker process."""
     written = recipe(tmp_path, {"type": "ONNXModel", "model_path": "."}, **blocks(tasks))
-    (model / "recipe.json").write_text(json.dumps(written))
-    said = run_commands(
-        model,
+    (package_with_modules / "recipe.json").write_text(json.dumps(written))
+    run_commands(
+        package_with_modules,
         ran,
-        [*evaluate, a],
-        [*evaluate, b],
-        ["compare", a, b],
-        ["check", ".", "--verify"],
+        ["evaluate", ".", *tasks, *QUICK, "--set", "isolation=process"],
         ["check", "recipe.json"],
         ["schema"],
-        ["quickstart", new],
+        ["quickstart", str(tmp_path / "new")],
         ["job", "azureml", "recipe.json", "--compute", "cpu", "--output", str(tmp_path / "job")],
     )
+    assert not ran.exists()
+    assert telemetry(tmp_path) == set()
+
+
+@pytest.mark.long
+def test_comparison_within_a_models_folder(
+    tmp_path: Path, ran: Path, package_with_modules: Path, hf: Path, tasks: list[str]
+) -> None:
+    """In a worker process, beside a reference that is exported."""
+    put_modules(hf)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    evaluate = ["evaluate", ".", *tasks, *QUICK, "--set", "isolation=process", "--reference", str(hf), "--output"]
+    commands = [[*evaluate, a], [*evaluate, b], ["compare", a, b], ["check", ".", "--verify"]]
+    said = run_commands(package_with_modules, ran, *commands)
     assert "exported to ONNX" in said
     assert not ran.exists()
     assert telemetry(tmp_path) == set()
@@ -146,8 +161,14 @@ ROADS: dict[str, tuple[Callable[[Path], list[str]], set[str]]] = {
 """Command lines, and for which types of model they are refused: transformers have the classes of the known one."""
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("model_type", [KNOWN, UNKNOWN])
+EXPORTS_AGAIN = pytest.mark.long  # as "model", seconds of the processor each
+CASES = [(road, model_type) for road in ROADS for model_type in (KNOWN, UNKNOWN)]
+
+
+@pytest.mark.parametrize(
+    ("road", "model_type"),
+    [pytest.param(*case, marks=EXPORTS_AGAIN if case[0] == "reference" else ()) for case in CASES],
+)
 def test_python_named_by_a_models_files(
     road: str, model_type: str, hf: Path, tasks: list[str], ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,3 +144,18 @@ def test_every_field_is_described() -> None:
 def _nested(model: Any) -> list[Any]:
     fields = [field.annotation for field in model.model_fields.values()]
     return [annotation for annotation in fields if hasattr(annotation, "model_fields")]
+
+
+@pytest.mark.parametrize("word", ["auto", "export"])
+def test_folder_with_the_name_of_a_word_is_never_taken_for_the_word(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Olive makes the word an absolute path where such a folder is in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / word).mkdir()
+    told = refusal(reference={"path": "hf", "float_model": str(tmp_path / word)})
+    assert told.startswith(f"'reference.float_model' = '{tmp_path / word}': the word '{word}', or what has that name")
+    for inside in (f"./{word}", str(tmp_path / word / "model.onnx"), word):
+        settings = EvaluationSettings.parse({"tasks": ["a"], "reference": {"path": "hf", "float_model": inside}})
+        assert settings.reference is not None
+        assert settings.reference.float_model == inside

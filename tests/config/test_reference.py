@@ -41,6 +41,7 @@ def test_the_input_model_is_a_word_even_where_olive_made_a_path_of_it(
         ({}, "missing key 'reference.path'"),
         ({"path": "m", "modes": "resident"}, "unknown key 'reference.modes': did you mean 'mode'?"),
         ({"path": "m", "mode": "disk"}, '\'reference.mode\' = \'disk\': give "auto", "resident" or "recorded"'),
+        ({"model": "m"}, "missing key 'reference.path'; unknown key 'reference.model': the key is 'path' here"),
         ({"path": "m", "top": 0}, "'reference.top' = 0: give a positive integer"),
     ],
 )

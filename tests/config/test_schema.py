@@ -39,8 +39,11 @@ def problems(document: Any, kind: Any = "recipe") -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SCHEMA_KINDS)
-def test_schema_is_valid_itself(kind: Any) -> None:
-    jsonschema.Draft7Validator.check_schema(schema(kind))
+def test_schema_is_valid_itself_and_takes_no_unknown_type(kind: Any) -> None:
+    made = schema(kind)
+    jsonschema.Draft7Validator.check_schema(made)
+    with pytest.raises(jsonschema.SchemaError):
+        jsonschema.Draft7Validator.check_schema({**made, "type": "mapping"})
 
 
 def test_recipe_with_our_blocks_passes() -> None:

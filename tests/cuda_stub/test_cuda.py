@@ -18,8 +18,9 @@ import pytest
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.engine.forms import agreement
 from olive_ext.engine.opening import open_runner
-from olive_ext.engine.reference.kernels import Divergence
+from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
@@ -186,7 +187,7 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     rows, form = 6, Form(4096, 64, 32, 0)
     model = resolve(ModelSettings(model=str(export("llama-genai-0.18-fp16-cuda").path), execution_provider="cuda"))
     runner, _ = open_runner(model)
-    divergence = Divergence.at(runner)
+    divergence = DivergenceKernels.at(runner)
     logits = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, form.vocab_size), np.float32), "cuda", 0)
     divergence.record(logits, form, np.random.default_rng(0))
     counts()
@@ -294,3 +295,15 @@ def test_check_says_where_attention_would_run(export_name: str, words: tuple[str
     findings = check_model(config)
     said = "\n".join([findings.text(), *findings.problems])
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize("name", [name for name, forms in MODELS.items() if len(forms) == 2])
+def test_trials_refuse_kernels_that_do_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agreement, "NEEDS_SPREAD", True)
+    with olive_ext.open(export(name).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
+        facts = session.describe_execution()
+    said = caplog.text
+    assert facts["batching"] == "single", facts
+    assert "as if this device computed nothing" in said

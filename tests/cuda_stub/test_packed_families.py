@@ -61,7 +61,7 @@ def test_positions_on_three_axes_keep_single_rows_and_say_so() -> None:
     with olive_ext.open(path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
         facts = session.describe_execution()
     assert facts["scoring"] == "rows"
-    assert facts["scoring_reason"].startswith("not measured yet")
+    assert facts["scoring_reason"].startswith("by rule")
     assert any("positions are on three axes" in note for note in facts["notes"])
 
 

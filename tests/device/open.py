@@ -23,7 +23,7 @@ def why_no_webgpu() -> str | None:
     Where a Vulkan driver was chosen by the environment, as `.ci/webgpu.sh` does, a device is expected: not finding it
     is an error.
     """
-    from olive_ext.model import available_providers, register_libraries
+    from olive_ext.model.providers.resolution import available_providers, register_libraries
 
     try:
         register_libraries(LIBRARY)

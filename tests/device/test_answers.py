@@ -51,9 +51,9 @@ def test_answers_that_share_steps_score_what_rows_and_the_cpu_score(family: str)
     assert facts["counters"]["copies"] > 0
 
 
-def test_too_little_work_is_scored_by_rows_until_it_is_measured() -> None:
+def test_short_answers_share_steps_by_rule() -> None:
     with open_on("webgpu", genai_export("llama"), num_slots=SLOTS) as session:
         _scores(session)
         facts = session.describe_execution()
-    assert facts["scoring"] == "rows"
-    assert facts["scoring_reason"].startswith("not measured yet")
+    assert facts["scoring"] == "answers"
+    assert facts["scoring_reason"].startswith("by rule: ")

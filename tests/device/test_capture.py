@@ -11,10 +11,10 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.rows.buckets import BucketedRunner
+from olive_ext.engine.forms.rows.graph import with_buckets
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.runners.shape_buckets import BucketedRunner
-from olive_ext.engine.runners.trials import with_buckets
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import resolve

@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 import olive_ext
-from olive_ext.model.providers import available_providers, register_libraries
+from olive_ext.model.providers.resolution import available_providers, register_libraries
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.genai import genai_export

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.runners.ort.kv.kv_store import Device
+from olive_ext.engine.forms.kv_store import Device
 from olive_ext.engine.runners.trials import SHORT_STEP, attends_to_long_steps, fitting_attention
-from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model import locate, open_session, register_libraries, resolve_providers
-from olive_ext.model.decoder_spec import read_spec
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.locate import locate
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.resolution import register_libraries, resolve_providers
+from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.model.types import DecoderSpec
 from tests.device.open import LIBRARY, open_on
 from tests.exports import genai_export

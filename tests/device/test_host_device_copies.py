@@ -22,7 +22,9 @@ from docs.benchmarks.ort_profile import Node, Tensor, large_copies, read_runs
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling
-from olive_ext.model import open_session, register_libraries, resolve, resolve_providers
+from olive_ext.model import resolve
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.resolution import register_libraries, resolve_providers
 from tests.device.open import LIBRARY, STEP
 from tests.device.watch import Fed, watching
 from tests.exports import VOCAB, genai_export

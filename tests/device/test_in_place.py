@@ -9,12 +9,14 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.runners.ort.kv.in_place import ViewKv
-from olive_ext.engine.runners.ort.kv.kv_store import Device, KvPlace
+from olive_ext.engine.forms.kv_store import Device, KvPlace
+from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.step import Copy, Row
-from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model import locate, open_session, resolve_providers
-from olive_ext.model.decoder_spec import read_spec
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.locate import locate
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.resolution import resolve_providers
+from olive_ext.model.spec.decoder_spec import read_spec
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media import MediaRun
+from olive_ext.engine.media.items import MediaRun
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ProviderError, RunError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.media_types import Modality
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.device.open import LIBRARY, open_on
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export, plain_items_export

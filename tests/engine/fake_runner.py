@@ -15,13 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.media import Media, runs_within
+from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
+from olive_ext.engine.forms.packed.kv import BlockTables, PackedSteps
+from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots, SlotRows
+from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.media.items import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
-from olive_ext.engine.runners.ort.kv.block_tables import BlockTables
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import ALONE, Batching, Candidates, Row, RowMix, Step, StepOutput
+from olive_ext.engine.step import Candidates, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
+SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
+FORMS = (SINGLE, RANGE, PACKED, ALIKE, POOL)
 VOCAB = 23
 GARBAGE = -7
 FIRST_ITEM = 1 << 40
@@ -57,7 +63,7 @@ class FakeRunner(Runner):
     """Holds tokens in slots, or in blocks where it takes packed steps, refuses what a GroupQueryAttention graph
     refuses, and writes garbage in idle rows.
 
-    With `async_decode` it takes steps that follow; `steps` holds them with the tokens that were fed.
+    With `overlaps_steps` it takes steps that follow; `steps` holds them with the tokens that were fed.
     """
 
     host_bytes = 0
@@ -66,28 +72,22 @@ class FakeRunner(Runner):
     def __init__(
         self,
         num_slots: int,
-        batching: Batching,
+        form: StepForm,
         context_length: int = 512,
         *,
         can_rewind: bool = True,
         chunked_prefill: bool = True,
         has_tree_batches: bool = False,
         answer_steps: bool = False,
-        async_decode: bool = False,
-        row_mix: RowMix = ALONE,
+        overlaps_steps: bool = False,
+        row_mix: AlikeRows = ALIKE,
     ) -> None:
-        super().__init__(
-            Traits(
-                context_length,
-                batching,
-                row_mix,
-                can_rewind,
-                chunked_prefill,
-                async_decode,
-                has_tree_batches,
-                answer_steps=answer_steps,
-            )
-        )
+        form = row_mix if form is ALIKE else form
+        if answer_steps and isinstance(form, SlotRows):
+            form = replace(form, answers=True)
+        form = TreeForm(form) if has_tree_batches else form
+        super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
+        self._has_blocks = isinstance(form.in_slots, PackedSteps)
         self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
@@ -135,7 +135,7 @@ class FakeRunner(Runner):
         kept, self._kept = self._kept, None
         if not step.uses_previous_tokens:
             return step
-        assert self.traits.async_decode
+        assert self.traits.overlaps_steps
         assert kept is not None
         rows = tuple(row._replace(tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
         return replace(step, rows=rows)
@@ -166,12 +166,12 @@ class FakeRunner(Runner):
         return [token for token, _ in held] if is_pure else [GARBAGE] * end
 
     def _held(self, slot: int) -> Memory:
-        if self.traits.batching is not Batching.PACKED:
+        if not self._has_blocks:
             return self._slots[slot]
         return [cell for block in self.tables.table(slot) for cell in self._blocks[block]]
 
     def _put(self, slot: int, position: int, cell: tuple[int, Source | None]) -> None:
-        if self.traits.batching is not Batching.PACKED:
+        if not self._has_blocks:
             self._slots[slot][position] = cell
             return
         place, offset = divmod(position, BLOCK_SIZE)
@@ -181,7 +181,7 @@ class FakeRunner(Runner):
 
     def _make_room(self, rows: Sequence[Row]) -> None:
         """Blocks for the rows, with all copies of the step at once."""
-        if self.traits.batching is not Batching.PACKED:
+        if not self._has_blocks:
             return
         made = [self.tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
         copies = [copy for copy in made if copy is not None]
@@ -193,7 +193,7 @@ class FakeRunner(Runner):
     def _prepare(self, step: Step) -> None:
         """What comes before the rows."""
         for copy in step.copies:
-            if self.traits.batching is Batching.PACKED:
+            if self._has_blocks:
                 self.tables.fork(copy)
             else:
                 positions = slice(copy.num_equal, copy.length)
@@ -205,7 +205,7 @@ class FakeRunner(Runner):
 
     def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
-        assert self.traits.tree_batches
+        assert isinstance(self.traits.form, TreeForm)
         assert first_cell >= 1  # cell 0 is never seen
         cell = first_cell
         seen = []
@@ -227,7 +227,7 @@ class FakeRunner(Runner):
         """What the head reads, of the tokens that each row sees."""
         prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.logits_rows]
         of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.logits_rows, strict=True)]
-        if not self.traits.async_decode:  # else idle rows are read, too
+        if not self.traits.overlaps_steps:  # else idle rows are read, too
             assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
@@ -264,17 +264,18 @@ class FakeRunner(Runner):
         assert 0 not in lengths
         if step.first_cell is not None:
             return
-        assert self.traits.batching in (Batching.PACKED, Batching.ALIKE) or len(slots) == 1 or lengths == {1}
+        form = self.traits.form.in_slots
+        assert isinstance(form, PackedSteps | AlikeRows) or len(slots) == 1 or lengths == {1}
         assert len(set(slots)) == len(slots)
-        if self.traits.batching is Batching.SINGLE:
+        if isinstance(form, OneRow):
             assert len(slots) == 1
-        if self.traits.batching is Batching.ALIKE and len(slots) > 1:
-            groups = {self.traits.row_mix.group(row.past, len(row.tokens), row.source) for row in step.rows}
+        if isinstance(form, AlikeRows) and len(slots) > 1:
+            groups = {form.group(row.past, len(row.tokens), row.source) for row in step.rows}
             assert len(groups) == 1
             assert None not in groups
-        if self.traits.batching is Batching.RANGE:
+        if isinstance(form, NeighbouringSlots):
             assert slots == list(range(slots[0], slots[-1] + 1))
-        if self.traits.batching is Batching.POOL:
+        if isinstance(form, AllSlots):
             assert len(slots) == 1 or slots == list(range(self.capacity.num_slots))
 
 
@@ -315,8 +316,8 @@ SIDE = 1 << 20
 class SidedRunner(FakeRunner):
     """Computes a token otherwise on each side of `lengths`: what is resident shows by which side it was computed."""
 
-    def __init__(self, lengths: tuple[int, ...], num_slots: int, batching: Batching, **more: Any) -> None:
-        super().__init__(num_slots, batching, **more)
+    def __init__(self, lengths: tuple[int, ...], num_slots: int, form: StepForm, **more: Any) -> None:
+        super().__init__(num_slots, form, **more)
         self.traits = replace(self.traits, lengths=lengths)
 
     def _execute(self, step: Step) -> StepOutput:

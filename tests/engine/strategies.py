@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.media import MediaItem, MediaRun
+from olive_ext.engine.media.items import MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Request, Result, Source
-from olive_ext.model.media_types import Modality
+from olive_ext.model.spec.media_types import Modality
 from tests.engine.fake_runner import VOCAB, oracle
 
 TOKENS = st.integers(0, 3)

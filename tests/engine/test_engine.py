@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.requests import FinishReason, Generation, Pulse, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
-from olive_ext.engine.step import Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
-from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
+from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 
 SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
@@ -26,10 +28,10 @@ SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
-    runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
+    runner=st.sampled_from([*[(batching, True) for batching in FORMS], (SINGLE, False)]),
 )
 def test_run_equals_oracle_for_any_requests_slots_and_chunks(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
+    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[StepForm, bool]
 ) -> None:
     batching, can_rewind = runner
     engine = Engine(FakeRunner(num_slots, batching, can_rewind=can_rewind), chunk_size)
@@ -40,26 +42,26 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
-    row_mix=st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    row_mix=st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
     can_rewind=st.booleans(),
-    async_decode=st.booleans(),
+    overlaps_steps=st.booleans(),
 )
 def test_rows_that_are_alike_share_steps_and_equal_the_oracle(
     calls: list[list[Request]],
     num_slots: int,
     chunk_size: int,
-    row_mix: RowMix,
+    row_mix: AlikeRows,
     can_rewind: bool,
-    async_decode: bool,
+    overlaps_steps: bool,
 ) -> None:
-    traits = {"row_mix": row_mix, "can_rewind": can_rewind, "async_decode": async_decode}
-    assert_runs_as_oracle(Engine(FakeRunner(num_slots, Batching.ALIKE, **traits), chunk_size), calls)  # type: ignore[arg-type]
+    traits = {"row_mix": row_mix, "can_rewind": can_rewind, "overlaps_steps": overlaps_steps}
+    assert_runs_as_oracle(Engine(FakeRunner(num_slots, ALIKE, **traits), chunk_size), calls)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("pasts", "num_steps"), [(True, 4 + 7), (False, 1 + 7)])
 def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int) -> None:
     """Prompts of four lengths where lengths may differ, else of one: each step decodes all of them."""
-    runner = FakeRunner(4, Batching.ALIKE, row_mix=RowMix(pasts=pasts, prompts=True))
+    runner = FakeRunner(4, ALIKE, row_mix=AlikeRows(mixes_pasts=pasts, prompts=True))
     prompts = [(first, *range(2, 5 + first * pasts)) for first in range(4)]
     requests = [Request(tokens, 0, Generation(8)) for tokens in prompts]
     assert_runs_as_oracle(Engine(runner, 64), [requests])
@@ -67,14 +69,15 @@ def test_generations_that_are_alike_decode_together(pasts: bool, num_steps: int)
 
 
 @pytest.mark.parametrize("num_slots", [3, 8, 16])
-@pytest.mark.parametrize("batching", [Batching.ALIKE, Batching.PACKED])
-def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batching: Batching, num_slots: int) -> None:
+@pytest.mark.parametrize("batching", [ALIKE, PACKED])
+def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batching: StepForm, num_slots: int) -> None:
     """More contexts than slots, in steps of many rows."""
     draw = random.Random(11)
     stems = [[draw.randrange(VOCAB) for _ in range(draw.randint(20, 60))] for _ in range(6)]
     ends = [[draw.randrange(VOCAB) for _ in range(draw.randint(3, 9))] for _ in range(40)]
     requests = [Request((*draw.choice(stems), *end), 2) for end in ends]
-    engine = Engine(FakeRunner(num_slots, batching, can_rewind=False, row_mix=RowMix(pasts=True, prompts=True)), 256)
+    mix = AlikeRows(mixes_pasts=True, prompts=True)
+    engine = Engine(FakeRunner(num_slots, batching, can_rewind=False, row_mix=mix), 256)
     assert_runs_as_oracle(engine, [requests])
     assert engine.counters.tokens_fed <= 1.02 * engine.counters.tokens_distinct
 
@@ -83,7 +86,7 @@ def test_slots_whose_content_waiting_sequences_share_are_not_overwritten(batchin
     ("requests", "rows"), [(SIBLINGS, [1, 4]), ([Request((first, *range(20)), 3) for first in range(4)], [4])]
 )
 def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows: list[int]) -> None:
-    runner = FakeRunner(4, Batching.ALIKE, can_rewind=False, row_mix=RowMix(continued=True, prompts=True))
+    runner = FakeRunner(4, ALIKE, can_rewind=False, row_mix=AlikeRows(continued=True, prompts=True))
     engine = Engine(runner, 64)
     assert_runs_as_oracle(engine, [requests])
     assert engine.counters.tokens_fed == engine.counters.tokens_distinct
@@ -96,7 +99,7 @@ def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows:
     chunk_size=st.integers(1, 40),
 )
 def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
-    runner = FakeRunner(num_slots, Batching.RANGE, has_tree_batches=True)
+    runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
     engine = Engine(runner, chunk_size)
     for requests in calls:
         before = len(runner.steps)
@@ -114,7 +117,7 @@ def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], n
 def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     calls: list[list[Request]], num_slots: int, chunk_size: int
 ) -> None:
-    runner = FakeRunner(num_slots, Batching.SINGLE, chunked_prefill=False)
+    runner = FakeRunner(num_slots, SINGLE, chunked_prefill=False)
     engine = Engine(runner, chunk_size)
     assert_runs_as_oracle(engine, calls)
     inputs = {request.tokens if request.generation else request.tokens[:-1] for call in calls for request in call}
@@ -123,9 +126,9 @@ def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
     assert all(len(step.rows[0].tokens) == 1 for step in runner.steps if step.rows[0].past)
 
 
-@given(requests=requests_of(), num_slots=st.integers(1, 8), batching=st.sampled_from(Batching))
+@given(requests=requests_of(), num_slots=st.integers(1, 8), batching=st.sampled_from(FORMS))
 def test_run_continuous_equals_oracle_under_the_callers_keys(
-    requests: list[Request], num_slots: int, batching: Batching
+    requests: list[Request], num_slots: int, batching: StepForm
 ) -> None:
     engine = Engine(FakeRunner(num_slots, batching), 7)
     keys = [f"key {i}" for i in range(len(requests))]
@@ -144,7 +147,7 @@ def test_scoring_feeds_exactly_the_distinct_prefixes(
         for request in requests
         if request.num_targets
     ]
-    engine = Engine(FakeRunner(3, Batching.RANGE, has_tree_batches=has_tree_batches), chunk_size)
+    engine = Engine(FakeRunner(3, RANGE, has_tree_batches=has_tree_batches), chunk_size)
     engine.run(scored)
     inputs = {(request.source, request.tokens[:end]) for request in scored for end in range(1, len(request.tokens))}
     assert engine.counters.tokens_distinct == len(inputs)
@@ -172,7 +175,7 @@ def _shaped(kind: str) -> list[Request]:
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_benchmark_shapes_stay_at_the_prefix_tree_bound(kind: str, num_slots: int) -> None:
     requests = _shaped(kind)
-    engine = Engine(FakeRunner(num_slots, Batching.RANGE), 256)
+    engine = Engine(FakeRunner(num_slots, RANGE), 256)
     engine.run(requests)
     counters = engine.counters
     assert counters.tokens_fed <= 1.05 * counters.tokens_distinct + len(requests)
@@ -180,7 +183,7 @@ def test_benchmark_shapes_stay_at_the_prefix_tree_bound(kind: str, num_slots: in
 
 
 def test_later_call_reuses_what_an_earlier_one_left_resident() -> None:
-    engine = Engine(FakeRunner(1, Batching.RANGE), 256)
+    engine = Engine(FakeRunner(1, RANGE), 256)
     stem = tuple(range(20))
     engine.run([Request((*stem, 1, 2), 1)])
     engine.run([Request((*stem, 3, 2), 1)])
@@ -189,7 +192,7 @@ def test_later_call_reuses_what_an_earlier_one_left_resident() -> None:
 
 
 def test_prefix_is_reused_behind_the_same_source_and_fed_again_behind_another() -> None:
-    engine = Engine(FakeRunner(3, Batching.SINGLE), 256)
+    engine = Engine(FakeRunner(3, SINGLE), 256)
     stem = tuple(range(20))
     engine.run([Request((*stem, 1, 2), 1, source=SOURCES[1])])
     engine.run([Request((*stem, 3, 2), 1, source=SOURCES[2])])
@@ -207,7 +210,7 @@ def test_source_is_the_same_by_type_shape_and_content() -> None:
 
 def test_generations_with_a_shared_prompt_copy_it_between_slots() -> None:
     prompt = tuple(range(20)) * 3
-    runner = FakeRunner(4, Batching.RANGE)
+    runner = FakeRunner(4, RANGE)
     engine = Engine(runner, 256)
     engine.run([Request((*prompt, last), 0, Generation(8)) for last in range(4)])
     assert engine.counters.copies == 3
@@ -215,7 +218,7 @@ def test_generations_with_a_shared_prompt_copy_it_between_slots() -> None:
 
 
 def test_generations_are_decoded_together_and_retired_one_by_one() -> None:
-    runner = FakeRunner(3, Batching.RANGE)
+    runner = FakeRunner(3, RANGE)
     engine = Engine(runner, 256)
     engine.run([Request((i, i + 1), 0, Generation(length)) for i, length in enumerate((3, 6, 9))])
     assert max(len(step.rows) for step in runner.steps) == 3
@@ -225,7 +228,7 @@ def test_generations_are_decoded_together_and_retired_one_by_one() -> None:
 
 def test_sampling_is_reproducible_by_seed_and_differs_between_seeds() -> None:
     def draw(seed: int) -> tuple[int, ...]:
-        engine = Engine(FakeRunner(2, Batching.RANGE), 8)
+        engine = Engine(FakeRunner(2, RANGE), 8)
         return engine.run([Request((1, 2), 0, Generation(12, sampling=Sampling(1.0, seed=seed)))])[0].tokens
 
     assert draw(1) == draw(1)
@@ -233,7 +236,7 @@ def test_sampling_is_reproducible_by_seed_and_differs_between_seeds() -> None:
 
 
 def test_interrupted_run_leaves_the_engine_usable() -> None:
-    engine = Engine(FakeRunner(2, Batching.RANGE), 4)
+    engine = Engine(FakeRunner(2, RANGE), 4)
     requests = [Request(tuple(range(i, i + 9)), 3) for i in range(6)]
 
     def interrupt(index: int, result: Result) -> None:
@@ -246,7 +249,7 @@ def test_interrupted_run_leaves_the_engine_usable() -> None:
 
 
 def test_run_continuous_reads_ahead_only_one_window() -> None:
-    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    engine = Engine(FakeRunner(1, SINGLE), 4)
     pulled = []
 
     def source() -> object:
@@ -271,7 +274,7 @@ def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int
             while number not in found:
                 yield None
 
-    engine = Engine(FakeRunner(num_slots, Batching.RANGE), 4)
+    engine = Engine(FakeRunner(num_slots, RANGE), 4)
     for key, result in engine.run_continuous(source()):
         assert isinstance(key, int)
         found[key] = result
@@ -283,7 +286,7 @@ def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int
 def test_released_memory_is_allocated_anew_and_changes_no_result(
     calls: list[list[Request]], has_tree_batches: bool
 ) -> None:
-    runner = FakeRunner(2, Batching.RANGE, has_tree_batches=has_tree_batches)
+    runner = FakeRunner(2, RANGE, has_tree_batches=has_tree_batches)
     engine = Engine(runner, 4)
     for requests in calls:
         for found, request in zip(engine.run(requests), requests, strict=True):
@@ -293,7 +296,7 @@ def test_released_memory_is_allocated_anew_and_changes_no_result(
 
 
 def test_empty_call_gives_empty_list() -> None:
-    assert Engine(FakeRunner(1, Batching.SINGLE), 4).run([]) == []
+    assert Engine(FakeRunner(1, SINGLE), 4).run([]) == []
 
 
 @pytest.mark.parametrize(
@@ -306,13 +309,13 @@ def test_request_without_sense_is_refused(tokens: tuple[int, ...], num_targets: 
 
 
 def test_request_longer_than_the_context_is_refused_by_number() -> None:
-    engine = Engine(FakeRunner(1, Batching.SINGLE, context_length=8), 4)
+    engine = Engine(FakeRunner(1, SINGLE, context_length=8), 4)
     with pytest.raises(OliveExtError, match="needs 9 positions; the model has 8"):
         engine.run([Request(tuple(range(10)), 1)])
 
 
 def test_closed_engine_refuses_to_run_and_closes_twice() -> None:
-    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    engine = Engine(FakeRunner(1, SINGLE), 4)
     engine.close()
     engine.close()
     with pytest.raises(OliveExtError, match="closed"):
@@ -320,7 +323,7 @@ def test_closed_engine_refuses_to_run_and_closes_twice() -> None:
 
 
 def test_finish_reasons_say_why() -> None:
-    engine = Engine(FakeRunner(1, Batching.SINGLE), 4)
+    engine = Engine(FakeRunner(1, SINGLE), 4)
     first = oracle(Request((1, 2), 0, Generation(1))).tokens[0]
     results = engine.run(
         [
@@ -342,11 +345,11 @@ def test_finish_reasons_say_why() -> None:
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
-    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
     has_tree_batches=st.booleans(),
 )
 def test_steps_without_memory_are_halved_and_results_stay(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, has_tree_batches: bool
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm, has_tree_batches: bool
 ) -> None:
     runner = ShortRunner(num_slots, batching, has_tree_batches=has_tree_batches)
     engine = Engine(runner, chunk_size)
@@ -358,7 +361,7 @@ def test_steps_without_memory_are_halved_and_results_stay(
 
 
 def test_a_step_of_one_token_without_memory_is_an_error() -> None:
-    runner = ShortRunner(1, Batching.RANGE)
+    runner = ShortRunner(1, RANGE)
     runner.most = 0
     with pytest.raises(MemoryShortageError, match="planted"):
         Engine(runner, 8).run([Request((1, 2, 3), 1)])
@@ -371,7 +374,7 @@ def test_pulse_tells_the_tokens_of_the_step_under_way_and_of_those_completed() -
             return super().run(step)
 
     seen: list[tuple[Pulse, int]] = []
-    engine = Engine(Watched(2, Batching.RANGE), 4)
+    engine = Engine(Watched(2, RANGE), 4)
     engine.run([Request(tuple(range(1, 20)), 2), Request((1, 2, 21), 1, Generation(3))])
     largest = 0
     for number, (pulse, size) in enumerate(seen):

@@ -8,15 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.requests import Beams, Generation, Request
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.step import UNLIMITED, Batching, RowMix
+from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import OliveExtError
-from tests.engine.fake_runner import SidedRunner, oracle
+from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, SidedRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
 
 LENGTHS = st.lists(st.integers(1, 35), min_size=1, max_size=2, unique=True).map(sorted).map(tuple)
-MIXED = RowMix(pasts=True, prompts=True, continued=True)
+MIXED = AlikeRows(mixes_pasts=True, prompts=True, continued=True)
 
 
 @given(
@@ -24,18 +26,18 @@ MIXED = RowMix(pasts=True, prompts=True, continued=True)
     lengths=LENGTHS,
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
-    batching=st.sampled_from(Batching),
-    async_decode=st.booleans(),
+    batching=st.sampled_from(FORMS),
+    overlaps_steps=st.booleans(),
 )
 def test_each_text_is_on_the_side_of_its_whole_length(
     calls: list[list[Request]],
     lengths: tuple[int, ...],
     num_slots: int,
     chunk_size: int,
-    batching: Batching,
-    async_decode: bool,
+    batching: StepForm,
+    overlaps_steps: bool,
 ) -> None:
-    traits = {"async_decode": async_decode, "row_mix": MIXED}
+    traits = {"overlaps_steps": overlaps_steps, "row_mix": MIXED}
     assert_runs_as_oracle(Engine(SidedRunner(lengths, num_slots, batching, **traits), chunk_size), calls, lengths)
 
 
@@ -48,16 +50,16 @@ def test_each_text_is_on_the_side_of_its_whole_length(
 def test_tree_batches_hold_texts_of_one_side(
     calls: list[list[Request]], lengths: tuple[int, ...], num_slots: int, chunk_size: int
 ) -> None:
-    runner = SidedRunner(lengths, num_slots, Batching.RANGE, has_tree_batches=True)
+    runner = SidedRunner(lengths, num_slots, RANGE, has_tree_batches=True)
     assert_runs_as_oracle(Engine(runner, chunk_size), calls, lengths)
 
 
-@given(requests=requests_of(), lengths=LENGTHS, batching=st.sampled_from(Batching), is_whole=st.booleans())
+@given(requests=requests_of(), lengths=LENGTHS, batching=st.sampled_from(FORMS), is_whole=st.booleans())
 def test_streams_and_whole_inputs_equal_the_oracle(
-    requests: list[Request], lengths: tuple[int, ...], batching: Batching, is_whole: bool
+    requests: list[Request], lengths: tuple[int, ...], batching: StepForm, is_whole: bool
 ) -> None:
     how = {"chunked_prefill": False} if is_whole else {"row_mix": MIXED}
-    runner = SidedRunner(lengths, 3, Batching.SINGLE if is_whole else batching, **how)
+    runner = SidedRunner(lengths, 3, SINGLE if is_whole else batching, **how)
     found = dict(Engine(runner, 7).run_continuous(enumerate(requests)))
     for place, request in enumerate(requests):
         assert_equal(found[place], oracle(request, lengths))
@@ -66,7 +68,7 @@ def test_streams_and_whole_inputs_equal_the_oracle(
 def test_prefixes_are_shared_on_each_side_and_nothing_across() -> None:
     stem = tuple(range(20))
     short, long = ([Request((*stem, *range(rest), 3 + last), 1) for last in range(4)] for rest in (2, 12))
-    engine = Engine(SidedRunner((25,), 4, Batching.PACKED), 256)
+    engine = Engine(SidedRunner((25,), 4, PACKED), 256)
     engine.run([*short, *long])
     assert engine.counters.tokens_fed == 22 + 32  # four answers behind one text of each side
     engine.run([Request((*stem, 1), 1), Request((*stem, *range(9), 1), 1)])
@@ -74,14 +76,14 @@ def test_prefixes_are_shared_on_each_side_and_nothing_across() -> None:
 
 
 def test_a_generation_that_crosses_is_computed_anew_once() -> None:
-    engine = Engine(SidedRunner((6,), 2, Batching.RANGE), 256)
+    engine = Engine(SidedRunner((6,), 2, RANGE), 256)
     request = Request((1, 2, 3, 4), generation=Generation(6))
     assert_equal(engine.run([request])[0], oracle(request, (6,)))
     assert engine.counters.tokens_fed == 6 + 7 + 2  # up to six tokens, all seven, two more
 
 
 def test_a_beam_search_that_would_cross_is_refused_by_its_lengths() -> None:
-    engine = Engine(SidedRunner((6,), 4, Batching.RANGE), 256)
+    engine = Engine(SidedRunner((6,), 4, RANGE), 256)
     with pytest.raises(OliveExtError, match="a beam search from a prompt of 4 tokens to 9 would pass 6"):
         engine.run([Request((1, 2, 3, 4), generation=Generation(6, beams=Beams(2)))])
     assert len(engine.run([Request((1, 2, 3, 4), generation=Generation(3, beams=Beams(2)))])[0].tokens) == 3

@@ -7,17 +7,19 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.rows.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.halves import halve
-from olive_ext.engine.media import ItemLimit, MediaItem, MediaRun
+from olive_ext.engine.media.items import ItemLimit, MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Request, Result
-from olive_ext.engine.runners.shape_buckets import BucketedRunner, step_sizes
-from olive_ext.engine.step import Batching, Row, RowMix, Step
+from olive_ext.engine.step import Row, Step
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
-from tests.engine.fake_runner import BlindRunner, FakeRunner, ShortRunner, oracle
+from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, BlindRunner, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
     LARGEST,
@@ -28,21 +30,26 @@ from tests.engine.strategies import (
 )
 
 CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
-MIXES = st.builds(RowMix, st.booleans(), st.booleans(), st.booleans(), st.booleans())
+MIXES = st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans())
 
 
 @given(
     calls=CALLS,
     num_slots=st.integers(1, 4),
     chunk_size=st.integers(1, 20),
-    batching=st.sampled_from(Batching),
-    async_decode=st.booleans(),
+    batching=st.sampled_from(FORMS),
+    overlaps_steps=st.booleans(),
     bad=st.sampled_from(ITEMS),
 )
 def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching, async_decode: bool, bad: MediaItem
+    calls: list[list[Request]],
+    num_slots: int,
+    chunk_size: int,
+    batching: StepForm,
+    overlaps_steps: bool,
+    bad: MediaItem,
 ) -> None:
-    runner = BlindRunner(num_slots, batching, async_decode=async_decode)
+    runner = BlindRunner(num_slots, batching, overlaps_steps=overlaps_steps)
     runner.bad = bad.key
     engine, num_requests = Engine(runner, chunk_size), 0
     for requests in calls:
@@ -62,30 +69,41 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
     calls=CALLS,
     num_slots=st.integers(1, 4),
     chunk_size=st.integers(1, 20),
-    batching=st.sampled_from(Batching),
+    batching=st.sampled_from(FORMS),
     row_mix=MIXES,
     can_rewind=st.booleans(),
-    async_decode=st.booleans(),
+    overlaps_steps=st.booleans(),
     answer_steps=st.booleans(),
     row_group=st.sampled_from([1, 2, 4]),
+)
+@example(
+    calls=[[Request((0, 0), 1), Request((0, 1), 1), Request((1, 0), 1), Request((1, 1), 1)]],
+    num_slots=2,
+    chunk_size=1,
+    batching=RANGE,
+    row_mix=AlikeRows(),
+    can_rewind=True,
+    overlaps_steps=False,
+    answer_steps=True,
+    row_group=2,
 )
 def test_run_equals_oracle_and_keeps_to_its_chunks(
     calls: list[list[Request]],
     num_slots: int,
     chunk_size: int,
-    batching: Batching,
-    row_mix: RowMix,
+    batching: StepForm,
+    row_mix: AlikeRows,
     can_rewind: bool,
-    async_decode: bool,
+    overlaps_steps: bool,
     answer_steps: bool,
     row_group: int,
 ) -> None:
-    has_states = not can_rewind and batching in (Batching.SINGLE, Batching.ALIKE)
+    has_states = not can_rewind and batching in (SINGLE, ALIKE)
     runner = FakeRunner(
         num_slots,
         batching,
         can_rewind=not has_states,
-        async_decode=async_decode,
+        overlaps_steps=overlaps_steps,
         answer_steps=answer_steps,
         row_mix=row_mix,
     )
@@ -94,13 +112,13 @@ def test_run_equals_oracle_and_keeps_to_its_chunks(
     most = max(chunk_size, LARGEST) + row_group - 1  # a group is filled up
     for step in runner.steps:
         assert sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1) <= most * (
-            len(step.rows) if batching is Batching.ALIKE else 1
+            len(step.rows) if batching is ALIKE else 1
         )
 
 
 @given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20))
 def test_tree_batches_equal_oracle(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
-    runner = FakeRunner(num_slots, Batching.RANGE, has_tree_batches=True)
+    runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
     assert_runs_as_oracle(Engine(runner, chunk_size), calls)
     assert all(step.num_tokens <= max(chunk_size, LARGEST) for step in runner.steps if step.first_cell is not None)
 
@@ -111,17 +129,17 @@ def test_padded_steps_equal_oracle(
 ) -> None:
     """Padding stands for no item behind it, and where a slot has no room for it the step ends at a border."""
     calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
-    inner = FakeRunner(num_slots, Batching.RANGE, context_length)
+    inner = FakeRunner(num_slots, RANGE, context_length)
     assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
 
 
 @given(
     calls=CALLS,
-    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
     has_tree_batches=st.booleans(),
 )
 def test_steps_without_memory_are_halved_at_borders(
-    calls: list[list[Request]], batching: Batching, has_tree_batches: bool
+    calls: list[list[Request]], batching: StepForm, has_tree_batches: bool
 ) -> None:
     runner = ShortRunner(3, batching, has_tree_batches=has_tree_batches)
     runner.most = LARGEST
@@ -129,7 +147,7 @@ def test_steps_without_memory_are_halved_at_borders(
 
 
 def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
-    runner = ShortRunner(3, Batching.RANGE)
+    runner = ShortRunner(3, RANGE)
     runner.most = LARGEST - 1
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with pytest.raises(MemoryShortageError, match="planted; the 9 tokens of a picture or a sound are fed in one step"):
@@ -150,14 +168,14 @@ def test_halves_of_a_row_end_at_the_border_of_an_item(
 ) -> None:
     media = tuple(MediaRun(start, ITEMS[-1]) for start in starts)
     step = Step(tuple(Row(0, past, (0,) * count, media=media) for past, count in rows))
-    halves = halve(step, Batching.SINGLE)
+    halves = halve(step)
     assert found == (None if halves is None else [[len(row.tokens) for row in half.rows] for half in halves])
 
 
 def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again() -> None:
     """Four answers behind one picture cost it once; in the next call, where the distribution behind the last of its
     tokens is read anew, all of it."""
-    engine = Engine(FakeRunner(4, Batching.RANGE), 64)
+    engine = Engine(FakeRunner(4, RANGE), 64)
     prompt, media = (1, 2, *(PLACEHOLDER,) * LARGEST), (MediaRun(2, ITEMS[-1]),)
     asked = [Request((*prompt, answer, 3), 2, media=media) for answer in range(4)]
     assert_runs_as_oracle(engine, [asked])
@@ -167,7 +185,7 @@ def test_prefixes_are_shared_through_items_and_an_item_that_is_read_is_fed_again
 
 
 def test_generations_of_one_prompt_that_ends_with_an_item_share_what_is_before_it() -> None:
-    runner = FakeRunner(2, Batching.SINGLE, can_rewind=False)
+    runner = FakeRunner(2, SINGLE, can_rewind=False)
     prompt, media = (*range(20), *(PLACEHOLDER,) * LARGEST), (MediaRun(20, ITEMS[-1]),)
     engine = Engine(runner, 64)
     assert_runs_as_oracle(engine, [[Request(prompt, 0, Generation(3), media=media)] * 2])
@@ -175,7 +193,7 @@ def test_generations_of_one_prompt_that_ends_with_an_item_share_what_is_before_i
 
 
 def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
-    runner = FakeRunner(2, Batching.RANGE)
+    runner = FakeRunner(2, RANGE)
     runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with pytest.raises(MediaError, match=r"a picture takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
@@ -184,7 +202,7 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
 
 def test_text_behind_items_is_fed_together_where_rows_may_share_steps() -> None:
     """The items first, each in a step of its own, then what follows all of them in one."""
-    runner = FakeRunner(4, Batching.ALIKE, row_mix=RowMix(continued=True, prompts=True))
+    runner = FakeRunner(4, ALIKE, row_mix=AlikeRows(continued=True, prompts=True))
     item = ITEMS[1]
     requests = [
         Request((*[PLACEHOLDER] * one.num_tokens, 3, 4, 5, 6), 0, Generation(2), media=(MediaRun(0, one),))
@@ -198,7 +216,7 @@ def test_text_behind_items_is_fed_together_where_rows_may_share_steps() -> None:
 def test_last_token_of_a_scored_text_is_filled_up_in_a_step_of_its_own() -> None:
     """The next chunk of a text behind an item may be one token, which a group of rows makes two, beside a generation
     that decodes."""
-    runner = FakeRunner(2, Batching.RANGE)
+    runner = FakeRunner(2, RANGE)
     runner.traits = replace(runner.traits, row_group=2)
     media, first = (MediaRun(0, ITEMS[0]),), (PLACEHOLDER,) * ITEMS[0].num_tokens
     one = Request(first, 0, Generation(1), media=media)

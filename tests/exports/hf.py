@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.exports.cache import once, packages, run_python, source_of
+from tests.exports.differing import DIFFERING
 from tests.exports.ropes import ROPES
 from tests.exports.text import CONTEXT, VOCAB, save_tokenizer
 
@@ -432,6 +433,10 @@ FAMILIES = {
             "mlp_only_layers": [],
         },
     ),
+    "qwen3_moe": Family(
+        "Qwen3MoeConfig",
+        {**_SHAPE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
+    ),
     # Short convolutions and attention.
     "lfm2": Family(
         "Lfm2Config",
@@ -521,7 +526,7 @@ FAMILIES = {
         },
         auto="AutoModelForSpeechSeq2Seq",
     ),
-    **{name: Family(config, _of_shape(values)) for name, (config, values) in ROPES.items()},
+    **{name: Family(config, _of_shape(values)) for name, (config, values) in {**ROPES, **DIFFERING}.items()},
 }
 
 

@@ -179,7 +179,7 @@ def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random
     """All requests in a random order, in one call or several; features beyond `budget` bytes are dropped."""
     assert isinstance(session.executor, Engine)
     runner: Any = session.executor.runner
-    for encoder in getattr(runner, "_inner", runner)._parts.embedding._encoders.values():
+    for encoder in getattr(runner, "inner", runner)._parts.embedding._encoders.values():
         encoder.kept.budget = budget
     scored = [(number, target) for number, one in enumerate(asked) for target in one.targets]
     generated = [number for number, one in enumerate(asked) if one.num_tokens]

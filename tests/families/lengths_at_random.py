@@ -129,7 +129,7 @@ class Draw:
     def settings(self) -> dict[str, Any]:
         """Arguments of `olive_ext.open`."""
         rng = self.rng
-        rounds = "int4" in self.package.export.name  # one token a step is rounded otherwise: docs/design/speed.md
+        rounds = "int4" in self.package.export.name  # one token a step is rounded otherwise: docs/design/engine.md
         engine: dict[str, Any] = {
             "chunk_size": rng.choice([7 if rounds else 1, 7, 31, 64, 256, "auto"]),
             "num_slots": rng.choice([1, 2, 3, 5, 8]),

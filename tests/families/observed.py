@@ -70,7 +70,7 @@ def on_the_way(session: Session) -> Callable[[ort.InferenceSession], bool]:
     """Whether one of ONNX Runtime's sessions is none of the decoder's: those are the decoder, its cache's and its
     head's."""
     runner: Any = session.executor.runner  # type: ignore[attr-defined]
-    runner = getattr(runner, "_inner", runner)
+    runner = getattr(runner, "inner", runner)
     own = {id(runner._session)}
     for value in (*vars(runner._kv).values(), *vars(runner._head).values()):
         inner = getattr(value, "_sessions", None) or getattr(value, "_session", None)

@@ -27,7 +27,12 @@ def _marked(mark: pytest.MarkDecorator) -> list[object]:
     return [pytest.param(name, marks=mark if name in IN_DEFAULT_RUN else pytest.mark.exporters) for name in FAMILIES]
 
 
-MARKED, AT_LENGTH = _marked(pytest.mark.slow), _marked(pytest.mark.long)
+MARKED = _marked(pytest.mark.slow)
+AT_LENGTH = [
+    pytest.param(name, seed, marks=pytest.mark.long if name in IN_DEFAULT_RUN and seed < 12 else pytest.mark.exporters)
+    for name in FAMILIES
+    for seed in range(2, 30)
+]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -37,8 +42,7 @@ def test_answers_are_those_of_whole_passes(family: str, seed: int) -> None:
     assert not found, f"seed {seed}: {settings}"
 
 
-@pytest.mark.parametrize("seed", range(2, 30))
-@pytest.mark.parametrize("family", AT_LENGTH)
+@pytest.mark.parametrize(("family", "seed"), AT_LENGTH)
 def test_answers_are_those_of_whole_passes_at_length(family: str, seed: int) -> None:
     settings, found = problems(family, seed)
     assert not found, f"seed {seed}: {settings}"

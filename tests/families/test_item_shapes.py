@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 import olive_ext
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.text.requests import GenerationRequest, ScoringOutput, ScoringRequest
 from tests.exports.genai import whisper_export
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.mobius import mobius_export
@@ -58,25 +58,34 @@ def _asked(family: str) -> list[ScoringRequest]:
     return [*asked, *(ScoringRequest(words[:n], " stone") for n in (3, 17, 40))]
 
 
+def _to_generate(asked: list[ScoringRequest]) -> list[GenerationRequest]:
+    return [GenerationRequest(one.context, max_new_tokens=4, images=one.images, audio=one.audio) for one in asked]
+
+
+@cache
+def _in_any_shape(family: str, package: Path) -> tuple[list[ScoringOutput], list[Any]]:
+    """Scores and answers of a session that runs nothing beforehand, item by item."""
+    asked, engine = _asked(family), {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
+    with olive_ext.open(package, execution_provider="cpu", engine=engine) as session:
+        return session.loglikelihood(asked), [answer.tokens for answer in session.generate(_to_generate(asked))]
+
+
 @pytest.mark.parametrize("encoder_batch_rows", [1, 64])
 @pytest.mark.parametrize(("family", "provider"), FAMILIES)
 def test_no_session_meets_a_shape_that_it_was_not_run_with(family: str, provider: str, encoder_batch_rows: int) -> None:
     package, _ = media_export(family, "f32", provider)
     asked = _asked(family)
-    answers = [GenerationRequest(one.context, max_new_tokens=4, images=one.images, audio=one.audio) for one in asked]
-    engine = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": encoder_batch_rows}
-    strict = {**engine, "strict_shapes": True}
+    strict = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": encoder_batch_rows, "strict_shapes": True}
     with observing() as observed, olive_ext.open(package, execution_provider="cpu", engine=strict) as session:
         begin = len(observed.runs)
         found = session.loglikelihood(asked)
-        tokens = [answer.tokens for answer in session.generate(answers)]
+        tokens = [answer.tokens for answer in session.generate(_to_generate(asked))]
         late, facts = late_on_the_way(session, observed, begin), session.describe_execution()
     assert late == []
     assert facts["encoder_shapes_late"] == 0
     assert len(observed.runs) - begin > len(asked)
-    with olive_ext.open(package, execution_provider="cpu", engine={**engine, "encoder_batch_rows": 1}) as session:
-        expected = session.loglikelihood(asked)
-        assert tokens == [answer.tokens for answer in session.generate(answers)]
+    expected, answers = _in_any_shape(family, package)
+    assert tokens == answers
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one.token_logprobs, other.token_logprobs, atol=1e-4)
 
@@ -122,7 +131,7 @@ def test_a_new_graph_on_the_way_of_an_item_cannot_escape_the_count() -> None:
         ) as session,
     ):
         runner: Any = session.executor.runner  # type: ignore[attr-defined]
-        count = runner._parts.embedding._count
+        count = runner._parts.embedding._graphs.count
         is_on_the_way = on_the_way(session)
         opened = {id(one) for one, _ in observed.runs if is_on_the_way(one)}
         assert len(opened) == count._num_sessions

@@ -17,16 +17,14 @@ from PIL import Image
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.media import MediaItem, token_bucket, token_buckets
-from olive_ext.engine.runners.ort.counted_session import ShapeCount
-from olive_ext.engine.runners.ort.encoder_batches import EncoderBatches
-from olive_ext.engine.runners.ort.encoder_shapes import EncoderShapes
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.media.encoder import MediaEncoder
+from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount
+from olive_ext.engine.media.items import MediaItem, token_bucket, token_buckets
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.media_types import MediaEncoderSpec, Modality
-from olive_ext.model.types import Device
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import MediaEncoderSpec, Modality
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, feature_rows, picture
@@ -51,13 +49,8 @@ def _encoder(package: Path, *, is_bucketed: bool, is_strict: bool) -> tuple[Medi
 
 
 def _opened(spec: MediaEncoderSpec, is_bucketed: bool, is_strict: bool, max_rows: int = 1) -> MediaEncoder:
-    shapes, batches = (
-        EncoderShapes(spec, is_bucketed=is_bucketed),
-        EncoderBatches(spec, max_rows, is_bucketed=is_bucketed),
-    )
-    sessions = (lambda: ort.InferenceSession(str(spec.files.graph))), ort.InferenceSession
-    count = ShapeCount(is_strict=is_strict)
-    return MediaEncoder(spec, Device("cpu"), *sessions, shapes, batches=batches, count=count)
+    graphs = ItemGraphs(Device("cpu"), ort.InferenceSession, ShapeCount(is_strict=is_strict), is_bucketed)
+    return MediaEncoder(spec, lambda: ort.InferenceSession(str(spec.files.graph)), graphs, max_rows)
 
 
 def test_buckets_are_larger_than_what_they_hold() -> None:
@@ -100,14 +93,14 @@ def test_shape_that_is_met_late_is_counted_or_refused_by_name(package: Path, is_
     encoder, processor = _encoder(package, is_bucketed=False, is_strict=is_strict)
     first, second = (processor.item(Modality.IMAGE, one) for one in PICTURES[:2])
     encoder.warm_up([first], [])
-    encoder._count.freeze()
+    encoder._graphs.count.freeze()
     encoder.features(first)
     if is_strict:
         with pytest.raises(RunError, match=r"the image encoder was not run with 'pixel_values' \[32, 384\]"):
             encoder.features(second)
     else:
         encoder.features(second)
-        assert encoder._count.describe()["encoder_shapes_late"] == 1
+        assert encoder._graphs.count.describe()["encoder_shapes_late"] == 1
 
 
 def test_encoder_of_one_size_has_one_shape() -> None:
@@ -177,8 +170,8 @@ def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_before
     package, _ = media_export("qwen2_5_vl")
     encoder, processor = _batched(package, 64, is_strict=True, is_bucketed=True)
     encoder.warm_up(processor.dummies(512), [])
-    encoder._count.freeze()
-    warmed = encoder._count.describe()["encoder_shapes_warmed"]
+    encoder._graphs.count.freeze()
+    warmed = encoder._graphs.count.describe()["encoder_shapes_warmed"]
     rng = np.random.default_rng(0)
     for number in range(30):
         sizes = rng.integers(16, 80, (rng.integers(1, 9), 2)).tolist()
@@ -186,7 +179,7 @@ def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_before
         encoder.expect(items)
         for item in items:
             encoder.features(item)
-    facts = {**encoder.describe(), **encoder._count.describe()}
+    facts = {**encoder.describe(), **encoder._graphs.count.describe()}
     assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (warmed, 0)
     assert facts["image_encoder_runs"] < facts["images_encoded"] / 3
     # One picture in 8, 16 and 32 tokens, and once without a bucket; several in 16, 32, 48, 64 and 96; rows of all sizes
@@ -212,9 +205,9 @@ def test_strict_session_encodes_pictures_of_any_size_together(package: Path) -> 
 
 
 @pytest.mark.exporters
-@pytest.mark.parametrize(("max_rows", "runs"), [(1024, 1), (120, 3)])
+@pytest.mark.parametrize(("max_rows", "runs"), [(1024, 3), (120, 4)])
 def test_sounds_of_any_length_with_a_mask_are_encoded_together(max_rows: int, runs: int) -> None:
-    """Filled up to the longest, which counts as rows of each."""
+    """Filled up to the longest, which counts as rows of each; 4, 2 and 1 of them in a run where all have room."""
     package, _ = media_export("gemma4_any")
     encoder, processor = _batched(package, max_rows, kind=Modality.AUDIO)
     items = [processor.item(Modality.AUDIO, sound(seed, 9000 + 4000 * seed)) for seed in range(7)]
@@ -396,7 +389,7 @@ def test_number_of_pictures_that_was_not_run_beforehand_is_an_error_that_names_i
     encoder, processor = _batched(plain_encoder_export("f32", "default"), 1024, is_strict=True)
     first, *items = (processor.item(Modality.IMAGE, one) for one in PICTURES)
     encoder.features(first)
-    encoder._count.freeze()
+    encoder._graphs.count.freeze()
     encoder.expect(items)
     with pytest.raises(RunError, match=r"the image encoder was not run with 'pixel_values' \[2, 3, 32, 32\]"):
         encoder.features(items[0])

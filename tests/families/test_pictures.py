@@ -20,12 +20,13 @@ from PIL import Image
 import olive_ext
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.media.encoder import MediaEncoder
+from olive_ext.engine.media.graphs import ItemGraphs
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.media_types import Modality
-from olive_ext.model.types import Device
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
@@ -146,7 +147,7 @@ def test_features_are_transformers(family: str) -> None:
     (spec,) = model.media.encoders
     items = [MediaProcessor(model.media, model.files).item(Modality.IMAGE, one) for one in PICTURES]
     graph = str(spec.files.graph)
-    encoder = MediaEncoder(spec, Device("cpu"), lambda: ort.InferenceSession(graph), ort.InferenceSession)
+    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(graph), ItemGraphs(Device("cpu"), ort.InferenceSession))
     for one, item in zip(PICTURES, items, strict=True):
         expected = _reference(family).features([one]).numpy()
         np.testing.assert_allclose(

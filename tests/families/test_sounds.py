@@ -14,12 +14,13 @@ from lm_eval.api.instance import Instance
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import ModelSettings
-from olive_ext.engine.runners.ort.media_encoder import MediaEncoder
+from olive_ext.engine.media.encoder import MediaEncoder
+from olive_ext.engine.media.graphs import ItemGraphs
 from olive_ext.errors import OliveExtError, TaskError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.media_types import Modality
-from olive_ext.model.types import Device
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import SOUND_FAMILIES, media_export
@@ -92,7 +93,7 @@ def test_features_are_transformers_without_those_of_padding(family: str) -> None
     assert model.media is not None
     spec = next(spec for spec in model.media.encoders if spec.modality is Modality.AUDIO)
     graph = str(spec.files.graph)
-    encoder = MediaEncoder(spec, Device("cpu"), lambda: ort.InferenceSession(graph), ort.InferenceSession)
+    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(graph), ItemGraphs(Device("cpu"), ort.InferenceSession))
     processor = MediaProcessor(model.media, model.files)
     for one in SOUNDS:
         expected = _reference(family).features([one]).numpy()

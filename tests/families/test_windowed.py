@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import olive_ext
-from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model.decoder_spec import read_spec
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
 from tests.agreement.reference import Reference
 from tests.exports import export

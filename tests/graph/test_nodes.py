@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.nodes import clips_as_max
+from olive_ext.graph.edits import clips_as_max
 
 
 @pytest.mark.parametrize("is_constant_node", [False, True])

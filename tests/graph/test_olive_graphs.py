@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.scoring_head import add_scoring_head
-from olive_ext.model.attention import rounding_notes
+from olive_ext.model.spec.attention import rounding_notes
 from tests.graph import heads
 from tests.graph.heads import WEIGHT, H, Parts, V, decoder
 from tests.graph.test_scoring_head import OUTPUTS, assert_scores, feeds, picks, session

@@ -1,4 +1,4 @@
-"""Reading a graph without its weights, and moving where they lie."""
+"""Where the weights of a graph lie, and moving them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.errors import ModelError
-from olive_ext.graph.onnx_file import external_locations, load_graph, relocate
+from olive_ext.graph.onnx_file import external_locations, relocate
 from tests.graph.heads import decoder, matmul
 
 
@@ -31,36 +30,6 @@ def scattered() -> onnx.ModelProto:
     constant = helper.make_node("Constant", [], ["f"], value=external("", "function.data"))
     model.functions.append(helper.make_function("own", "F", [], ["f"], [constant], []))
     return model
-
-
-def test_external_data_is_not_read_when_loading(tmp_path):
-    model = decoder(matmul)
-    model.graph.initializer.append(external("a", "nowhere.data"))
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    assert load_graph(tmp_path / "model.onnx") == model
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\x08\x0a" * 3, b"\xff" * 64]
-)
-def test_error_names_the_file_when_it_is_not_onnx(tmp_path, content):
-    path = tmp_path / "broken.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"broken\.onnx: is not an ONNX model") as error:
-        load_graph(path)
-    assert "\n" not in str(error.value)
-
-
-def test_error_names_the_file_when_it_is_cut_short(tmp_path):
-    path = tmp_path / "cut.onnx"
-    path.write_bytes(decoder(matmul).SerializeToString()[:-200])
-    with pytest.raises(ModelError, match=r"cut\.onnx: is not an ONNX model, or is damaged"):
-        load_graph(path)
-
-
-def test_error_names_the_file_when_it_is_missing(tmp_path):
-    with pytest.raises(ModelError, match=r"none\.onnx: cannot be read: No such file"):
-        load_graph(tmp_path / "none.onnx")
 
 
 def test_locations_are_found_wherever_tensors_are_stored(scattered):

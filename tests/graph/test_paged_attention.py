@@ -16,21 +16,21 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from olive_ext.graph.nodes import model_of
-from olive_ext.graph.paged_attention import (
-    FORMS,
+from olive_ext.engine.forms.packed.rewrite import (
+    KERNELS,
     NotPagedError,
     PackedInputs,
     with_packed_inputs,
     with_paged_attention,
 )
+from olive_ext.graph.nodes import model_of
 
 HEADS, KV_HEADS, SIZE, CONTEXT, BLOCK = 4, 2, 16, 32, 4
 WIDTH, KV_WIDTH = HEADS * SIZE, KV_HEADS * SIZE
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 CACHES = {"past_k": (KV_HEADS, SIZE), "past_v": (KV_HEADS, SIZE)}
 INPUTS = PackedInputs(CACHES, ["ids"], ["mask"])
-CUDA = FORMS["cuda"]
+CUDA = KERNELS["cuda"]
 
 
 def _model(*, is_shared: bool = False, more: list[str] | None = None, **changes: Any) -> onnx.ModelProto:
@@ -193,7 +193,7 @@ def test_attention_that_paged_attention_cannot_be_is_refused_by_name(changes: di
 
 def test_soft_cap_is_refused_where_the_device_lacks_it() -> None:
     with pytest.raises(NotPagedError, match="soft cap"):
-        with_paged_attention(_model(softcap=5.0), INPUTS, FORMS["webgpu"])
+        with_paged_attention(_model(softcap=5.0), INPUTS, KERNELS["webgpu"])
 
 
 def test_mask_that_something_else_reads_is_refused_with_the_reader() -> None:

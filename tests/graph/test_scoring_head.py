@@ -197,7 +197,8 @@ def test_names_do_not_collide_when_the_graph_uses_ours():
     )
     scoring = add_scoring_head(model, "logits")
     onnx.checker.check_model(scoring.model)
-    session(scoring.model)
+    names = [output.name for output in session(scoring.model).get_outputs()]
+    assert {*OUTPUTS, "olive_ext/scoring/integers_0"} <= set(names)
 
 
 def test_graph_is_refused_when_a_name_of_the_head_is_taken():

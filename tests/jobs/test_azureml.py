@@ -1,8 +1,10 @@
-"""The folder of an Azure ML job: what moves, what is refused, and what our own check finds that Azure's does not."""
+"""The folder of an Azure ML job: what moves, what is refused, and that every name in it is bound, which Azure's own
+validation does not look at."""
 
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,31 @@ import yaml
 
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.cli import main
-from olive_ext.jobs import faults, make_azureml_job
+from olive_ext.jobs import make_azureml_job
 from olive_ext.jobs.azureml_node import run_node
 from olive_ext.jobs.portable_recipe import portable
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "quickstart" / "recipe.json"
+
+
+def unbound(folder: Path) -> list[str]:
+    """Names in ${{...}} that job.yml binds to nothing, and paths of inputs, code and environment that are not there."""
+
+    def look(job: dict[str, Any], parents: set[str]) -> list[str]:
+        bound = {f"{kind}.{name}" for kind in ("inputs", "outputs", "search_space") for name in job.get(kind) or {}}
+        steps = job.get("jobs") or {}
+        above = {f"parent.{name}" for name in bound}
+        above |= {f"parent.jobs.{step}.outputs.{name}" for step in steps for name in steps[step].get("outputs") or {}}
+        own = {key: value for key, value in job.items() if key != "jobs"}
+        paths = [value.get("path") for value in (job.get("inputs") or {}).values() if isinstance(value, dict)]
+        part = job.get("trial") or job
+        paths += [part.get("code"), ((part.get("environment") or {}).get("build") or {}).get("path")]
+        gone = [path for path in paths if path and "${{" not in path and not (folder / path).exists()]
+        names = set(re.findall(r"\$\{\{\s*([\w.-]+)\s*\}\}", str(own))) - bound - parents
+        return [*sorted(names), *gone, *(fault for step in steps.values() for fault in look(step, above))]
+
+    return look(yaml.safe_load((folder / "job.yml").read_text(encoding="utf-8")), set())
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +62,7 @@ def test_folder_holds_a_job_that_lacks_nothing(job: Path, monkeypatch: pytest.Mo
         "model": "model",
         "tasks": "tasks",
     }
-    assert list(faults(job)) == []
+    assert unbound(job) == []
     pip = yaml.safe_load((job / "environment" / "conda.yml").read_text(encoding="utf-8"))["dependencies"][-1]["pip"]
     assert pip[-1] == "olive-ext[cpu,azureml]==0.1.0"
     assert (job / "environment" / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
@@ -62,7 +83,7 @@ def test_copied_quickstart_becomes_a_job_with_its_script(tmp_path: Path, monkeyp
     assert main(["job", "azureml", "recipe.json", "--compute", "c", "--output", "job"]) == 0
     code = {path.name for path in Path("job", "code").iterdir()}
     assert code == {"recipe.json", "olive_ext_plugin.py"}
-    assert list(faults("job")) == []
+    assert unbound(Path("job")) == []
 
 
 def test_files_that_name_neighbours_come_with_their_folder(tmp_path: Path) -> None:
@@ -94,7 +115,7 @@ def test_scripts_of_one_name_in_two_folders_both_come_along(tmp_path: Path) -> N
         script.parent.mkdir()
         script.write_text(f"# {script.parent.name}", encoding="utf-8")
     evaluators = {
-        str(number): {"type": "OrtLMEvaluator", "tasks": ["a"], "user_script": str(script)}
+        str(number): {"type": "OrtLMEvaluator", "tasks": ["hellaswag"], "user_script": str(script)}
         for number, script in enumerate([*scripts, scripts[1]])
     }
     recipe = tmp_path / "recipe.json"
@@ -129,28 +150,10 @@ def test_wrong_recipe_and_taken_folder_are_refused_and_nothing_is_written(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["taken", "wrong.json"]
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "fault"),
-    [
-        ("job.yml", "inputs.model}}", "inputs.modell}}", "job.yml: '${{inputs.modell}}' is bound to nothing"),
-        ("job.yml", "quickstart/tasks", "quickstart/gone", "job.yml: the input 'tasks' is not there: "),
-        ("job.yml", "code: code", "code: src", "job.yml: the code is not there: src"),
-        ("job.yml", "path: environment", "pth: environment", "job.yml, environment: unknown key 'pth'"),
-        ("job.yml", "path: environment", "path: env", "job.yml, environment: no Dockerfile in env"),
-        ("environment/conda.yml", "channels:", "chanels:", "job.yml, environment: unknown key 'chanels' of conda"),
-    ],
-)
-def test_fault_is_found(job: Path, file: str, old: str, new: str, fault: str) -> None:
-    text = (job / file).read_text(encoding="utf-8")
-    assert old in text
-    (job / file).write_text(text.replace(old, new), encoding="utf-8")
-    assert [found for found in faults(job) if found.startswith(fault)]
-
-
 def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     made: dict[str, Any] = runpy.run_path(str(ROOT / "recipes" / "azureml" / "make.py"))
     made["make"](tmp_path, "cpus", "gpus")
-    found = {folder.name: list(faults(folder)) for folder in tmp_path.iterdir()}
+    found = {folder.name: unbound(folder) for folder in tmp_path.iterdir()}
     assert set(found) == {"command", "distributed", "gpu", "pipeline", "sweep"}
     assert not any(found.values()), found
     gpu = json.loads((tmp_path / "gpu" / "code" / "recipe.json").read_text(encoding="utf-8"))
@@ -174,5 +177,4 @@ def test_all_examples_lack_nothing(tmp_path: Path) -> None:
     assert "RAY_AUTH_TOKEN" not in (tmp_path / "command" / "README.md").read_text(encoding="utf-8")
     job = tmp_path / "pipeline" / "job.yml"
     job.write_text(job.read_text(encoding="utf-8").replace("jobs.gate.outputs", "jobs.gates.outputs"), encoding="utf-8")
-    wrong = "job.yml, register: '${{parent.jobs.gates.outputs.passed}}' is bound to nothing"
-    assert list(faults(tmp_path / "pipeline")) == [wrong]
+    assert unbound(tmp_path / "pipeline") == ["parent.jobs.gates.outputs.passed"]

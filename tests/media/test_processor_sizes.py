@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from olive_ext.errors import ModelError
-from olive_ext.media.processor_sizes import refuse_sizes
-from olive_ext.media.processors import load_feature_extractor, load_image_processor
+from olive_ext.media.processors import load_feature_extractor, load_image_processor, refuse_sizes
 from olive_ext.model.types import TensorSpec
 
 WHISPER = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "sampling_rate": 16000}
@@ -25,8 +24,18 @@ PUBLISHED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("content", PUBLISHED)
-def test_sizes_of_published_processors_are_taken(content: dict[str, Any]) -> None:
-    refuse_sizes(content, Path("preprocessor_config.json"))
+def test_sizes_of_published_processors_are_taken_and_read(content: dict[str, Any]) -> None:
+    file = Path("preprocessor_config.json")
+    refuse_sizes(content, file)
+    with pytest.raises(ModelError, match=r"= -\d+: give a number from 1 to"):
+        refuse_sizes(negative(content), file)
+
+
+def negative(content: Any) -> Any:
+    """The content with every number below its least."""
+    if isinstance(content, dict):
+        return {key: negative(value) for key, value in content.items()}
+    return -content if isinstance(content, int) else content
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,16 @@ import pytest
 
 from olive_ext.config import EngineConfig
 from olive_ext.errors import ProviderError
-from olive_ext.model.compiled import Compiled, facts_of, key_of
-from olive_ext.model.compiled_files import keep_within
-from olive_ext.model.ort_session import open_session
-from olive_ext.model.provider_table import CPU, FOLDER, TABLE
-from olive_ext.model.types import Provider
+from olive_ext.model.providers.compiled import Compiled, facts_of, keep_within, key_of
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.table import CPU, FOLDER, TABLE
 from tests.model.tiny import graph
 
 GRAPH = b"a graph"
 QNN = (Provider("QNNExecutionProvider", "cpu", {"backend_path": "x"}), Provider(CPU, "cpu"))
 TENSORRT = (Provider("TensorrtExecutionProvider", "cuda"), Provider(CPU, "cpu"))
-BY_FILES = [row for row in TABLE if row.keeping is not None and row.keeping.options]
+BY_FILES = [row for row in TABLE if row.compiled_cache is not None and row.compiled_cache.options]
 
 
 class Compiler:
@@ -62,7 +61,6 @@ def run(root: Path | bool, providers: Sequence[Provider], compiler: Compiler, **
     """The counters of an engine that opens one graph."""
     compiled = Compiled(EngineConfig(compiled_dir=str(root) if root else False, **config))
     compiled.opened(GRAPH, [], providers, compiler)
-    compiled.close()
     return dict(compiled.describe())
 
 
@@ -118,12 +116,6 @@ def test_half_written_context_is_not_kept(tmp_path: Path) -> None:
     assert counts(run(tmp_path, QNN, Compiler())) == (1, 0)
 
 
-def test_files_of_a_run_that_dies_are_not_kept(tmp_path: Path) -> None:
-    dies = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
-    dies.opened(GRAPH, [], TENSORRT, Compiler())  # neither put away nor closed
-    assert counts(run(tmp_path, TENSORRT, Compiler())) == (1, 0)
-
-
 def test_files_are_kept_behind_each_bucket_and_counted_in_its_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,10 +140,10 @@ def test_options_name_one_folder_and_a_user_s_own_stay(tmp_path: Path, row: Any)
     compiler = Compiler()
     run(tmp_path, (Provider(row.name, row.device),), compiler)
     (given,) = compiler.asked
-    assert given.keys() == row.keeping.options.keys()
-    folders = {given[name] for name, value in row.keeping.options.items() if value == FOLDER}
+    assert given.keys() == row.compiled_cache.options.keys()
+    folders = {given[name] for name, value in row.compiled_cache.options.items() if value == FOLDER}
     assert [Path(folder).parent for folder in folders] == [tmp_path]
-    own = {next(iter(row.keeping.options)): "0"}
+    own = {next(iter(row.compiled_cache.options)): "0"}
     assert run(tmp_path, (Provider(row.name, row.device, own),), compiler) == {}
     assert compiler.asked[1] == own
 
@@ -192,7 +184,6 @@ def test_a_folder_that_others_may_write_into_is_told_and_not_used(tmp_path: Path
 def test_providers_that_compile_nothing_have_no_folder(tmp_path: Path) -> None:
     compiled = Compiled(EngineConfig(compiled_dir=str(tmp_path)))
     open_session(graph().SerializeToString(), (Provider(CPU, "cpu"),), compiled=compiled)
-    compiled.close()
     assert compiled.describe() == {}
     assert not list(tmp_path.iterdir())
 

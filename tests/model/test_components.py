@@ -13,9 +13,10 @@ from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
-from olive_ext.model.components import find_parts, settle
-from olive_ext.model.outline import Outline
-from olive_ext.model.types import Provider, TensorSpec
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.spec.components import find_parts, settle
+from olive_ext.model.spec.tensor_names import Outline
+from olive_ext.model.types import TensorSpec
 from tests.exports.media import media_export
 
 CPU = "CPUExecutionProvider"
@@ -119,6 +120,7 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
     ("components", "error"),
     [
         ({"vision": "words/model.onnx"}, r"'components' '.*words.*' is the part 'vision'; by the graphs .*'embedding'"),
+        ({"vision": "text/model.onnx"}, r"'components.vision' = '.*text.*' is the decoder itself: name the graph"),
         ({"vision": "nose/model.onnx"}, r"'components.vision' = 'nose/model.onnx' is not in"),
         (
             {"decoder": "words/model.onnx"},

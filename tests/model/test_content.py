@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.model.content import content_hash, size_on_disk
-from olive_ext.model.locate import locate
+from olive_ext.errors import ModelError
+from olive_ext.model.files.content import content_hash, load_graph, size_on_disk
+from olive_ext.model.files.locate import locate
 from olive_ext.model.types import ModelFiles
-from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
+from tests.model.tiny import graph, put_genai, put_graph, put_json, put_tokenizer
 
 
 @pytest.fixture
@@ -68,3 +69,33 @@ def test_size_counts_graph_and_weights_once(files: ModelFiles) -> None:
     link = files.directory / "c.data"
     link.symlink_to("a.data")
     assert size_on_disk(replace(files, weights=(*files.weights, link))) == expected
+
+
+def test_external_data_is_not_read_with_the_graph(tmp_path: Path) -> None:
+    file = put_graph(tmp_path / "model.onnx", locations=["a.data"])
+    (tmp_path / "a.data").unlink()
+    assert load_graph(file) == graph(locations=["a.data"])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is a broken graph: it has no nodes, no outputs or no opset"),
+        (b"version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS"),
+        (b"\x08\x0a" * 3, "is a broken graph: it has no nodes, no outputs or no opset"),
+        (b"\xff" * 64, "is a broken graph: Error parsing message"),
+        (graph().SerializeToString()[:-9], "is a broken graph: Error parsing message"),
+    ],
+    ids=["empty", "lfs", "other", "noise", "cut"],
+)
+def test_file_that_holds_no_graph_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=f"'{path}' {reason}") as error:
+        load_graph(path)
+    assert "\n" not in str(error.value)
+
+
+def test_graph_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"none\.onnx' cannot be read: No such file"):
+        load_graph(tmp_path / "none.onnx")

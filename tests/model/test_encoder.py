@@ -8,8 +8,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.encoder_spec import read_cross_inputs, read_encoder
-from olive_ext.model.folders import find_companions, pick_with_past
+from olive_ext.model.files.folders import find_companions, pick_with_past
+from olive_ext.model.spec.encoder_spec import read_cross_inputs, read_encoder
 from olive_ext.model.types import CrossInputs, SourceKind, TensorSpec
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto, parser
 
-from olive_ext.model.item_masks import ItemMasks, read_item_masks
+from olive_ext.model.spec.media_faults import read_item_masks
+from olive_ext.model.types import ItemMasks
 
 WINDOW = 3
 GRAPH = """

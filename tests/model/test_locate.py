@@ -6,8 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.locate import locate, model_kind
-from olive_ext.model.outline import read_outline
+from olive_ext.model.files.content import read_outline
+from olive_ext.model.files.locate import locate, model_kind
 from tests.model.tiny import graph, in_hf_cache, put_genai, put_graph, put_json, put_tokenizer, put_weight
 
 

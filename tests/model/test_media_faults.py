@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from olive_ext.model.attention import tensor_spec
-from olive_ext.model.item_masks import ItemMasks
-from olive_ext.model.media_faults import known_faults
+from olive_ext.model.spec.attention import tensor_spec
+from olive_ext.model.spec.media_faults import known_faults
+from olive_ext.model.types import ItemMasks
 
 
 def graph(*outputs: str, producer: str = "mobius") -> ModelProto:

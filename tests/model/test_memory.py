@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from olive_ext.model import available_providers
-from olive_ext.model.free_memory import Memory, UnmeasuredError, cuda_reader, memory_of
+from olive_ext.model.providers.devices import Memory, UnmeasuredError, cuda_reader, memory_of
+from olive_ext.model.providers.resolution import available_providers
 
 GIB = 2**30
 INVALID_DEVICE = 101

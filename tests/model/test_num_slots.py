@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.graph.onnx_file import load_graph
 from olive_ext.model.decisions import DEFAULT_SLOTS, choose_num_slots
-from olive_ext.model.decoder_spec import read_spec
-from olive_ext.model.free_memory import Memory, UnmeasuredError
-from olive_ext.model.types import DecoderSpec, Device
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError
+from olive_ext.model.spec.decoder_spec import read_spec
+from olive_ext.model.types import DecoderSpec
 from tests.exports import genai_export
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError
-from olive_ext.model.package_trust import refuse_untrusted
-from olive_ext.model.provider_table import TABLE
+from olive_ext.model.providers.package_trust import operators_library
+from olive_ext.model.providers.table import TABLE
 from olive_ext.model.resolve import resolve
 from tests.check.tiny import put_model
 from tests.model.tiny import put_genai
@@ -69,11 +69,13 @@ def genai(options: Any, section: str = "decoder", key: str = "session_options") 
 
 @pytest.mark.parametrize("entry", PLAIN, ids=lambda entry: next(iter(entry)))
 def test_what_exporters_write_needs_no_trust(entry: dict[str, Any]) -> None:
-    refuse_untrusted(genai([entry]), Path("x"))
+    assert operators_library(genai([entry]), Path("x")) is None
+    with pytest.raises(ModelError, match="load_config"):  # the entry is read: one more option in it is refused
+        operators_library(genai([entry, {"openvino": {"load_config": "x"}}]), Path("x"))
 
 
-def test_plain_options_name_no_file_and_no_address() -> None:
-    plain = {name for row in TABLE for name in row.plain}
+def test_harmless_options_name_no_file_and_no_address() -> None:
+    harmless = {name for row in TABLE for name in row.harmless}
     odd = {
         "path",
         "paths",
@@ -90,7 +92,7 @@ def test_plain_options_name_no_file_and_no_address() -> None:
     }
     # The first has a list of values of its own, the others are flags.
     known = {"backend_path", "use_ep_level_unified_stream", "do_copy_in_default_stream"}
-    assert {name for name in plain if odd & set(name.lower().split("_"))} == known
+    assert {name for name in harmless if odd & set(name.lower().split("_"))} == known
 
 
 @pytest.mark.parametrize("section", ["decoder", "vision", "joiner"])
@@ -100,7 +102,7 @@ def test_option_that_names_more_than_numbers_is_refused_by_its_name(
 ) -> None:
     place = f"model.{section}.session_options.provider_options.{provider}.{option}"
     with pytest.raises(ModelError, match=re.escape(f"'x.json' sets '{place}' = '{value}', an option of {provider}")):
-        refuse_untrusted(genai([{"cpu": {}}, {provider: {option: value}}], section), Path("x.json"))
+        operators_library(genai([{"cpu": {}}, {provider: {option: value}}], section), Path("x.json"))
 
 
 @pytest.mark.parametrize("where", ["pipeline", "draft", "list"])
@@ -108,7 +110,7 @@ def test_an_option_anywhere_in_the_file_is_refused(where: str) -> None:
     inner = genai([{"openvino": {"load_config": "x"}}])["model"]
     forms: dict[str, Any] = {"pipeline": {"pipeline": [{"stage": inner["decoder"]}]}, "draft": inner, "list": [[inner]]}
     with pytest.raises(ModelError, match="load_config"):
-        refuse_untrusted({"model": {"decoder": {}, "more": forms[where]}}, Path("x"))
+        operators_library({"model": {"decoder": {}, "more": forms[where]}}, Path("x"))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +130,10 @@ def test_an_option_anywhere_in_the_file_is_refused(where: str) -> None:
         ("run_options", {"memory.enable_memory_arena_shrinkage": "cpu:0", "qnn.htp_perf_mode": "burst"}),
     ],
 )
-def test_plain_entries_need_no_trust(key: str, entries: dict[str, Any]) -> None:
-    refuse_untrusted(
-        genai(entries, key=key) if key == "run_options" else {"model": {"decoder": {key: entries}}}, Path()
-    )
+def test_harmless_entries_need_no_trust(key: str, entries: dict[str, Any]) -> None:
+    assert operators_library({"model": {"decoder": {key: entries}}}, Path()) is None
+    with pytest.raises(ModelError, match=r"ep\.tomorrow"):
+        operators_library({"model": {"decoder": {key: {**entries, "ep.tomorrow": "x"}}}}, Path())
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_entry_that_is_not_known_as_harmless_is_refused_by_its_name(key: str, na
     with pytest.raises(
         ModelError, match=re.escape(f"sets 'model.decoder.{key}.{name}' = 'evil', an entry of ONNX Run")
     ):
-        refuse_untrusted({"model": {"decoder": {key: {name: "evil"}}}}, Path("x"))
+        operators_library({"model": {"decoder": {key: {name: "evil"}}}}, Path("x"))
 
 
 def test_the_switch_and_the_users_own_settings_are_free(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.rotary import refuse_rotary, rotary_rows
+from olive_ext.model.spec.attention import refuse_rotary, rotary_rows
 
 FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 STEP = 5

@@ -9,11 +9,11 @@ import pytest
 
 from olive_ext.config import EngineConfig, ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
-from olive_ext.model.content import external_data_plan, weight_files
-from olive_ext.model.ort_session import open_session
-from olive_ext.model.provider_table import CPU
-from olive_ext.model.providers import register_libraries, resolve_providers
-from olive_ext.model.types import Provider
+from olive_ext.model.files.content import external_data_plan, weight_files
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.resolution import register_libraries, resolve_providers
+from olive_ext.model.providers.table import CPU
 from tests.model.tiny import SIZE, graph, in_hf_cache, put_graph, put_weight
 
 CPU_ONLY = (Provider(CPU, "cpu"),)
@@ -173,7 +173,7 @@ def webgpu() -> tuple[Provider, ...]:
     register_libraries(libraries)
     register_libraries(libraries)
     register_libraries({"by_another_name": "onnxruntime_ep_webgpu"})
-    from olive_ext.model.providers import available_providers
+    from olive_ext.model.providers.resolution import available_providers
 
     if WEBGPU not in available_providers():
         pytest.skip("the WebGPU provider found no device")

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
-from olive_ext.model.decoder_spec import read_embedding, read_spec
-from olive_ext.model.package_config import GenaiConfig, read_json
+from olive_ext.model.files.package_config import GenaiConfig, read_json
+from olive_ext.model.spec.decoder_spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.model.step_choices import LengthChoice, StepChoices, read_step_choices, table_offset
-from olive_ext.model.types import InputSpec, KvTensor, Role, TensorSpec
+from olive_ext.model.spec.step_choices import read_step_choices, table_offset
+from olive_ext.model.types import InputSpec, KvTensor, LengthChoice, Role, StepChoices, TensorSpec
 
 IDS = InputSpec(Role.INPUT_IDS, TensorSpec("input_ids", 7, ("B", "S")))
 MASK = InputSpec(Role.ATTENTION_MASK, TensorSpec("attention_mask", 7, ("B", "T")))

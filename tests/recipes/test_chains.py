@@ -136,7 +136,7 @@ def differences(model: Path) -> list[float]:
 
 
 def graph_of(model: Path) -> Any:
-    from olive_ext.graph.onnx_file import load_graph
+    from olive_ext.model.files.content import load_graph
 
     return load_graph(model / "model.onnx").graph
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.commands import build_parser
 from olive_ext.cli.options import written_values
+from olive_ext.cli.parser import build_parser
 from olive_ext.config import EvaluationConfig
+from olive_ext.report import Report
 from olive_ext.report.html.facts import command
 
 MODEL = {"path": "models/my model"}
@@ -35,7 +36,7 @@ MODEL = {"path": "models/my model"}
 )
 def test_command_parses_to_the_same_configuration(values: dict[str, Any]) -> None:
     config = EvaluationConfig.parse({"model": MODEL, **values})
-    written = command(config.model_dump(mode="json", exclude_unset=True))
+    written = command(Report((), config=config.model_dump(mode="json", exclude_unset=True)))
     program, *arguments = shlex.split(written)
     parsed = build_parser().parse_args(arguments)
     assert program == "olive-ext"
@@ -44,9 +45,9 @@ def test_command_parses_to_the_same_configuration(values: dict[str, Any]) -> Non
 
 def test_plain_options_have_their_flags() -> None:
     config = EvaluationConfig.parse({"model": {"path": "m"}, "tasks": ["a", "b"], "limit": 4, "reference": "r"})
-    written = command(config.model_dump(mode="json", exclude_unset=True))
+    written = command(Report((), config=config.model_dump(mode="json", exclude_unset=True)))
     assert sorted(written.split(" --")) == ["limit 4", "olive-ext evaluate m", "reference r", "tasks a,b"]
 
 
 def test_configuration_without_a_model_has_no_command() -> None:
-    assert command({"tasks": ["a"]}) == ""
+    assert command(Report((), config={"tasks": ["a"]})) == ""

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from olive_ext.report import Metric, Report, chain_markdown, literal, markdown_table, to_markdown
-from olive_ext.report.scores import ChainStep
+from olive_ext.report.tables import ChainStep
 from tests.report.synthetic import comparison
 
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 LINK = "[x](javascript:alert(1)) ![y](http://evil/p.png) <img src=x onerror=alert(1)> **b** _i_ `c` ~~d~~ | e\n# f"
-HARMLESS = {"table", "thead", "tbody", "tr", "th", "td", "p", "h1", "h2", "ul", "li"}
+HARMLESS = {"strong", "table", "thead", "tbody", "tr", "th", "td", "p", "h1", "h2", "ul", "li"}
 
 
 class Seen(HTMLParser):
@@ -28,13 +28,22 @@ class Seen(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.texts: list[str] = []
+        self.is_parted = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.tags.add(tag)
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data.strip())
+        """Text on both sides of a comment is one text."""
+        if self.is_parted and self.texts:
+            self.texts[-1] += data.strip()
+        else:
+            self.texts.append(data.strip())
+        self.is_parted = False
+
+    def handle_comment(self, data: str) -> None:
+        self.is_parted = True
 
 
 def seen(markdown: str) -> Seen:
@@ -59,6 +68,12 @@ def test_an_address_does_not_become_a_link_by_itself(text: str) -> None:
     assert seen(literal(text)).texts[0] == text
 
 
+@pytest.mark.parametrize("text", ["a@b.co", "#12", "owner/name#12", "GH-7", "@somebody"])
+def test_what_github_links_by_itself_is_parted(text: str) -> None:
+    assert not re.search(r"@\w|#\d|GH-\d", literal(text))
+    assert "".join(seen(literal(text)).texts) == text
+
+
 def test_plain_names_stay_as_they_are() -> None:
     for name in ("arc_easy", "acc_norm", "SmolLM2-135M/model.onnx", "0.25 ± 0.01 (95 %)", "kl_mean, max: 0.02"):
         assert literal(name) == name
@@ -66,7 +81,7 @@ def test_plain_names_stay_as_they_are() -> None:
 
 def test_a_report_obeys_no_name_in_it() -> None:
     report = Report(
-        metrics=(Metric(LINK, LINK, LINK, 1.0),),
+        metrics=(Metric(LINK, LINK, LINK, 1.0), Metric(LINK, LINK, LINK, 1.0, n=4)),
         model={"path": LINK, LINK: LINK},
         providers=({"name": LINK, "options": {LINK: LINK}},),
         versions={LINK: LINK},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from olive_ext.report.comparison import ALL, Comparison
-from olive_ext.report.metrics import NAMES, comparison_metrics
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
 from tests.report.test_comparison import divergence, outcome
 
 
@@ -13,8 +13,8 @@ def values(comparison: Comparison) -> dict[tuple[str, str], float]:
 
 def test_every_name_is_there_for_the_task_and_for_all() -> None:
     found = values(Comparison({}, (divergence("choice"),), (outcome("choice"),)))
-    assert {name for task, name in found if task == "choice"} == set(NAMES)
-    assert {name for task, name in found if task == ALL} == set(NAMES)
+    assert {name for task, name in found if task == "choice"} == set(COMPARISON_NAMES)
+    assert {name for task, name in found if task == ALL} == set(COMPARISON_NAMES)
     assert found[ALL, "kl_mean"] == found["choice", "kl_mean"] == 0.0123
     assert found["choice", "accuracy_difference_low"] == -0.012
     assert found["choice", "flips_right_to_wrong"] == 4.0

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from olive_ext.report import Metric, Report, chain_markdown, print_cells, write_chain
-from olive_ext.report.scores import chain_steps as steps
-from olive_ext.report.scores import chain_table
+from olive_ext.report.tables import chain_steps as steps
+from olive_ext.report.tables import chain_table
 
 ACC = Metric("choice", "acc", "none", 0.75)
 NORM = Metric("choice", "acc_norm", "none", 0.5)

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from olive_ext.report.bands import band_of
 from olive_ext.report.comparison import ALL, Comparison, Spread
-from olive_ext.report.verdict import verdict
+from olive_ext.report.verdict import band_of, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
 
@@ -19,8 +18,8 @@ SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
 def test_no_loss_is_found_where_one_that_matters_is_excluded() -> None:
     found = verdict(Comparison({}, (divergence("choice"),), (outcome(**SAFE),)))
     assert found.kind == "no_loss_found"
-    assert found.line == (
-        "no loss found: choice acc difference \N{MINUS SIGN}0.20 pt (\N{MINUS SIGN}0.80 to +0.40), "
+    assert "; ".join(found.lines) == (
+        "no loss found; choice acc difference \N{MINUS SIGN}0.20 pt (\N{MINUS SIGN}0.80 to +0.40), "
         "choice flips lost / won 4 / 2, "
         "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "
         "(400 documents)"
@@ -31,14 +30,14 @@ def test_interval_that_reaches_a_loss_that_matters_cannot_be_green() -> None:
     found = verdict(Comparison({}, (), (outcome(),)))
     assert (found.kind, found.finding) == (
         "too_few",
-        "too few documents to tell: choice acc may have lost up to 1.2 pt (about 1,500 documents would do)",
+        "not decided: choice acc may have lost up to 1.2 pt (evaluate 1,500 documents or more to know)",
     )
     assert verdict(Comparison({}, (), (outcome(),), matters=2.0)).kind == "no_loss_found"
 
 
 def test_number_of_documents_is_of_the_loss_that_matters() -> None:
     few = outcome(low=-0.05, high=0.05, documents_needed={"0.01": 5234, "0.03": 601})
-    assert "about 610 documents" in verdict(Comparison({}, (), (few,), matters=3.0)).finding
+    assert "evaluate 610 documents or more" in verdict(Comparison({}, (), (few,), matters=3.0)).finding
     near = outcome(low=-0.012, documents_needed={"0.01": 300})
     assert "near the loss that matters" in verdict(Comparison({}, (), (near,))).finding
 
@@ -46,7 +45,7 @@ def test_number_of_documents_is_of_the_loss_that_matters() -> None:
 def test_answers_without_a_flip_ask_for_as_many_as_exclude_the_loss() -> None:
     none = compare_outcomes("choice", "acc", "none", [1.0, 0.0] * 20, [1.0, 0.0] * 20)
     found = verdict(Comparison({}, (), (none,)))
-    assert "at least 370 documents would do" in found.finding
+    assert "evaluate 370 documents or more to know" in found.finding
     enough = compare_outcomes("choice", "acc", "none", [1.0, 0.0] * 185, [1.0, 0.0] * 185)
     assert verdict(Comparison({}, (), (enough,))).kind == "no_loss_found"
     assert set(none.documents_needed.values()) == {None}, "no number comes from nothing"
@@ -83,7 +82,7 @@ def test_bands_name_what_was_published(kl: float, agreement: float, words: str) 
 def test_small_loss_is_told_as_one() -> None:
     certain = outcome(low=-0.006, high=-0.001)
     found = verdict(Comparison({}, (), (certain,)))
-    assert (found.kind, found.finding) == ("small_loss", "loss found in choice acc, of less than 1 pt")
+    assert (found.kind, found.finding) == ("small_loss", "small loss found in choice acc, of less than 1 pt")
 
 
 def test_interval_below_zero_is_a_loss() -> None:
@@ -107,12 +106,12 @@ def test_few_texts_cannot_tell() -> None:
     found = verdict(Comparison({}, (divergence("wiki", perplexity_ratio=1.0, perplexity_ratio_stderr=0.02),)))
     assert (found.kind, found.finding) == (
         "too_few",
-        "too few documents to tell: wiki perplexity may have lost up to 3.9 % (about 6,300 documents would do)",
+        "not decided: wiki perplexity may have lost up to 3.9 % (evaluate 6,300 documents or more to know)",
     )
     alone = verdict(Comparison({}, (divergence("wiki", perplexity_ratio_stderr=None),)))
     assert (alone.kind, alone.finding) == (
         "too_few",
-        "too few documents to tell: wiki perplexity is known of one text only",
+        "not decided: wiki perplexity is known of one text only",
     )
 
 
@@ -143,7 +142,7 @@ def test_outcome_over_all_tasks_leads_and_documents_are_counted_once() -> None:
     assert (
         str(found.figures[0]) == "accuracy difference \N{MINUS SIGN}2.00 pt (\N{MINUS SIGN}3.00 to \N{MINUS SIGN}1.00)"
     )
-    assert found.line.endswith("(600 documents)")
+    assert found.lines[-1].endswith("(600 documents)")
 
 
 def test_metrics_without_right_or_wrong_are_judged_at_bonferronis_level() -> None:
@@ -156,8 +155,8 @@ def test_the_same_model_is_no_difference_found_and_not_called_equal() -> None:
     same = divergence("t", kl=0.0, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0, top1_agreement=1.0)
     same = replace(same, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
     nothing = outcome("t", difference=0.0, low=-0.009, high=0.009, right_to_wrong=0, wrong_to_right=0, mcnemar_p=1.0)
-    line = verdict(Comparison({}, (same,), (nothing,))).line
-    assert line.startswith("no difference found: t acc difference 0.00 pt (\N{MINUS SIGN}0.90 to +0.90)")
+    line = "; ".join(verdict(Comparison({}, (same,), (nothing,))).lines)
+    assert line.startswith("no difference found; t acc difference 0.00 pt (\N{MINUS SIGN}0.90 to +0.90)")
     assert "equal" not in line
 
 
@@ -170,7 +169,7 @@ def test_requests_without_an_answer_may_hide_a_loss() -> None:
     few = verdict(Comparison({}, (divergence("choice"),), (outcome(**SAFE),), missing=3))
     assert (few.kind, few.finding) == (
         "too_few",
-        "too few documents to tell: choice acc may have lost up to 1.5 pt (3 requests have no answer); "
+        "not decided: choice acc may have lost up to 1.5 pt (3 requests have no answer); "
         "3 requests have no answer and are not in this",
     )
 
@@ -201,9 +200,9 @@ def test_broken_task_is_not_hidden_among_many_positions() -> None:
 def test_nothing_compared_says_so() -> None:
     assert verdict(Comparison({})).kind == "nothing_compared"
     lost = verdict(Comparison({}, missing=7))
-    assert (lost.kind, lost.line) == ("cannot_tell", "nothing was compared: 7 requests have no answer")
+    assert (lost.kind, lost.finding) == ("cannot_tell", "nothing was compared: 7 requests have no answer")
     broken = verdict(Comparison({}, missing=7, non_finite=3))
-    assert (broken.kind, broken.line) == ("cannot_tell", "cannot tell: non-finite output of 3 requests")
+    assert (broken.kind, broken.finding) == ("cannot_tell", "cannot tell: non-finite output of 3 requests")
 
 
 def test_distance_that_is_no_number_is_never_no_loss() -> None:

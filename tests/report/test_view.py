@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 from olive_ext.report import Metric, Report, print_table, to_markdown
 from olive_ext.report.comparison import ALL, Comparison
@@ -24,45 +25,49 @@ def printed(report: Report) -> str:
     return file.getvalue()
 
 
-def test_markdown_leads_with_the_verdict() -> None:
-    section = to_markdown(REPORT).split("## ")[1]
-    assert section.startswith("Compared with models/a\\|b (recorded)\n\nLoss found in wiki perplexity")
-    rows = [line for line in section.splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[0] for row in rows] == [
-        "| task",
-        "| ---",
-        "| wiki",
-        "| choice",
-        "| all",
-        "| task",
-        "| ---",
-        "| choice",
-        "| choice",
+def test_markdown_leads_with_the_verdict_and_has_one_table_of_all() -> None:
+    text = to_markdown(REPORT)
+    assert "\n**Loss found in wiki perplexity.**\n" in text
+    rows = [line for line in text.split("## ")[0].splitlines() if line.startswith("| ")]
+    assert [" ".join(row.split(" | ")[:2]) for row in rows] == [
+        "| task metric",
+        "| --- ---",
+        "| choice acc ↑",
+        "| choice acc, difference (95 %)",
+        "| choice bleu, difference (95 %)",
+        "| all tasks mean KL, nats ↓",
+        "| all tasks same top token ↑",
+        "| wiki mean KL, nats ↓",
+        "| wiki same top token ↑",
+        "| wiki perplexity, change ↓",
+        "| choice mean KL, nats ↓",
+        "| choice same top token ↑",
     ]
-    assert "| -0.0120 to +0.0040 | 4 | 2 | 0.69 | 1500 |" in section
+    assert "○ \N{MINUS SIGN}0.40 pt (\N{MINUS SIGN}1.20 to +0.40), lost 4, won 2, p 0.688 |" in text
 
 
 def test_estimated_divergence_says_so() -> None:
-    assert "± 0.0002 nats for wiki, where it is at least 0.0119" in to_markdown(REPORT)
+    assert "0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119)" in to_markdown(REPORT)
     exact = replace(FOUND, divergences=(divergence(kl_sampling_error=0.0),))
     assert "estimated" not in to_markdown(replace(REPORT, comparison=exact))
 
 
-def test_comparison_has_its_own_tables_and_stays_out_of_the_first() -> None:
-    text = printed(REPORT)
-    assert "kl_mean" not in text
-    assert "Distributions, against models/a|b" in text
-    assert "Answers, against models/a|b" in text
-    assert "kl_mean" in printed(replace(REPORT, comparison=None))
-
-
-def test_report_without_a_comparison_is_as_before() -> None:
-    assert "Compared" not in to_markdown(replace(REPORT, comparison=None))
+def test_terminal_ends_with_the_verdict_and_the_page() -> None:
+    file = io.StringIO()
+    print_table(REPORT, file, Path("out/report.html"))
+    *_, headline, figures, page_line = file.getvalue().splitlines()
+    assert headline == "m: loss found in wiki perplexity"
+    assert figures.startswith("  choice acc difference")
+    assert page_line == f"page: {Path('out/report.html')}"
 
 
 def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
     report = replace(REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 1240}})
-    lines = printed(report).splitlines()
-    assert "1,240 answers from an earlier run" in lines
-    assert "9.0 s (load 1.0, reference 2.5, candidate 4.0, rest 1.5)" in lines
+    text = printed(report)
+    assert "1,240 answers from an earlier run" in text.splitlines()
+    rows = {cells[2].strip(): cells[-2].strip() for line in text.splitlines() if len(cells := line.split("│")) > 4}
+    assert (rows["Time, all of it"], rows["of which the reference"]) == (
+        "9.0\N{NO-BREAK SPACE}s",
+        "2.5\N{NO-BREAK SPACE}s",
+    )

@@ -125,7 +125,7 @@ class NetSession(Session):
 class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
-    other = given_reference = SimpleNamespace(kind="onnx")
+    other = given_reference = SimpleNamespace(kind="onnx", size=None)
     progress = False
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:

@@ -91,4 +91,4 @@ def client() -> Any:
 def children(parent: str) -> list[Any]:
     """The runs of a parent, in the order of their steps."""
     found = client().search_runs(["0"], f"tags.`mlflow.parentRunId` = '{parent}'")
-    return sorted(found, key=lambda run: int(run.data.tags["olive_ext.step"]))
+    return sorted(found, key=lambda run: run.info.start_time)

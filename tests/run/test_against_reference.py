@@ -100,7 +100,7 @@ def test_a_recorded_comparison_looks_for_the_candidate_once(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     candidate = genai_export("llama")
-    with caplog.at_level(logging.DEBUG, "olive_ext.model.locate"):
+    with caplog.at_level(logging.DEBUG, "olive_ext.model.files.locate"):
         run(candidate, hf_model("llama"), "recorded", folder, str(tmp_path), tasks=["tiny_choice", "size_on_disk"])
     assert caplog.messages.count(f"looking for the files of '{candidate}'") == 1
 

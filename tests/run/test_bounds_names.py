@@ -34,6 +34,8 @@ COMPARED = ("kl_mean", "accuracy_difference_low")
 )
 def test_name_that_some_task_declares_passes_before_anything_runs(task: str | None, name: str) -> None:
     check_names([(task, name)], TASKS, (), "passes.g.require")
+    with pytest.raises(ConfigError, match=r"^'passes\.g\.require': no "):
+        check_names([(task, name)], {"other": {"f1"}}, (), "passes.g.require")
 
 
 @pytest.mark.parametrize(("task", "name"), [(None, "kl_mean"), ("all", "kl_mean,none"), ("choice", "kl_mean")])
@@ -70,7 +72,10 @@ def test_name_that_no_report_will_have_is_refused_with_the_nearest(task: str | N
 
 
 def test_name_may_be_of_a_task_whose_metrics_are_not_known_yet() -> None:
-    check_names([(None, "anything"), ("later", "anything")], {**TASKS, "later": None}, (), "w")
+    asked = [(None, "anything"), ("later", "anything")]
+    check_names(asked, {**TASKS, "later": None}, (), "w")
+    with pytest.raises(ConfigError, match="no metric 'anything' is measured"):
+        check_names(asked, {**TASKS, "later": {"acc"}}, (), "w")
 
 
 def test_distance_needs_a_reference_even_where_the_tasks_are_not_known() -> None:

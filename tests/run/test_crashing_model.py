@@ -25,7 +25,7 @@ pytestmark = [
 ]
 LEAST = -(2**63)
 PARTIAL = (
-    "Too few documents to tell: tiny_choice acc may have lost up to 100 pt (1 request has no answer); "
+    "Not decided: tiny_choice acc may have lost up to 100 pt (1 request has no answer); "
     "1 request has no answer and is not in this"
 )
 

@@ -286,7 +286,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert err == ""
     assert "0.70 ± 0.10" in out
     assert "(\N{MINUS SIGN}0.10)" in out
-    assert "int4: too few documents to tell: " in out
+    assert "int4: not decided: " in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 

@@ -35,7 +35,7 @@ def answered(*folders: Path) -> set[str]:
     return set(found)
 
 
-@pytest.mark.parametrize("mode", ["resident", "recorded"])
+@pytest.mark.parametrize("mode", ["resident", pytest.param("recorded", marks=pytest.mark.long)])
 def test_enough_goes_on_to_all_without_asking_anything_twice(tmp_path: Path, mode: str) -> None:
     write_many(write_tasks(tmp_path))
     first = run(tmp_path, "out", mode, documents="enough", certain={"within": 0.1})

@@ -50,6 +50,65 @@ def test_metrics_are_hflms(folder: Path) -> None:
     }
 
 
+def test_tasks_make_their_documents_by_the_metadata_that_is_given(folder: Path) -> None:
+    (folder / "needles.py").write_text(
+        "import datasets\n\n\ndef load(max_seq_lengths=(3,), **_):\n"
+        '    rows = [{"text": " ".join(["hay"] * length)} for length in max_seq_lengths]\n'
+        '    return {"test": datasets.Dataset.from_list(rows)}\n',
+        encoding="utf-8",
+    )
+    (folder / "needles.yaml").write_text(
+        "task: needles\ncustom_dataset: !function needles.load\ntest_split: test\noutput_type: loglikelihood_rolling\n"
+        'doc_to_text: ""\ndoc_to_target: "{{text}}"\nmetric_list:\n  - metric: byte_perplexity\n'
+        "metadata:\n  version: 7\n",
+        encoding="utf-8",
+    )
+    reports = [
+        evaluate(config(folder, ["needles"], metadata=metadata), lm=ort_lm())
+        for metadata in ({}, {"max_seq_lengths": [2, 3, 5]})
+    ]
+    assert [report.results["n-samples"]["needles"]["effective"] for report in reports] == [1, 3]
+    assert [report.results["versions"]["needles"] for report in reports] == [7, 7]
+
+
+def test_path_and_keywords_a_mapping_and_a_config_are_one_evaluation(folder: Path) -> None:
+    given: dict[str, Any] = {"tasks": ["tiny_choice"], "include_path": folder, "bootstrap_iters": 0, "limit": 2}
+    whole = EvaluationConfig.parse({"model": {"path": "nowhere"}, **given, "include_path": str(folder)})
+    reports = [
+        evaluate("nowhere", lm=ort_lm(), **given),
+        evaluate(Path("nowhere"), lm=ort_lm(), **given),
+        evaluate({"model": "nowhere", **given}, lm=ort_lm()),
+        evaluate(model="nowhere", lm=ort_lm(), **given),
+        evaluate({"model": {"path": "nowhere"}, **given, "limit": 3}, lm=ort_lm(), limit=2),
+        evaluate(whole, lm=ort_lm()),
+    ]
+    assert {json.dumps(report.config) for report in reports} == {json.dumps(reports[-1].config)}
+    assert all(numbers(report) == numbers(reports[-1]) for report in reports)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        ("nowhere", {}, "missing key 'tasks'"),
+        ("nowhere", {"tasks": "mmlu"}, "'tasks' = 'mmlu': give a non-empty list, each item a string or a mapping"),
+        ("nowhere", {"tasks": ["mmlu"], "limt": 2}, "unknown key 'limt': did you mean 'limit'?"),
+        (
+            "nowhere",
+            {"tasks": ["mmlu"], "limit": -2},
+            "'limit' = -2: give a positive integer or a number between 0 and 1",
+        ),
+        ({"tasks": ["mmlu"]}, {}, "missing key 'model'"),
+        (None, {"tasks": ["mmlu"]}, "missing key 'model'"),
+        ("a", {"model": "b", "tasks": ["mmlu"]}, "evaluate: the model is given twice, as 'a' and as 'model'"),
+        (3, {"tasks": ["mmlu"]}, "evaluate: int is no model: give its path, or a mapping of settings"),
+    ],
+)
+def test_mistake_in_a_call_of_python_is_one_line_of_ours(given: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        evaluate(given, **settings)
+    assert str(caught.value) == message
+
+
 def test_chat_template_metrics_are_hflms(folder: Path) -> None:
     chat = {"apply_chat_template": True, "system_instruction": "be short", "tasks": ["tiny_choice"]}
     ours = evaluate(config(folder, **chat), lm=ort_lm())

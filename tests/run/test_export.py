@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 from olive_ext.backends.hf import open_hf
@@ -70,7 +71,7 @@ def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
     made = Path(exported(model).model.settings.model)
     shutil.copytree(made, tmp_path / made.name)
-    (tmp_path / made.name / "checked.json").write_text(json.dumps({"largest_difference": 0.2}))
+    (tmp_path / made.name / "compared.json").write_text(json.dumps({"largest_difference": 0.2, "requests": 20}))
     found = exported(model, tmp_path)
     assert found.model is model
     assert found.note == (
@@ -80,8 +81,27 @@ def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
 
 def test_check_finds_another_models_export() -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
-    assert export._largest_difference(model, Path(exported(model).model.settings.model)) < 1e-4
-    assert export._largest_difference(model, genai_export("llama", precision="int4")) > 1e-3
+    own, other = Path(exported(model).model.settings.model), genai_export("llama", precision="int4")
+    assert export._compared(model, own)["largest_difference"] < 1e-4
+    assert export._compared(model, other)["largest_difference"] > 1e-3
+
+
+def test_export_that_is_wrong_beyond_a_long_window_alone_is_not_trusted(tmp_path: Path) -> None:
+    """The builder's Gemma 2 of 0.14 has the windows on the wrong layers, which texts within the window do not show."""
+    folder, wide = genai_export("gemma2"), tmp_path / "wide"
+    shutil.copytree(hf_model("gemma2"), wide)
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"sliding_window": 256}))
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "local_window_size" and attribute.i > 0:
+                attribute.i = 256
+    shutil.copytree(folder, tmp_path / "made")
+    (tmp_path / "made" / "model.onnx").write_bytes(model.SerializeToString())
+    compared = export._compared(resolve(MODEL.model_copy(update={"model": str(wide)})), tmp_path / "made")
+    assert compared["largest_difference"] > 0.1
+    assert compared["requests"] == export.NUM_REQUESTS + 1
 
 
 @pytest.mark.parametrize(
@@ -98,6 +118,7 @@ def test_what_is_not_exported_says_why(changes: dict[str, str], reason: str) -> 
     assert (found.model, found.note) == (model, f"runs on transformers, not exported: {reason}")
 
 
+@pytest.mark.long  # the builder's imports alone
 def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("gpt2"))}))
     found = exported(model, tmp_path)

@@ -1,4 +1,4 @@
-"""Evaluations in MLflow: names it takes, runs that are gone on with, every failure a warning."""
+"""Evaluations in MLflow: names it takes, runs inside of a workflow's, every failure a warning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +14,12 @@ import pytest
 
 from olive_ext.report import Metric, Report
 from olive_ext.report import write as write_report
-from olive_ext.run.mlflow_log import VARIABLE, log_cached, logged_run
-from olive_ext.run.mlflow_names import legal_name, metrics_of, params_of, tags_of
+from olive_ext.run.mlflow_log import VARIABLE, legal_name, log_cached, logged_run, metrics_of, params_of, tags_of
 from tests.report.synthetic import comparison, report
 
 
 class FakeMlflow:
-    """Notes what is logged, by run; holds what MLflow would, so that runs can be found again."""
+    """Notes what is logged, by run."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -31,33 +29,17 @@ class FakeMlflow:
     def active_run(self) -> Any:
         return self._run(self.open[-1]) if self.open else None
 
-    def start_run(
-        self, run_id: str | None = None, run_name: str = "", nested: bool = False, tags: Mapping[str, str] | None = None
-    ) -> Any:
+    def start_run(self, run_name: str = "", nested: bool = False) -> Any:
         assert nested == bool(self.open)
-        if run_id is None:
-            run_id = str(len(self.runs))
-            parent = {"mlflow.parentRunId": self.open[-1]} if nested else {}
-            self.runs[run_id] = {"name": run_name, "tags": {**(tags or {}), **parent}, "params": {}, "metrics": [],
-                                 "files": [], "sizes": []}  # fmt: skip
+        run_id = str(len(self.runs))
+        tags = {"mlflow.parentRunId": self.open[-1]} if nested else {}
+        self.runs[run_id] = {"name": run_name, "tags": tags, "params": {}, "metrics": [], "files": []}
         self.runs[run_id]["status"] = "RUNNING"
         self.open.append(run_id)
         return self._run(run_id)
 
     def end_run(self, status: str) -> None:
         self.runs[self.open.pop()]["status"] = status
-
-    def search_runs(self, filter_string: str, max_results: int, output_format: str) -> list[Any]:
-        def fits(run: dict[str, Any], term: str) -> bool:
-            name, sign, value = term.split(" ")
-            found = run["status"] if name == "attributes.status" else run["tags"].get(name[6:-1])
-            return (f"'{found}'" == value) == (sign == "=")
-
-        terms = filter_string.split(" and ")
-        return [self._run(name) for name, run in self.runs.items() if all(fits(run, term) for term in terms)]
-
-    def get_run(self, run_id: str) -> Any:
-        return self._run(run_id)
 
     def _run(self, run_id: str) -> Any:
         return SimpleNamespace(info=SimpleNamespace(run_id=run_id), data=SimpleNamespace(**self.runs[run_id]))
@@ -70,7 +52,6 @@ class FakeMlflow:
             raise self.error
         run = self.runs[self.open[-1]]
         assert not set(run["params"]) & set(params)
-        run["sizes"].append(len(params))
         run["params"].update(params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0, run_id: str | None = None) -> None:
@@ -81,8 +62,8 @@ class FakeMlflow:
         self.runs[self.open[-1]]["files"].append(Path(path).name)
 
 
-def log(fake: FakeMlflow, made: Report, folder: Path | None = None, key: Any = "k") -> None:
-    with logged_run("m", {"key": key}, mlflow=fake) as run:
+def log(fake: FakeMlflow, made: Report, folder: Path | None = None) -> None:
+    with logged_run("m", mlflow=fake) as run:
         run.log(made, None if folder is None else str(folder), None if folder is None else str(folder))
 
 
@@ -121,61 +102,26 @@ def test_report_that_was_not_written_is_logged_all_the_same() -> None:
     assert fake.runs["0"]["files"] == ["report.json", "report.md", "report.html"]
 
 
-def test_many_params_go_in_several_requests() -> None:
-    fake = FakeMlflow()
-    log(fake, Report(metrics=(), config={f"k{n}": n for n in range(250)}))
-    assert fake.runs["0"]["sizes"] == [100, 100, 50]
-
-
 def test_evaluations_of_a_workflow_are_children_and_their_metrics_steps_of_the_parent(tmp_path: Path) -> None:
     fake = FakeMlflow()
     (tmp_path / "chain.md").touch()
-    with logged_run("workflow", {}, is_parent=True, mlflow=fake) as parent:
+    with logged_run("workflow", is_parent=True, mlflow=fake) as parent:
         parent.files += [tmp_path / "chain.md", tmp_path / "chain.json"]
         for value in (0.5, 0.25):
-            log(fake, Report(metrics=(Metric("t", "acc", "none", value),)), key=value)
+            log(fake, Report(metrics=(Metric("t", "acc", "none", value),)))
     assert fake.runs["0"]["metrics"] == [("t/acc", 0, 0.5), ("t/acc", 1, 0.25)]
     assert fake.runs["0"]["files"] == ["chain.md"]
     assert [fake.runs[name]["tags"]["mlflow.parentRunId"] for name in "12"] == ["0", "0"]
     assert fake.runs["2"]["metrics"] == [("t/acc", 0, 0.25)]
 
 
-def test_killed_workflow_goes_on_in_the_same_runs(tmp_path: Path) -> None:
-    fake = FakeMlflow()
-
-    def workflow(is_killed: bool) -> None:
-        with logged_run("workflow", {"recipe": 1}, is_parent=True, mlflow=fake):
-            log(fake, report(), key="input")
-            if is_killed:
-                raise _Killed
-            log(fake, report(), key="int4")
-
-    with pytest.raises(_Killed):
-        workflow(is_killed=True)
-    fake.runs["0"]["status"] = "RUNNING"  # as a killed process leaves it
-    workflow(is_killed=False)
-    assert [run["status"] for run in fake.runs.values()] == ["FINISHED"] * 3
-    workflow(is_killed=False)  # ended as it should: the next one is another
-    assert len(fake.runs) == 6
-
-
-def test_interrupted_evaluation_goes_on_in_its_run_and_a_failed_one_does_not() -> None:
-    fake = FakeMlflow()
-    for error in (KeyboardInterrupt, ValueError, None):
-        with suppress(KeyboardInterrupt, ValueError), logged_run("m", {}, mlflow=fake):
-            if error is not None:
-                raise error
-    assert [run["status"] for run in fake.runs.values()] == ["FAILED", "FINISHED"]
-
-
 def test_evaluation_from_a_cache_has_one_run_in_each_workflow() -> None:
     fake, made = FakeMlflow(), report()
-    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
-        with logged_run("m", made.config, mlflow=fake) as run:
-            run.log(made)
+    with logged_run("workflow", is_parent=True, mlflow=fake):
+        log(fake, made)
         log_cached(lambda: made)
     assert len(fake.runs) == 2
-    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
+    with logged_run("workflow", is_parent=True, mlflow=fake):
         log_cached(lambda: made)
     assert fake.runs["3"]["tags"]["mlflow.parentRunId"] == "2"
     assert fake.runs["3"]["metrics"] == fake.runs["1"]["metrics"]
@@ -183,22 +129,10 @@ def test_evaluation_from_a_cache_has_one_run_in_each_workflow() -> None:
     assert len(fake.runs) == 4
 
 
-def test_folders_that_are_written_to_make_no_other_run() -> None:
-    fake = FakeMlflow()
-    with logged_run("workflow", {}, is_parent=True, mlflow=fake):
-        for folder in ("out", "/tmp/out"):
-            log(fake, report(), key={"output_dir": folder, "reference": {"records_dir": folder}, "tasks": ["a"]})
-    assert len(fake.runs) == 2
-
-
-class _Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize(("error", "status"), [(ValueError(), "FAILED"), (KeyboardInterrupt(), "KILLED")])
 def test_run_ends_as_the_evaluation_does(error: BaseException, status: str) -> None:
     fake = FakeMlflow()
-    with pytest.raises(type(error)), logged_run("m", {}, mlflow=fake):
+    with pytest.raises(type(error)), logged_run("m", mlflow=fake):
         raise error
     assert fake.runs["0"]["status"] == status
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -30,9 +28,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def chain(name: str, *reports: Report) -> str:
     """A workflow with an evaluation for each report; the parent's id."""
-    with logged_run(name, {"name": name}, is_parent=True) as parent:
-        for number, made in enumerate(reports):
-            with logged_run("m", {"name": name, "number": number}) as run:
+    with logged_run(name, is_parent=True) as parent:
+        for made in reports:
+            with logged_run("m") as run:
                 run.log(made)
     assert parent.run_id is not None
     return parent.run_id
@@ -64,31 +62,17 @@ def test_run_holds_everything_and_its_page_shows_it(tmp_path: Path, server: Serv
             window.screenshot(Path(os.environ.get("SCREENSHOTS", tmp_path)) / "mlflow.png")
 
 
-def test_killed_process_goes_on_in_the_same_runs(server: Server) -> None:
-    script = (
-        "import os; from olive_ext.run.mlflow_log import logged_run; from tests.report.synthetic import report\n"
-        "with logged_run('killed', {'name': 'killed'}, is_parent=True):\n"
-        "    with logged_run('m', {'name': 'killed', 'number': 0}) as run:\n"
-        "        run.log(report())\n"
-        "        os._exit(9)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 9
-    parent = chain("killed", report(), report())
-    assert [run.data.tags["olive_ext.step"] for run in children(parent)] == ["0", "1"]
-    assert len(client().search_runs(["0"], "attributes.run_name = 'killed'")) == 1
-
-
 def test_server_that_dies_midway_costs_seconds_and_warnings(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="olive_ext"), logged_run("dies", {}, is_parent=True) as parent:
-        with logged_run("m", {"number": 0}) as run:
+    with caplog.at_level(logging.WARNING, logger="olive_ext"), logged_run("dies", is_parent=True) as parent:
+        with logged_run("m") as run:
             run.log(report())
         server.kill()
         begin = time.monotonic()
-        with logged_run("m", {"number": 1}) as run:
+        with logged_run("m") as run:
             run.log(report())
         assert time.monotonic() - begin < 60
         server.start()
-        with logged_run("m", {"number": 2}) as run:
+        with logged_run("m") as run:
             run.log(report())
     assert "the evaluation is not in MLflow" in caplog.text
     assert client().get_run(parent.run_id).info.status == "FINISHED"

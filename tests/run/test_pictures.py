@@ -163,6 +163,7 @@ def test_steps_that_are_run_again_in_halves_encode_no_picture_again(package: Pat
     assert [one.tokens for one in found[1]] == [one.tokens for one in expected[1]]
 
 
+@pytest.mark.long
 def test_worker_process_gives_the_same_answers_and_encodes_each_picture_once(package: Path, tmp_path: Path) -> None:
     found = []
     for isolation in ("none", "process"):

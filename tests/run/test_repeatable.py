@@ -9,7 +9,7 @@ import numpy as np
 
 import olive_ext
 from olive_ext.config import EvaluationConfig
-from olive_ext.engine.scheduling.tree_batch import ScoringForm
+from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.report.report import to_json
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -60,4 +60,4 @@ def test_evaluations_choose_by_rule_unless_they_are_told_to_measure() -> None:
     values = {"model": {"path": "m"}, "tasks": ["a"]}
     by_default = EvaluationConfig.parse(values).opening()
     wanted = EvaluationConfig.parse({**values, "deterministic": False}).opening()
-    assert [ScoringForm.of(settings).is_measured for settings in (by_default, wanted)] == [False, True]
+    assert [ScoringRule.of(settings).is_measured for settings in (by_default, wanted)] == [False, True]

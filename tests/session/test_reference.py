@@ -218,7 +218,7 @@ def test_records_of_numbers_that_were_mended_since_are_not_used(
 ) -> None:
     fed = []
     for numbers in (NUMBERS - 1, NUMBERS):
-        monkeypatch.setattr("olive_ext.session.opening.NUMBERS", numbers)
+        monkeypatch.setattr("olive_ext.session.local.NUMBERS", numbers)
         with olive_ext.open(genai_export("llama"), record_to=tmp_path) as session:
             session.loglikelihood(pairs())
             fed.append(session.counters.tokens_fed)

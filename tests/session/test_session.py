@@ -108,6 +108,33 @@ def test_generate_cuts_the_text_before_the_stop_and_says_why_it_ended() -> None:
     assert (len(full.tokens), full.finish_reason) == (2, FinishReason.LENGTH)
 
 
+def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line() -> None:
+    session = make_session({"on": " the mat. stop here"})
+    short, stopped = session.generate(["on"], max_new_tokens=2) + session.generate(["on"], stop=["top h"])
+    assert (len(short.tokens), short.finish_reason) == (2, FinishReason.LENGTH)
+    assert stopped.text == " the mat. s"
+    mistakes: list[tuple[object, dict[str, object], str]] = [
+        ("a", {"max_new_token": 2}, r"generate: unknown setting 'max_new_token': did you mean 'max_new_tokens'\?"),
+        ("a", {"max_new_tokens": 0}, "request 0: 'max_new_tokens' = 0: a whole number of at least 1"),
+        (GenerationRequest("a"), {"stop": "b"}, "'stop' beside a GenerationRequest, which has its own"),
+    ]
+    for request, settings, message in mistakes:
+        with pytest.raises(ConfigError, match=message) as caught:
+            session.generate([request], **settings)  # type: ignore[list-item,arg-type]
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="generate: unknown setting 'max_new_token'"):
+        session.generate([], max_new_token=2)
+
+
+def test_repr_says_model_runtime_and_device_and_whether_it_is_closed() -> None:
+    engine = FakeEngine(8)
+    assert repr(Session(engine, byte_level())) == "<Session of 'a model'>"
+    session = Session(engine, byte_level(), facts={"model": "m.onnx", "runtime": "onnxruntime", "providers": ["CPU"]})
+    assert repr(session) == "<Session of 'm.onnx': onnxruntime on CPU>"
+    session.close()
+    assert repr(session) == "<Session of 'm.onnx': closed>"
+
+
 def test_generate_renders_chat_messages_once_with_one_bos() -> None:
     session = make_session(template=TEMPLATE)
     messages = [{"role": "user", "content": "the"}]
@@ -148,9 +175,18 @@ def test_a_wrong_request_is_named_and_nothing_runs() -> None:
         session.loglikelihood(["ab"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
         session.generate("ab")
+    with pytest.raises(ConfigError, match="generate takes a list of requests, not one dict"):
+        session.generate({"role": "user", "content": "ab"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one ScoringRequest"):
+        session.loglikelihood(ScoringRequest("a", "b"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"request 0: the tokenizer in 'byte_level' has no chat template"):
         session.generate([[{"role": "user", "content": "the"}]])
     assert engine_of(session).requests == []
+
+
+def test_requests_may_come_from_an_iterator() -> None:
+    session, texts = make_session(), ["the cat", "a dog"]
+    assert session.generate(iter(texts), max_new_tokens=2) == session.generate(texts, max_new_tokens=2)  # type: ignore[arg-type]
 
 
 def test_empty_lists_give_empty_lists() -> None:

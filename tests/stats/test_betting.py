@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined
-from olive_ext.stats.confidence_sequence import limits
+from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined, limits
 from olive_ext.stats.sampling_design import Population, difference_population, draw_probabilities, mean_population
 
 SIGNS = {ABOVE: 1, BELOW: -1}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined
-from olive_ext.stats.confidence_sequence import limits
+from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined, limits
 from olive_ext.stats.sampling_design import difference_population
 
 SIGNS = {ABOVE: 1, BELOW: -1}

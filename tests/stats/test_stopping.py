@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
-from olive_ext.stats.stopping import Claim, Decision, Sampler
+from olive_ext.stats.stopping import Claim, ClaimDecision, Sampler
 
 WITHIN_ONE_POINT = Claim(-0.01, "above", 0.01)
 
 
-def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[Decision, list[int]]:
+def asked(population: Population, values: np.ndarray, claim: Claim, seed: int = 0) -> tuple[ClaimDecision, list[int]]:
     """The decision of a sampler that runs until there is one, and the documents it asked."""
     sampler, documents = Sampler(population, claim, seed), []
     while sampler.asks:

@@ -52,5 +52,5 @@ def test_fit_prompt_keeps_the_end_when_the_prompt_is_too_long() -> None:
 
 
 def test_fit_prompt_names_the_setting_when_no_room_is_left() -> None:
-    with pytest.raises(ConfigError, match=r"'max_new_tokens' = 10 leaves no room .* 10 tokens"):
+    with pytest.raises(ConfigError, match=r"'max_new_tokens' = 10 leaves no room .* of 10"):
         fit_prompt([1], 10, 10)

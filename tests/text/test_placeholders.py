@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.engine.media import ItemLimit
+from olive_ext.engine.media.items import ItemLimit
 from olive_ext.errors import TaskError
 from olive_ext.media import MediaProcessor
-from olive_ext.model.media_types import MediaInput, MediaSpec, Modality
+from olive_ext.model.spec.media_types import MediaInput, MediaSpec, Modality
 from olive_ext.text.placeholders import MediaText, read_markers
 from tests.text.tiny import IM_START, byte_level, model_files
 
@@ -24,9 +24,9 @@ def _read(tmp_path: Path, config: dict[str, object]) -> MediaText:
 
 def test_text_needs_no_token_around_pictures(tmp_path: Path) -> None:
     media = _read(tmp_path, {"model_type": "gemma4"})
-    assert media.place([5, 6, 7], []) == ([5, 6, 7], ())
+    assert media.insert_items([5, 6, 7], []) == ([5, 6, 7], ())
     with pytest.raises(TaskError, match=r"takes none: neither config.json nor the tokenizer .* names the 'boi_token'"):
-        media.place([5, 6, 7], [object()])
+        media.insert_items([5, 6, 7], [object()])
 
 
 def test_tokens_around_a_picture_are_those_of_config_json(tmp_path: Path) -> None:

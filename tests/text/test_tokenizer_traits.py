@@ -11,7 +11,8 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError
-from olive_ext.text.tokenizer import Tokenizer, refuse_other_tokenizer, tokenizer_traits
+from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.text.tokenizer_fit import refuse_other_tokenizer, tokenizer_traits
 from tests.text.tiny import TEMPLATE, byte_fallback, byte_level
 
 

@@ -55,6 +55,57 @@ def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path(tmp_path: Pa
     assert (reference.kind, reference.onnx_file_name, reference.mode) == ("onnx", "m.onnx", "recorded")
 
 
+def test_float_model_may_be_the_input_model_too(tmp_path: Path) -> None:
+    written = settings({"path": "owner/name", "float_model": "input_model"})
+    with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
+        reference = with_reference(written).reference
+    assert reference is not None
+    assert (reference.path, reference.float_model) == ("owner/name", str(tmp_path / "m.onnx"))
+
+
+def graph(path: Path, operator: str) -> ModelConfig:
+    node, output = onnx.helper.make_node(operator, ["x"], ["y"]), onnx.helper.make_empty_tensor_value_info("y")
+    path.parent.mkdir()
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [output])), path)
+    return ModelConfig(type="ONNXModel", config={"model_path": str(path.parent), "onnx_file_name": path.name})
+
+
+def test_float_model_at_hand_is_the_last_that_is_not_quantized(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = ModelConfig(type="HfModel", config={"model_path": "owner/name"})
+    converted, fused = (graph(tmp_path / name / "model.onnx", "Relu") for name in ("converted", "fused"))
+    quantized = graph(tmp_path / "int4" / "model.onnx", "MatMulNBits")
+    lineages: Any = {"fused": (checkpoint, converted, fused), "int4": (checkpoint, converted, fused, quantized)}
+    run = Run(checkpoint, lineages={**lineages, "direct": (checkpoint, quantized)})
+    written = settings({"path": "owner/name", "float_model": "auto"})
+    expected = {"": None, "direct": None, "int4": str(tmp_path / "fused" / "model.onnx")}
+    token = running.set(run)
+    try:
+        for run.model_id, path in {**expected, "fused": expected["int4"]}.items():
+            with caplog.at_level("WARNING", "olive"):
+                caplog.clear()
+                reference = with_reference(written).reference
+            assert reference is not None
+            assert reference.float_model == path
+            assert ("'export' makes one of the checkpoint" in caplog.text) == (run.model_id == "direct")
+    finally:
+        running.reset(token)
+    with pytest.raises(
+        ConfigError, match="means a float model that a pass of a workflow made, and no workflow is running"
+    ):
+        with_reference(written)
+
+
+def test_input_model_that_olive_took_for_a_folder_is_still_the_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reference = settings({"path": "owner/name", "float_model": str(tmp_path / "input_model")}).reference
+    assert reference is not None
+    assert reference.float_model == "input_model"
+
+
 def test_other_references_are_left_alone() -> None:
     for written in (settings("owner/name"), EvaluationSettings.parse({"tasks": ["t"]})):
         assert with_reference(written) is written
@@ -90,6 +141,14 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
         changed = environment(settings())
     assert first == again
     assert len({first, deeper, changed, environment(settings("owner/name"))}) == 4
+
+
+def test_caches_notice_a_changed_float_model(tmp_path: Path) -> None:
+    put_genai(tmp_path / "model")
+    written = settings({"path": "owner/name", "float_model": str(tmp_path / "model")})
+    before = environment(written)
+    put_json(tmp_path / "model" / "more.json", {})
+    assert environment(written) != before
 
 
 def test_same_reference_in_another_folder_is_the_same(tmp_path: Path) -> None:

@@ -116,12 +116,7 @@ def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(pac
     assert (own.execution_provider, own.provider_options) == ("cpu", None)
 
 
-def test_onnx_model_is_refused_where_the_recipe_says_hf(package: Path) -> None:
-    with pytest.raises(ConfigError, match="'model_class' = 'hf'"):
-        onnx_config(handler(package), settings(model_class="hf"), None)
-
-
-@pytest.mark.parametrize("name", ["ort", "ortgenai", "ort-multimodal"])
+@pytest.mark.parametrize("name", ["ort", "ortgenai", "ort-multimodal", "hf"])
 def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str) -> None:
     plain = onnx_config(handler(package), settings(), None)
     assert onnx_config(handler(package), settings(model_class=name), None).model == plain.model

@@ -13,7 +13,7 @@ from olive_ext.config import Bound, EvaluationSettings, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
-from olive_ext.report.metrics import NAMES
+from olive_ext.report.metrics import COMPARISON_NAMES
 from olive_ext.workflow.metric_results import broken_in, check_declared, to_metric_result, with_measurements
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
@@ -48,7 +48,7 @@ def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on(
     compared = [
         Metric(task, name, "none", 0.1, 0.01 if name == "kl_mean" else None, False, 9)
         for task in ("tiny_choice", "all")
-        for name in NAMES
+        for name in COMPARISON_NAMES
     ]
     report = Report(metrics=(acc, *compared))
     assert set(to_metric_result(report).keys()) == {

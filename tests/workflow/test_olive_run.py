@@ -82,6 +82,7 @@ def metrics(path: Path) -> dict[str, float]:
     return {key: entry["value"] for key, entry in json.loads(path.read_text()).items()}
 
 
+@pytest.mark.long  # three processes' worth of libraries; the wheel's part of .ci/run runs the quickstart that way
 def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(folder: Path) -> None:
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
     accuracy = {"name": "accuracy_score", "priority": 1, "goal": {"type": "max-degradation", "value": 1}}
@@ -114,6 +115,33 @@ def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(fold
     carried = from_json((folder / "out/report.json").read_text())
     assert carried.metrics[0].value == before["tiny_choice-acc"]
     assert len(list((folder / "reports").glob("*/report.json"))) == 2
+    pages = [Path(line.removeprefix("page: ")) for line in text.splitlines() if line.startswith("page: ")]
+    assert len(pages) == 3
+    assert all(page.is_file() for page in pages)
+
+
+@pytest.mark.long
+def test_float_model_of_an_earlier_pass_splits_the_distance(folder: Path) -> None:
+    reference = {"path": "input_model", "float_model": "auto"}
+    block = evaluator(tasks=["tiny_choice"], reference=reference, output_dir="reports")
+    measure = {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks", "reference": reference}
+    passes = {
+        "fp32": {"type": "ModelBuilder", "precision": "fp32"},
+        "int4": {"type": "OnnxKQuantQuantization"},
+        "measure": measure,
+    }
+    path = saved(folder, recipe(folder, hf(), passes=passes, evaluators={"e": block}, evaluator="e"))
+    code, text = run_outside(OURS, path)
+    assert code == 0, text
+    reports = [from_json(file.read_text()) for file in (folder / "reports").glob("*/report.json")]
+    carried = from_json((folder / "out/report.json").read_text())
+    of_output = next(report for report in reports if report.comparison is not None)
+    assert of_output.comparison is not None
+    assert carried.comparison is not None
+    conversion, quantization = of_output.comparison.stages
+    assert (conversion.name, conversion.is_exact) == ("conversion", True)
+    assert quantization.kl_mean > 1e-4
+    assert carried.comparison.stages == of_output.comparison.stages
 
 
 @pytest.mark.long
@@ -133,6 +161,7 @@ def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folde
     assert text.strip().splitlines()[-1].startswith("olive_ext.errors.TaskError: unknown task 'tiny_choise': did you")
 
 
+@pytest.mark.long  # a run of Olive in a process of its own, interrupted midway
 def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
     task = (folder / "tasks" / "local.py").read_text()
     (folder / "tasks" / "local.py").write_text(

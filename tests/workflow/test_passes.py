@@ -16,7 +16,7 @@ from olive_ext.config import PASS_TYPE, WorkflowSettings
 from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.report import from_json
 from olive_ext.workflow import OrtLMEvaluation, register
-from olive_ext.workflow.passes import FINGERPRINT, parameters
+from olive_ext.workflow.preflight import FINGERPRINT
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT, Measure
 
@@ -87,9 +87,9 @@ def test_size_alone_is_measured_without_a_run(model: ONNXModelHandler, tmp_path:
 
 
 def test_parameters_are_the_settings() -> None:
-    assert set(parameters()) == {*WorkflowSettings.model_fields, FINGERPRINT}
-    assert parameters()["tasks"].required
-    assert parameters()["limit"].description.startswith("Documents per task")
+    assert set(OrtLMEvaluation.parameters()) == {*WorkflowSettings.model_fields, FINGERPRINT}
+    assert OrtLMEvaluation.parameters()["tasks"].required
+    assert OrtLMEvaluation.parameters()["limit"].description.startswith("Documents per task")
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,18 @@ def test_shapes_of_a_kv_cache_are_given_as_torch_export_wants_them() -> None:
     assert conversion._convert_dynamic_shapes_for_dynamic_cache({"input_ids": {}}) == {"input_ids": {}}
 
 
+def test_evaluator_of_a_pass_may_be_a_name() -> None:
+    from olive.workflows.run.config import RunConfig
+
+    recipe = {
+        "input_model": {"type": "HfModel", "model_path": "owner/name"},
+        "evaluators": {"mine": {"type": EVALUATOR_TYPE, "tasks": ["t"]}},
+        "passes": {"q": {"type": "OnnxKQuantQuantization", "evaluator": "mine"}},
+    }
+    (config,) = RunConfig.model_validate(recipe).passes["q"]
+    assert config.evaluator.type_args == {"tasks": ["t"]}
+
+
 def test_composite_model_is_sent_to_the_pass() -> None:
     model = ModelConfig(type="CompositeModel", config={"model_components": [], "model_component_names": []})
     with pytest.raises(ModelError, match="measure this one with the pass OrtLMEvaluation"):

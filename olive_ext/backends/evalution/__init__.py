@@ -4,8 +4,6 @@ Other rooms may import these names and `register`, inside functions only: import
 is an extra, takes seconds and prints a banner on stderr. It knows the public session, and nothing below it.
 """
 
-from olive_ext.backends.evalution.inference_session import OrtInferenceSession
-from olive_ext.backends.evalution.ort_engine import OrtEngine
-from olive_ext.backends.evalution.spec_runner import register, run_spec
+from olive_ext.backends.evalution.ort_engine import OrtEngine, OrtInferenceSession, register, run_spec
 
 __all__ = ["OrtEngine", "OrtInferenceSession", "register", "run_spec"]

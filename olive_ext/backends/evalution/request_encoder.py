@@ -39,12 +39,12 @@ class RequestEncoder:
         """
         with self._lock:
             texts = [self._render(request) for request in requests]
-            missing = [place for place, request in enumerate(requests) if request.input_ids is None]
-            encoded = self._encode([texts[place] for place in missing])
+            missing = [index for index, request in enumerate(requests) if request.input_ids is None]
+            encoded = self._encode([texts[index] for index in missing])
         ids = dict(zip(missing, encoded, strict=True))
         return [
-            replace(request, rendered_prompt=text, input_ids=ids.get(place, request.input_ids) or [self._prefix_id])
-            for place, (request, text) in enumerate(zip(requests, texts, strict=True))
+            replace(request, rendered_prompt=text, input_ids=ids.get(index, request.input_ids) or [self._prefix_id])
+            for index, (request, text) in enumerate(zip(requests, texts, strict=True))
         ]
 
     def scoring(self, requests: Sequence[base.LoglikelihoodRequest]) -> list[ScoringRequest]:
@@ -73,7 +73,7 @@ class RequestEncoder:
         if request.messages is not None:
             # Older releases have neither tools nor chat_template_kwargs.
             own = {"tokenize": False, "add_generation_prompt": request.add_generation_prompt}
-            tools = {"tools": found} if (found := getattr(request, "tools", None)) else {}
+            tools = {"tools": functions} if (functions := getattr(request, "tools", None)) else {}
             asked = getattr(request, "chat_template_kwargs", None) or {}
             options = {**self._template_defaults, **own, **asked, **tools}
             return str(self.tokenizer.hf.apply_chat_template(request.messages, **options))
@@ -86,8 +86,8 @@ class RequestEncoder:
     def _contexts(self, texts: Collection[str]) -> dict[str, list[int]]:
         """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""
         begun = {text for text in texts if self._prefix_text and text.startswith(self._prefix_text)}
-        found = {text: self.tokenizer.encode(text, add_special_tokens=False) for text in begun}
-        return {**found, **self.tokenizer.encode_many({*texts} - begun)}
+        ids = {text: self.tokenizer.encode(text, add_special_tokens=False) for text in begun}
+        return {**ids, **self.tokenizer.encode_many({*texts} - begun)}
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text without special tokens."""
@@ -110,5 +110,5 @@ def _prefix_id(tokenizer: Tokenizer) -> int:
 def _template_defaults(folder: Path) -> dict[str, Any]:
     """Variables of the chat template that the model's generation_config.json gives ("default_chat_template_kwargs")."""
     file = folder / "generation_config.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return dict(found.get("default_chat_template_kwargs") or {})
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return dict(config.get("default_chat_template_kwargs") or {})

@@ -10,8 +10,9 @@ from typing_extensions import Self
 
 from olive_ext.config import ModelSettings, OpenSettings
 from olive_ext.config.base import Int, PositiveInt
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, warn_ignored
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.session.opening import resolved_reference
 
 _TEXT = {"add_bos_token", "prefix_token_id"}
 """Settings that only affect how `OrtLM` encodes texts: opening a model does not need them."""
@@ -24,9 +25,11 @@ _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
 _OF_OLIVE = {
     "ep": "write 'execution_provider'",
     "ep_options": "write 'provider_options'",
-    "past_present_share_buffer": "leave it out: the graph says whether the KV cache is updated in place",
 }
 """Arguments of Olive's own backends, as recipes have them, and what takes their place here."""
+
+_IGNORED = {"past_present_share_buffer": "the graph says whether the KV cache is updated in place"}
+"""Arguments of Olive's own backends that nothing here depends on, and why."""
 
 
 def _number(value: Any) -> Any:
@@ -89,9 +92,11 @@ class OrtLMArguments(OpenSettings):
     @model_validator(mode="before")
     @classmethod
     def _name_olives(cls, values: Any) -> Any:
-        for name in _OF_OLIVE.keys() & values.keys() if isinstance(values, Mapping) else ():
+        if not isinstance(values, Mapping):
+            return values
+        for name in _OF_OLIVE.keys() & values.keys():
             raise ValueError(f"'{name}' is an argument of Olive's backend: {_OF_OLIVE[name]}")
-        return values
+        return {name: value for name, value in values.items() if name not in _IGNORED}
 
     @model_validator(mode="after")
     def _check_thinking(self) -> Self:
@@ -102,6 +107,8 @@ class OrtLMArguments(OpenSettings):
     @classmethod
     def of(cls, pretrained: str | ResolvedModel | None, arguments: Mapping[str, Any], *, has_session: bool) -> Self:
         """The arguments from a call of `OrtLM`. Raises `ConfigError`, also for arguments that contradict each other."""
+        for name in _IGNORED.keys() & arguments.keys():
+            warn_ignored(f"the argument '{name}' of Olive's backend: {_IGNORED[name]}")
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
         given = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
         if has_session == (given.pretrained is not None):
@@ -118,7 +125,7 @@ class OrtLMArguments(OpenSettings):
             model = pretrained.patched(self.opening())
         else:
             model = resolve(ModelSettings(model=str(pretrained), **self.opening()))
-        return model, self.reference, self.record_to
+        return model, resolved_reference(model, self.reference), self.record_to
 
     def opening(self) -> dict[str, Any]:
         """The settings of opening the model that were given."""

@@ -16,6 +16,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from typing_extensions import Self
 
 from olive_ext.errors import TaskError
+from olive_ext.text.generation_bounds import too_long
 from olive_ext.text.requests import GenerationRequest
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -35,9 +36,7 @@ _BEAMS: Mapping[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "early_stopp
 """The settings of a beam search, with transformers' defaults. Those behind the first one are read with several beams
 only, as there."""
 
-_KNOWN = frozenset(
-    {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}
-)
+_KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """lm-eval's names of the most tokens to be generated."""
@@ -64,8 +63,8 @@ def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
     for name, (kind, least, most, words) in _NUMBERS.items():
         value = gen_kwargs.get(name)
         try:
-            found = None if value is None or isinstance(value, bool) else kind(value)
-            is_right = value is None or (found is not None and least <= found <= most and found == float(value))
+            number = None if value is None or isinstance(value, bool) else kind(value)
+            is_right = value is None or (number is not None and least <= number <= most and number == float(value))
         except (ValueError, TypeError, OverflowError):
             is_right = False
         if not is_right:
@@ -78,10 +77,9 @@ class GenerationSettings:
 
     max_gen_toks: int
     until: tuple[str, ...]
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+    sampling: Mapping[str, Any]
+    """`temperature`, `top_p`, `top_k` and `seed`."""
+
     max_length: int | None
     beams: Mapping[str, Any]
     """Those of a `GenerationRequest`; empty without a beam search."""
@@ -99,38 +97,46 @@ class GenerationSettings:
             raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
         unread = () if kwargs["do_sample"] else _GREEDY
         given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
+        types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
         sampling = {**_GREEDY, "seed": seed, **given}
         return cls(
             max_gen_toks=kwargs["max_gen_toks"],
             until=tuple(stop for stop in until if stop),
-            temperature=float(sampling["temperature"]),
-            top_p=float(sampling["top_p"]),
-            top_k=int(sampling["top_k"]),
-            seed=int(sampling["seed"]),
+            sampling={name: kind(sampling[name]) for name, kind in types.items()},
             max_length=kwargs.get("max_length"),
             beams=_beams(kwargs),
         )
 
     @property
     def is_sampled(self) -> bool:
-        return self.temperature > 0
+        """Whether tokens are drawn; a temperature of 0 is greedy."""
+        return bool(self.sampling["temperature"] > 0)
 
-    def request(self, prompt: Sequence[int], max_length: int, repeat: int, stops: Sequence[str]) -> GenerationRequest:
-        """The request for token ids `prompt`; `repeat` counts earlier requests with the same arguments."""
+    def refuse_long(self, task: str, context_length: int | None) -> None:
+        """Raises `TaskError` for a `max_gen_toks` of `task` that leaves no room for a prompt in a context of as many
+        tokens; None stands for any context."""
+        if context_length is None or self.max_length is not None:
+            return
+        if problem := too_long("max_gen_toks", self.max_gen_toks, context_length):
+            raise TaskError(f"task '{task}': {problem}")
+
+    def request(
+        self, prompt: Sequence[int], max_length: int, repeat: int, stops: Sequence[str], task: str
+    ) -> GenerationRequest:
+        """The request for token ids `prompt`, of a model with a context of `max_length` tokens; `repeat` counts earlier
+        requests with the same arguments. Raises `TaskError` where nothing can be generated."""
+        self.refuse_long(task, max_length)
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
-        if budget < 1 or budget >= max_length:
-            raise TaskError(
-                f"'max_gen_toks' = {budget} leaves no room for a prompt of {len(prompt)} tokens: it must be positive "
-                f"and below the model's max_length of {max_length}"
-            )
+        if budget < 1:
+            longest = f"'max_length' = {self.max_length}"
+            raise TaskError(f"task '{task}': {longest} is no more than the prompt's {len(prompt)} tokens")
+        if problem := too_long("max_length", budget, max_length):
+            raise TaskError(f"task '{task}': {problem}")
         return GenerationRequest(
             prompt=list(prompt),
             max_new_tokens=budget,
             stop=tuple(stops),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=_stream(self.seed, prompt, repeat) if self.is_sampled else 0,
+            **{**self.sampling, "seed": _stream(self.sampling["seed"], prompt, repeat) if self.is_sampled else 0},
             **self.beams,
         )
 
@@ -147,11 +153,7 @@ def refuse_generation(name: str, config: Mapping[str, Any], gen_kwargs: Mapping[
         settings = GenerationSettings.read({**own, **gen_kwargs}, default_max_gen_toks=1, eos=None, seed=0)
     except TaskError as error:
         raise TaskError(f"task '{name}': {error}") from error
-    if length is not None and settings.max_gen_toks >= length:
-        raise TaskError(
-            f"task '{name}': 'max_gen_toks' = {settings.max_gen_toks} leaves no room for a prompt: it must be below "
-            f"the model's max_length of {length}"
-        )
+    settings.refuse_long(name, length)
 
 
 @dataclass(frozen=True)
@@ -199,15 +201,9 @@ def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     if kwargs["do_sample"] and kwargs.get("temperature") != 0:
         raise TaskError(f"generation setting 'num_beams' = {beams['num_beams']} with 'do_sample': beams are not drawn")
-    if beams["early_stopping"] not in (True, False, "never"):
-        raise TaskError(
-            f"generation setting 'early_stopping' = {beams['early_stopping']!r}: give true, false or \"never\""
-        )
-    return {
-        **beams,
-        "early_stopping": beams["early_stopping"] or False,
-        "length_penalty": float(beams["length_penalty"]),
-    }
+    if (end := beams["early_stopping"]) not in (True, False, "never"):
+        raise TaskError(f"generation setting 'early_stopping' = {end!r}: give true, false or \"never\"")
+    return {**beams, "early_stopping": end or False, "length_penalty": float(beams["length_penalty"])}
 
 
 def _stream(seed: int, prompt: Sequence[int], repeat: int) -> int:

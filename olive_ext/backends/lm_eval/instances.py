@@ -1,4 +1,5 @@
-"""lm-eval's requests (its `Instance`s) on their way to a session: answered where known, encoded in slices, observed.
+"""lm-eval's requests (its `Instance`s) on their way to a session: answered where known, encoded in slices, observed;
+and those without an answer, whose documents count in none of lm-eval's metrics.
 
 Knows no model and no session.
 """
@@ -6,18 +7,24 @@ Knows no model and no session.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lm_eval.api.model import TemplateLM
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
-from olive_ext.model.free_memory import trim_host_memory
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.errors import LostRequestsError, OliveExtError
+from olive_ext.model.providers.devices import trim_host_memory
+from olive_ext.text.requests import GenerationRequest, ScoringOutput, ScoringRequest
 from olive_ext.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
 
 Item = TypeVar("Item")
 Encoded = TypeVar("Encoded")
@@ -77,22 +84,138 @@ def known_answers_first(method: Method) -> Method:
 
 
 def encoded_slices(
-    items: Sequence[Item],
-    key: Callable[[Item], str],
-    encode: Callable[[Sequence[Item]], Encoded],
-    size: int = SLICE,
+    items: Sequence[Item], key: Callable[[Item], str], encode: Callable[[Sequence[Item]], Encoded], size: int = SLICE
 ) -> Iterator[tuple[list[int], Encoded]]:
     """(indices into `items`, result of `encode` for these items) for slices of `items` sorted by `key`.
 
     In sorted order neighbours share prefixes, so little sharing is lost between slices. `encode` runs in a thread of
     its own, one slice ahead; what it raises is raised here.
     """
-    order = sorted(range(len(items)), key=lambda place: key(items[place]))
+    order = sorted(range(len(items)), key=lambda index: key(items[index]))
     slices = [order[start : start + size] for start in range(0, len(order), size)]
     with ThreadPoolExecutor(1, thread_name_prefix="encode") as pool:
         begun: deque[Future[Encoded]] = deque()
-        for number, places in enumerate(slices):
+        for number, indices in enumerate(slices):
             for following in slices[number + len(begun) : number + 2]:
-                begun.append(pool.submit(encode, [items[place] for place in following]))
-            yield places, begun.popleft().result()
+                begun.append(pool.submit(encode, [items[index] for index in following]))
+            yield indices, begun.popleft().result()
             trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice
+
+
+def score_slices(
+    lm: CompletePairs,
+    slices: Iterable[tuple[Sequence[int], Sequence[TokenRequest]]],
+    keep: Callable[[int, Answer], None],
+    instances: Sequence[Instance] = (),
+) -> None:
+    """Calls `keep(place, answer)` for the requests of all slices, which come with their places, as the `OrtLM` answers
+    them; `instances` are lm-eval's requests by place, for its observer."""
+    scored: list[int] = []  # the place of the session's request of each number
+    waiting: dict[int, tuple[Any, ScoringRequest]] = {}
+
+    def answer(place: int, key: Any, answer: Answer) -> None:
+        if key is not None:
+            lm.cache_hook.add_partial("loglikelihood", key, answer)
+        keep(place, answer)
+
+    def asked(places: Sequence[int], requests: Sequence[TokenRequest]) -> list[ScoringRequest]:
+        first = len(scored)
+        for place, (key, *given) in zip(places, requests, strict=True):
+            if given[1]:
+                waiting[len(scored)] = key, lm.scoring_request(*given)
+                scored.append(place)
+            else:
+                answer(place, key, CERTAIN)
+        return [waiting[at][1] for at in range(first, len(scored))]
+
+    def take(at: int, output: ScoringOutput) -> None:
+        key, request = waiting.pop(at)
+        answer(scored[at], key, (output.logprob, output.is_greedy))
+        if instances:
+            lm.observer(instances[scored[at]], request, output)
+
+    def whose(at: int) -> str:
+        return str(instances[scored[at]].task_name)
+
+    with noting(lm.lost, lambda at: instances[scored[at] :][:1]):
+        made = (asked(*part) for part in slices)
+        lm.session.loglikelihood_slices(made, take, whose=whose if instances else None)
+
+
+_WRAPPED = ("doc_iterator", "process_results")
+"""Of lm-eval's tasks."""
+
+
+@dataclass(frozen=True)
+class LostRequest:
+    """A request without an answer, because every worker that ran it was lost, and how."""
+
+    task: str
+    doc_id: int
+    reason: str
+
+
+class LostRequests(list[LostRequest]):
+    """Those of one model."""
+
+    is_read = False
+    """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""
+
+
+@contextmanager
+def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterator[None]:
+    """Adds to `lost` what a call of a session could not answer; `owners` gives lm-eval's requests that the session's
+    request at a place stands for. Where it has none, or nobody reads them, the error of the session passes. One about
+    a request that is wrong names the document."""
+    try:
+        yield
+    except LostRequestsError as error:
+        if not lost.is_read:
+            raise
+        for index, reason in error.lost.items():
+            requests = [LostRequest(str(own.task_name), int(own.doc_id), reason) for own in owners(index)]
+            if not requests:
+                raise
+            lost += requests
+    except OliveExtError as error:
+        whose = [] if error.request is None else list(owners(error.request))
+        if not whose:
+            raise
+        raise type(error)(f"task '{whose[0].task_name}', document {whose[0].doc_id}: {error.__cause__}") from error
+
+
+@contextmanager
+def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) -> Iterator[None]:
+    """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
+    `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing. It reads
+    the answers document by document from the task's `doc_iterator`, which is where the document's number is known:
+    documents themselves may be alike, or hold arrays, which have no `==`."""
+    if isinstance(lost, LostRequests):
+        lost.is_read = True
+    own = {name: {key: vars(task)[key] for key in _WRAPPED if key in vars(task)} for name, task in tasks.items()}
+    for name, task in tasks.items():
+        _leave_out(name, task, lost)
+    try:
+        yield
+    finally:
+        for name, task in tasks.items():
+            for key in _WRAPPED:
+                delattr(task, key)
+            vars(task).update(own[name])
+
+
+def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
+    documents, process = task.doc_iterator, task.process_results
+    at: int | None = None
+
+    def numbered(*args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+        nonlocal at
+        for number, document in documents(*args, **options):
+            at = int(number)
+            yield number, document
+
+    def process_answered(document: Any, results: Any) -> Any:
+        is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)
+        return {} if is_lost else process(document, results)
+
+    task.doc_iterator, task.process_results = numbered, process_answered

@@ -24,14 +24,15 @@ from olive_ext.backends.lm_eval.instances import (
     Answer,
     CompletePairs,
     KnownAnswers,
+    LostRequests,
     Observer,
     PendingGeneration,
     TokenRequest,
     encoded_slices,
     known_answers_first,
+    noting,
+    score_slices,
 )
-from olive_ext.backends.lm_eval.lost_requests import LostRequests, noting
-from olive_ext.backends.lm_eval.scored_slices import score_slices
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
 
-@register_model("olive-ext")
+@register_model("olive_ext", "olive-ext")
 class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
-    """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive-ext" once this module is imported.
+    """A model for `lm_eval.simple_evaluate(model=lm, ...)`, or by the name "olive_ext" once this module is imported.
 
     `pretrained` is a model's path, or the model resolved. An open `session` may be given instead; it stays the caller's
     to close. The other arguments are those of `OrtLMArguments`; an unknown one is a `ConfigError`.
@@ -82,10 +83,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self.batch_size = given.batch_size  # as given; `get_model_info()` has the number in use
         self._media = TaskMedia(given, self._session)
         self.MULTIMODAL = self._media.is_taken
-        own = self._session.tokenizer
-        self._text = Tokenizer(
-            own.hf, own.where, add_bos_token=given.add_bos_token, prefix_token_id=given.prefix_token_id
-        )
+        own, bos, prefix = self._session.tokenizer, given.add_bos_token, given.prefix_token_id
+        self._text = Tokenizer(own.hf, own.where, add_bos_token=bos, prefix_token_id=prefix)
         self.tokenizer = own.hf
         self._thinking = Thinking.of(given.think_end_token, self._text)
 
@@ -155,8 +154,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         answers = [CERTAIN] * len(requests)
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
 
-            def keep(place: int, answer: Answer) -> None:
-                answers[place] = answer
+            def keep(index: int, answer: Answer) -> None:
+                answers[index] = answer
                 advance(1)
 
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.token_requests)
@@ -253,7 +252,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             if (key, repeat) not in wanted:
                 prompt = self._prompt(self._media.prompt(request.args))
                 stops = self._thinking.stops(settings.until)
-                asked = replace(settings.request(prompt, self.max_length, repeat, stops), **media)
+                asked = settings.request(prompt, self.max_length, repeat, stops, str(request.task_name))
+                asked = replace(asked, **media)
                 if self._encoding is not None and not self._media.is_speech:
                     asked = replace(asked, prompt="", source=prompt)
                 wanted[key, repeat] = PendingGeneration(settings, asked, [])

@@ -14,10 +14,10 @@ from typing import Any
 from lm_eval.models.utils import replace_placeholders, resize_image
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.backends.shot_media import as_list
+from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.errors import MediaError, TaskError, counted
 from olive_ext.media.pictures import read_picture
-from olive_ext.model.media_types import Modality
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 
 PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
@@ -40,21 +40,19 @@ class TaskMedia:
         self.is_speech = session.encoding is not None and session.encoding.sound is not None
         """Whether every request has a sound, and its context is what the decoder begins with."""
 
-    @property
-    def is_taken(self) -> bool:
+        self.is_taken = bool(self._markers) or self.is_speech
         """Whether the model takes anything besides text."""
-        return bool(self._markers) or self.is_speech
 
     def given(self, args: Sequence[Any]) -> dict[str, Any]:
         """What a request gives besides its texts, by the name of the session's field for it. Raises `TaskError` for
         what the model does not take, and where it takes sound and the task has none."""
-        found = args[2] if len(args) > 2 else {}
+        media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
-        if unknown := found.keys() - (taken | {"audio"} if self.is_speech else taken):
+        if unknown := media.keys() - (taken | {"audio"} if self.is_speech else taken):
             raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
-        if self.is_speech and "audio" not in found:
+        if self.is_speech and "audio" not in media:
             raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
-        fields = {"images": self._images(found.get("visual")), "audio": as_list(found.get("audio"))}
+        fields = {"images": self._images(media.get("visual")), "audio": as_list(media.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
 
     def _images(self, given: Any) -> list[Any]:
@@ -82,18 +80,18 @@ class TaskMedia:
         """Raises `TaskError` where pictures are missing that the task's text has a place for: `max_images` would put
         others there."""
         mark = PLACEHOLDERS[Modality.IMAGE]
-        places = self._marked.get(context, context.count(mark))
-        if places > max(num_images, self._arguments.max_images):
+        marks = self._marked.get(context, context.count(mark))
+        if marks > max(num_images, self._arguments.max_images):
             raise TaskError(
-                f"the task's text has {places} of '{mark}', and its request gives {counted(num_images, 'picture')}: "
+                f"the task's text has {marks} of '{mark}', and its request gives {counted(num_images, 'picture')}: "
                 "those of examples are given by 'olive-ext evaluate' and Olive workflows, not by lm-eval itself"
             )
 
     def note_markers(self, text: str, history: Sequence[Mapping[str, Any]]) -> None:
         """Remembers how many pictures the conversation of the prompt `text` has a place for."""
-        places = sum(str(message["content"]).count(PLACEHOLDERS[Modality.IMAGE]) for message in history)
-        if places > self._arguments.max_images:
-            self._marked[text] = places
+        marks = sum(str(message["content"]).count(PLACEHOLDERS[Modality.IMAGE]) for message in history)
+        if marks > self._arguments.max_images:
+            self._marked[text] = marks
 
     def messages(self, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with a part for each "<image>" and "<audio>" of a message: all in front of its text, or

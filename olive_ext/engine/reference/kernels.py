@@ -14,16 +14,15 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.hf.hf_runner import HfRunner
-from olive_ext.engine.runners.ort.inputs import Feed
-from olive_ext.engine.runners.ort.kv.kv_store import Device
+from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
-from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
-from olive_ext.model import open_session, resolve_providers
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.providers.resolution import resolve_providers
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form
 
@@ -39,9 +38,8 @@ DEVICE_BYTES = 1 << 28
 """Bytes of logits that one run of a graph takes on other devices, where this bounds the memory."""
 
 
-class Divergence:
-    """Compares distributions by graphs that are opened at their first use: `open_graph` opens them on `device`. A graph
-    that fails there raises `RunError`."""
+class DivergenceKernels:
+    """Compares distributions by graphs, opened on `device` at first use; one that fails raises `RunError`."""
 
     def __init__(self, open_graph: OpenGraph, device: Device) -> None:
         self.host_bytes = 0
@@ -50,16 +48,15 @@ class Divergence:
         self._graphs: dict[tuple[object, ...], _RowsGraph] = {}
 
     @classmethod
-    def at(cls, runner: Runner) -> Divergence:
+    def at(cls, runner: Runner) -> DivergenceKernels:
         """Graphs on the device where the runner leaves its logits rows; on the CPU if it returns them to the host."""
-        if isinstance(runner, OrtRunner):
+        if runner.open_graph is not None:
             return cls(runner.open_graph, runner.device)
         providers = resolve_providers("cpu", None)
         return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"))
 
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
-        """`divergence_graph`'s outputs, [R] each. `ids` [R] are where the rows are largest. Raises `ConfigError` for
-        vocabularies of two sizes."""
+        """`divergence_graph`'s outputs, [R] each; `ids` [R]: the rows' largest. `ConfigError` for two vocabularies."""
         vocab_size = shape_of(candidate)[1]
         refuse_other_vocabulary(shape_of(reference)[1], vocab_size)
         graph = self._graph(divergence_graph, vocab_size)
@@ -77,15 +74,15 @@ class Divergence:
             return records_R
         spread = np.arange(form.drawn) + rng.random((num_rows, form.drawn))
         graph = self._graph(record_graph, vocab_size, form.top, form.drawn)
-        found = self._run(graph, {"logits": logits}, {"uniforms": (spread / form.drawn).astype(np.float32)})
-        for name, values in found.items():
+        outputs = self._run(graph, {"logits": logits}, {"uniforms": (spread / form.drawn).astype(np.float32)})
+        for name, values in outputs.items():
             records_R[name] = values
         return records_R
 
     def compare_recorded(
         self, records_R: npt.NDArray[np.void], form: Form, logits: LogitRows, ids: Array
     ) -> dict[str, Array]:
-        """As `compare`, with `recorded_graph`'s outputs too, against records of the form."""
+        """As `compare`, [R] each, with `recorded_graph`'s outputs too, against records of the form."""
         vocab_size = shape_of(logits)[1]
         refuse_other_vocabulary(form.vocab_size, vocab_size)
         if form.is_whole:
@@ -98,8 +95,8 @@ class Divergence:
             "record_logprobs": np.ascontiguousarray(records_R["logprobs"]),
             "tail": np.ascontiguousarray(records_R["tail"][:, None]),
         }
-        found = self._run(graph, {"logits": logits}, record)
-        return {**found, "reference_top_logprobs": record["record_logprobs"][:, 0]}
+        outputs = self._run(graph, {"logits": logits}, record)
+        return {**outputs, "reference_top_logprobs": record["record_logprobs"][:, 0]}
 
     def _graph(self, build: Callable[..., bytes], *sizes: int) -> _RowsGraph:
         key = (build, *sizes)
@@ -110,9 +107,9 @@ class Divergence:
     def _run(self, graph: _RowsGraph, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
         num_rows, vocab_size = shape_of(next(iter(rows.values())))
         with named_ort_failures(f"to compare {num_rows} rows of {vocab_size} logits"):
-            found = graph.run(rows, arrays)
-        self.host_bytes += sum(array.nbytes for array in found.values())
-        return found
+            outputs = graph.run(rows, arrays)
+        self.host_bytes += sum(array.nbytes for array in outputs.values())
+        return outputs
 
 
 class _RowsGraph:
@@ -121,7 +118,7 @@ class _RowsGraph:
     def __init__(self, session: ort.InferenceSession, device: Device) -> None:
         self._session = session
         self._device = device
-        self._feed = Feed(session, device)
+        self._feed = InputFeed(session, device)
         self._names = [output.name for output in session.get_outputs()]
 
     def run(self, rows: Mapping[str, LogitRows], arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -147,7 +144,6 @@ class _RowsGraph:
         }
 
     def _place(self, rows: LogitRows) -> LogitRows:
-        """The rows where this graph runs; what another device holds goes through the host."""
         if isinstance(rows, ort.OrtValue) and rows.device_name() == self._device.kind:
             return rows
         host = to_host(rows)
@@ -182,6 +178,7 @@ def shape_of(rows: LogitRows) -> tuple[int, int]:
 
 
 def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
+    """The rows [R, V] in the host's memory."""
     array: npt.NDArray[np.float32] = rows.numpy() if isinstance(rows, ort.OrtValue) else np.ascontiguousarray(rows)
     return array
 
@@ -189,9 +186,9 @@ def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
 def vocab_size_of(runner: Runner) -> int:
     """Tokens that the model has logits for, found by a step of one token that is resident afterwards; behind an encoder
     of features, of which there are none to try, the number in the graph or its configuration."""
-    kind = runner.traits.source_kind
-    if isinstance(runner, OrtRunner | HfRunner) and kind is SourceKind.FEATURES:
-        return runner.vocab_size
+    kind, known = runner.traits.source_kind, runner.vocab_size
+    if kind is SourceKind.FEATURES and known is not None:
+        return known
     runner.reserve(1)
     source = Source(np.zeros(1, np.int64)) if kind is not None else None
     output = runner.run(Step((Row(0, 0, (0,), source=source),), (LogitsRow(0, 0),)))

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
-from olive_ext.engine.media import media_key
-from olive_ext.engine.reference.kernels import Divergence, shape_of
+from olive_ext.engine.media.items import media_key
+from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.reference.tap import Items, Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request, Result, source_key
 from olive_ext.engine.runners.runner import Runner, Traits
@@ -29,16 +30,18 @@ RECORDED = np.dtype([("record", "<i8")])
 class WritingTap(Tap):
     """Records the distributions that targets are scored with, each once. Requests that are recorded are not run."""
 
-    def __init__(self, records: Records, divergence: Divergence) -> None:
+    def __init__(self, records: Records, divergence: DivergenceKernels) -> None:
         self._records = records
         self._divergence = divergence
         self._rng = np.random.default_rng(records.form.seed)
         self._keys: dict[int, bytes] = {}
 
     @property
+    @override
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._divergence.host_bytes
 
+    @override
     def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
         self._keys = {place: key_of(request) for place, request in items}
         content = zlib.crc32(b"".join(sorted(self._keys.values())))
@@ -46,6 +49,7 @@ class WritingTap(Tap):
         known = {place: result for place in self._keys if (result := self._known(place)) is not None}
         return known, [item for item in items if item[0] not in known]
 
+    @override
     def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), RECORDED)
         if step.targets:
@@ -62,9 +66,11 @@ class WritingTap(Tap):
         self._records.put(self._keys[place], targets)
         return replace(result, notes=None)
 
+    @override
     def flush(self) -> None:
         self._records.flush()
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         return {"records": self._records.describe()}
 
@@ -82,12 +88,13 @@ class ReadingTap(Tap):
     reference) is not noted of a step: the records have it by request.
     """
 
-    def __init__(self, records: Records, divergence: Divergence) -> None:
+    def __init__(self, records: Records, divergence: DivergenceKernels) -> None:
         self._records = records
         self._divergence = divergence
         self._scored: dict[int, Notes] = {}
 
     @property
+    @override
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._divergence.host_bytes
 
@@ -109,6 +116,7 @@ class ReadingTap(Tap):
         numbers = {place: tuple(scored["record"].tolist()) for place, scored in self._scored.items()}
         return {}, [(place, replace(request, records=numbers[place])) for place, request in items]
 
+    @override
     def note(self, step: Step, output: StepOutput) -> Notes:
         notes_T = np.zeros(len(step.targets), COMPARED)
         if not step.targets:
@@ -129,12 +137,14 @@ class ReadingTap(Tap):
         notes_T["same_top"] = (top_R == output.greedy_ids)[rows_T]
         return notes_T
 
+    @override
     def finish(self, place: int, result: Result) -> Result:
         assert result.notes is not None
         result.notes["reference_logprobs"] = self._scored[place]["logprob"]
         result.notes["reference_is_greedy"] = self._scored[place]["is_greedy"]
         return result
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "recorded", **self._records.describe()}}
 

@@ -15,19 +15,18 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
-from olive_ext.engine.media import Media, MediaItem
-from olive_ext.engine.reference.kernels import Divergence
+from olive_ext.engine.forms.base import joined
+from olive_ext.engine.media.items import Media, MediaItem
+from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Notes, Request, Result, Source
-from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
-from olive_ext.engine.step import UNLIMITED, Batching, IntArray, Step, StepOutput
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
+from olive_ext.engine.step import UNLIMITED, Capacity, IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
 
 logger = logging.getLogger(__name__)
-
-_BATCHING = (Batching.SINGLE, Batching.POOL, Batching.RANGE, Batching.PACKED)
-"""Each allows what those before it allow; the last allows ALIKE, too."""
 
 KEPT_ITEMS = 64
 """Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
@@ -52,9 +51,8 @@ class Tap(ABC):
         two parts that the step is then split into, which come without its copies and moves, may still be noted."""
 
     def traits(self, runner: Runner) -> Traits:
-        """What steps of `runner` can do when they are noted: all but decoding from tokens on the device, since a step
-        is noted before the next one runs."""
-        return replace(runner.traits, async_decode=False)
+        """What noted steps of `runner` can do: all but overlap, since a step is noted before the next one runs."""
+        return replace(runner.traits, overlaps_steps=False)
 
     def capacity(self, runner: Runner) -> Capacity:
         """The memory that noted steps of `runner` may use."""
@@ -103,9 +101,11 @@ class Tap(ABC):
 class NoTap(Tap):
     """Notes nothing, and leaves the traits of the steps as they are."""
 
+    @override
     def note(self, step: Step, output: StepOutput) -> None:
         return None
 
+    @override
     def traits(self, runner: Runner) -> Traits:
         return runner.traits
 
@@ -121,7 +121,7 @@ class ResidentTap(Tap):
         self,
         candidate: Runner,
         reference: OpenedRunner,
-        divergence: Divergence,
+        divergence: DivergenceKernels,
         own_item: Callable[[MediaItem], MediaItem] = lambda item: item,
     ) -> None:
         """`own_item`: a picture as the reference prepares it. Raises `ConfigError` for models of different kinds."""
@@ -133,67 +133,63 @@ class ResidentTap(Tap):
         self._reference.residency = candidate.residency
         self._divergence = divergence
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)
-        self._is_otherwise = False
-        self._owed: tuple[Step, ...] = ()
+        self._has_warned = False
+        self._missed: tuple[Step, ...] = ()
         self._seconds = 0.0
 
     @property
+    @override
     def host_bytes(self) -> int:  # type: ignore[override]
         return self._reference.host_bytes + self._divergence.host_bytes
 
+    @override
     def traits(self, runner: Runner) -> Traits:
         own, other = runner.traits, self._reference.traits
+        counts = runner.capacity.num_slots, self._reference.capacity.num_slots
         return Traits(
             context_length=min(own.context_length, other.context_length),
-            batching=self._batching(runner),
-            row_mix=own.row_mix.both(other.row_mix),
+            form=joined(own.form, other.form, counts),
             can_rewind=own.can_rewind and other.can_rewind,
             chunked_prefill=own.chunked_prefill and other.chunked_prefill,
-            tree_batches=own.tree_batches and other.tree_batches,
-            answer_steps=own.answer_steps and other.answer_steps,
             source_kind=own.source_kind,
             row_group=max(own.row_group, other.row_group),
             item_limit=own.item_limit.both(other.item_limit),
             lengths=tuple(sorted({*own.lengths, *other.lengths})),
         )
 
-    def _batching(self, runner: Runner) -> Batching:
-        """What both models' steps allow. A step of a pool holds all slots, which are one number for both models only
-        where both have as many."""
-        kinds = {runner.traits.batching, self._reference.traits.batching}
-        if Batching.ALIKE in kinds:
-            return Batching.ALIKE if kinds <= {Batching.ALIKE, Batching.PACKED} else Batching.SINGLE
-        batching = min(kinds, key=_BATCHING.index)
-        is_uneven = runner.capacity.num_slots != self._reference.capacity.num_slots
-        return Batching.SINGLE if batching is Batching.POOL and is_uneven else batching
-
     def capacity(self, runner: Runner) -> Capacity:
         """The lesser of each kind of memory."""
         return Capacity(*map(min, runner.capacity, self._reference.capacity))
 
+    @override
     def reserve(self, positions: int, cells: int) -> None:
         self._reference.reserve(positions, cells)
 
+    @override
     def check_source(self, source: Source | None) -> None:
         self._reference.check_source(source)
 
+    @override
     def check_media(self, media: Media) -> None:
         self._reference.check_media(self._own_media(media))
 
+    @override
     def expect_media(self, media: Media) -> None:
         self._reference.expect_media(self._own_media(media))
 
     def miss(self, step: Step) -> None:
-        """Keeps the step's copies and moves for the reference, which has not run it."""
-        self._owed = (*self._owed, step)
+        """Keeps the step for the reference, which has not made its copies and moves."""
+        self._missed = (*self._missed, step)
 
+    @override
     def forget(self) -> None:
-        self._owed = ()
+        self._missed = ()
 
+    @override
     def note(self, step: Step, output: StepOutput) -> Notes:
-        owed, self._owed = (*self._owed, step), ()
-        copies = tuple(copy for one in owed for copy in one.copies)
-        moves = tuple(move for one in owed for move in one.moves)
+        missed, self._missed = (*self._missed, step), ()
+        copies = tuple(copy for one in missed for copy in one.copies)
+        moves = tuple(move for one in missed for move in one.moves)
         begin = time.perf_counter()
         rows = tuple(row._replace(media=self._own_media(row.media)) if row.media else row for row in step.rows)
         reference = self._reference.run(replace(step, rows=rows, copies=copies, moves=moves))
@@ -212,22 +208,25 @@ class ResidentTap(Tap):
         return notes_T
 
     def _own_media(self, media: Media) -> Media:
-        found = tuple(replace(run, item=self._own(run.item)) for run in media)
-        if not self._is_otherwise and media != found:
-            self._is_otherwise = True
+        prepared = tuple(replace(run, item=self._own(run.item)) for run in media)
+        if not self._has_warned and media != prepared:
+            self._has_warned = True
             logger.warning("the reference prepares pictures otherwise than the model: that is compared, too")
-        return found
+        return prepared
 
     def _own(self, item: MediaItem) -> MediaItem:
         with item.or_lost():
             return self._own_item(item)
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}
 
+    @override
     def release_memory(self) -> None:
         self._reference.release_memory()
 
+    @override
     def close(self) -> None:
         self._reference.close()
 

@@ -1,4 +1,4 @@
-"""Runners execute steps: `runner.Runner` is their interface, and each room below holds one kind of runner.
+"""Runners: they execute steps over slots of a KV cache, by one library each (`ort`, `genai`, `hf`).
 
-`opening` imports the rooms' openers; `shape_buckets` and `trials` serve every kind. Knows no scheduler and no request.
+`trials` and `step_trial` serve every kind. Knows no scheduler and no request.
 """

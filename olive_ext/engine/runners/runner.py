@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from olive_ext.engine.media import ItemLimit, Media, MediaItem
+from olive_ext.engine.forms.base import ONE_ROW, StepForm
+from olive_ext.engine.media.items import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import ALONE, UNLIMITED, Batching, RowMix, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Capacity, Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
-from olive_ext.model.media_types import WORDS
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
 
 
@@ -23,25 +25,18 @@ class Traits:
     context_length: int
     """Positions that a sequence may occupy at most."""
 
-    batching: Batching = Batching.SINGLE
-    row_mix: RowMix = ALONE
-    """How far the rows of a step are alike, where `batching` is ALIKE."""
+    form: StepForm = ONE_ROW
+    """Which sequences share a step."""
 
     can_rewind: bool = True
     """A slot can be cut back to any position; otherwise only to those that were kept as checkpoints."""
 
     chunked_prefill: bool = True
     """An input may be fed in several steps, and go on from what another sequence has computed. Where it may not,
-    `batching` is SINGLE."""
+    a step has one row."""
 
-    async_decode: bool = False
+    overlaps_steps: bool = False
     """The runner keeps the greedy tokens of a step on its device, and takes a step that is fed with them."""
-
-    tree_batches: bool = False
-    """A step may be a tree batch."""
-
-    answer_steps: bool = False
-    """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
 
     source_kind: SourceKind | None = None
     """What the encoder takes; None where there is none."""
@@ -60,33 +55,15 @@ class Traits:
     """Positions behind which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
     different sides of one share no steps, and nothing that is resident."""
 
+    def one_by_one(self) -> Traits:
+        """The traits where texts are fed whole and alone."""
+        return replace(self, form=ONE_ROW, chunked_prefill=False)
+
     def side(self, num_positions: int) -> Side:
         """The side that a text of so many positions belongs to."""
         passed = sum(length < num_positions for length in self.lengths)
         first = self.lengths[passed - 1] + 1 if passed else 0
         return Side(first, self.lengths[passed] if passed < len(self.lengths) else UNLIMITED)
-
-
-class Side(NamedTuple):
-    """Texts of `first` to `last` positions, which a model computes alike."""
-
-    first: int = 0
-    last: int = UNLIMITED
-
-
-ONE_SIDE = Side()
-"""All texts."""
-
-
-class Capacity(NamedTuple):
-    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
-
-    num_slots: int
-    positions: int = 0
-    """Positions of each slot."""
-
-    cells: int = 0
-    """Cells of the shared-prefix cache."""
 
 
 class Residency:
@@ -102,7 +79,13 @@ class Residency:
 
 
 class Runner(ABC):
-    """Executes steps. `host_bytes` counts the bytes that were copied from the device to the host so far."""
+    """Executes steps."""
+
+    device = Device("cpu")
+    """Where the logits rows of a step are left."""
+
+    open_graph: Callable[[bytes], Any] | None = None
+    """Opens a graph without weights on that device, where the runner has sessions of its own."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -110,11 +93,18 @@ class Runner(ABC):
 
     @property
     @abstractmethod
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """The memory that is allocated."""
 
     @property
     @abstractmethod
-    def host_bytes(self) -> int: ...
+    def host_bytes(self) -> int:
+        """Bytes that were copied from the device to the host so far."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens that the model has logits for, where a graph or a configuration tells."""
+        return None
 
     @abstractmethod
     def run(self, step: Step) -> StepOutput:
@@ -123,8 +113,7 @@ class Runner(ABC):
 
     @abstractmethod
     def reserve(self, positions: int, cells: int = 0) -> None:
-        """Makes every slot hold `positions` and the shared-prefix cache `cells`. What is resident is lost where that
-        changes `capacity`."""
+        """Makes slots hold `positions`, the shared prefix `cells`; a change of `capacity` loses what is resident."""
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where a request cannot have this source, or needs one."""
@@ -148,8 +137,7 @@ class Runner(ABC):
             raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}")
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs encoders beforehand on `items` of every shape that is expected, and what brings their features to rows
-        of up to `most` tokens. A runner of text alone has none."""
+        """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens."""
         assert not items
 
     def warm_up_source(self, source: Source) -> None:  # noqa: B027 (most runners have no such encoder)
@@ -161,8 +149,7 @@ class Runner(ABC):
 
     @abstractmethod
     def release_memory(self) -> None:
-        """Frees what has grown with use: KV caches, captured steps, kept encoder outputs, the allocator's spare memory.
-        The weights stay, and `reserve` makes room again."""
+        """Frees what has grown with use, spare memory too; the weights stay, and `reserve` makes room again."""
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:

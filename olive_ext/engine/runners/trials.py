@@ -1,47 +1,30 @@
-"""Finds out by steps on an opened model what its graph does not show. Knows runners by their steps, and no files."""
+"""Trials of an opened model that no form decides: how many tokens the device attends to rightly, where a text may be
+cut so that no bit changes, and whether a text's numbers are its own: fed whole and alone, in parts, behind what another
+text has left, and beside another text. What no reading of a graph shows, a few random texts do. Knows runners by their
+steps, and no files.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.runners.shape_buckets import DECODING, BucketedRunner, step_sizes
-from olive_ext.engine.step import (
-    FIRST_CELL,
-    SHARED_PREFIX,
-    Batching,
-    CellArray,
-    Copy,
-    FloatArray,
-    LogitsRow,
-    Row,
-    Step,
-    StepOutput,
-)
-from olive_ext.errors import ModelError, RunError
+from olive_ext.engine.forms import agreement
+from olive_ext.engine.forms.agreement import TARGETS, disagreement
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.runner import Runner, Traits
+from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
+from olive_ext.errors import RunError
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
-from olive_ext.model.decisions import SHORT_STEP, BucketPlan, is_attention_at_risk
-from olive_ext.model.types import DecoderSpec, Device
+from olive_ext.model.decisions import SHORT_STEP, is_attention_at_risk
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import DecoderSpec, SourceKind
 
 logger = logging.getLogger(__name__)
-
-TOLERANCE, MOST = 0.02, 0.3
-"""Difference that passes, as a part of what another context makes for a difference: rounding is far below, a token that
-sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
-the same tokens one by one makes, up to `MOST`."""
-
-TARGETS = (0, 1, 2, 3)
-"""Tokens whose log-probabilities are compared, behind each text."""
-
-TEXT_TOKENS = 5
-"""Tokens of a text that is scored in padded steps."""
-
-STEM, SUFFIX = 5, 4
-"""Tokens of the tree's stem, and of each of its two ends."""
 
 ATTENDED_TOLERANCE = 0.05
 """Largest accepted error of attended values around 1: the wrong shader is off by 0.1 and more."""
@@ -54,191 +37,15 @@ OpenGraph = Callable[[bytes], Any]
 _FLOAT = 1
 """ONNX's element type."""
 
+GROUPS = (2, 4, 8, 16)
+"""Groups of rows that are tried. A single token is not: it has kernels of its own, for attention at least, and rounding
+hides that in one short text of five (4 layers, int8 in blocks of 128)."""
 
-def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
-    """`chunk_size`, or 1 and a note where the graph fails on several tokens behind resident positions.
+GROUP_TEXTS = (2 * GROUPS[-1], 4 * GROUPS[-1])
+"""Tokens of the texts that are cut into groups: of two, because one may hide a difference, and the second so long that
+kernels show that take more rows than any group has. Of SmolLM2-135M's shape in int4 that takes 0.6 s of one thread."""
 
-    onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
-    Mamba graphs that declare any number run with one.
-    Raises `ModelError` where the model cannot run a token at all.
-    """
-    runner.reserve(3)
-    try:
-        runner.run(Step((Row(0, 0, (0,)),)))
-    except RunError as error:
-        raise ModelError(f"the model cannot run one token: {error}") from error
-    if chunk_size == 1:
-        return 1
-    try:
-        runner.run(Step((Row(0, 1, (0, 0)),)))
-    except RunError as error:
-        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more behind a past: {error}")
-        return 1
-    return chunk_size
-
-
-def disagreement(
-    what: str, expected: Sequence[FloatArray], found: Sequence[FloatArray], again: FloatArray
-) -> str | None:
-    """How far `found`, which `what` score, is from `expected`, two contexts' log-probabilities; None where that is
-    rounding. `again` is the second context's, fed one token a step."""
-    difference = max(float(np.abs(a - b).max()) for a, b in zip(expected, found, strict=True))
-    spread = float(np.abs(expected[0] - expected[1]).max())
-    rounding = float(np.abs(expected[1] - again).max())
-    if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
-        return None
-    return f"{what} score {difference:.2g} nats off, where another context makes {spread:.2g}"
-
-
-def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
-    """Why tree batches must not be used on this model and device; None where they score what single rows score."""
-    rng = np.random.default_rng(0)
-    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
-    runner.reserve(STEM + SUFFIX, FIRST_CELL + STEM + 2 * SUFFIX)
-    try:
-        expected = [_score(runner, stem + suffix) for suffix in (left, right)]
-        again = _score_one_by_one(runner, stem + right, STEM)
-        found = _score_tree_batch(runner, stem, left, right)
-    except RunError as error:
-        return f"a step of branches fails: {error}"
-    return disagreement("branches", expected, found, again)
-
-
-def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
-    """Why packed steps must not be used on this model and device; None where they score what single rows score."""
-    rng = np.random.default_rng(0)
-    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
-    runner.reserve(STEM + SUFFIX)
-    try:
-        expected = [_score(runner, stem + suffix) for suffix in (left, right)]
-        again = _score_one_by_one(runner, stem + right, STEM)
-        runner.run(Step((Row(0, 0, stem + left[:2]),)))
-        rows = (Row(0, STEM + 2, left[2:]), Row(1, STEM, right))
-        logits_rows = (LogitsRow(0, SUFFIX - 3), LogitsRow(1, SUFFIX - 1))
-        both = runner.run(Step(rows, logits_rows, _targets(2), copies=(Copy(0, 1, STEM),))).target_logprobs
-    except RunError as error:
-        return f"a packed step fails: {error}"
-    return disagreement("packed steps", expected, [both[: len(TARGETS)], both[len(TARGETS) :]], again)
-
-
-def check_answer_steps(runner: Runner, vocab_size: int) -> str | None:
-    """Why texts that are scored must not be fed one token a step together; None where that scores what single rows
-    score."""
-    rng = np.random.default_rng(0)
-    stem, *ends = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
-    runner.reserve(STEM + SUFFIX)
-    is_pool = runner.traits.batching is Batching.POOL
-    idle = tuple(Row(slot, 0, (0,)) for slot in range(2, runner.capacity.num_slots if is_pool else 2))
-    found = np.zeros(0, np.float32)
-    try:
-        expected = [_score(runner, stem + end) for end in ends]
-        again = _score_one_by_one(runner, stem + ends[1], STEM)
-        _score(runner, stem)
-        for depth, tokens in enumerate(zip(*ends, strict=True)):
-            rows = tuple(Row(slot, STEM + depth, (token,)) for slot, token in enumerate(tokens))
-            copies = () if depth else (Copy(0, 1, STEM),)
-            step = Step((*rows, *idle), (LogitsRow(0, 0), LogitsRow(1, 0)), _targets(2), copies=copies)
-            found = runner.run(step).target_logprobs
-    except RunError as error:
-        return f"a step of short answers fails: {error}"
-    return disagreement("short answers together", expected, [found[: len(TARGETS)], found[len(TARGETS) :]], again)
-
-
-def _score(runner: Runner, tokens: tuple[int, ...], past: int = 0, padding: BucketedRunner | None = None) -> FloatArray:
-    """Log-probabilities of `TARGETS` behind `tokens`, of which `past` are resident, in a step that is padded where
-    `padding` is given."""
-    step = Step((Row(0, past, tokens[past:]),), (LogitsRow(0, len(tokens) - past - 1),), _targets(1))
-    return _run(runner, step, padding).target_logprobs[: len(TARGETS)]
-
-
-def _score_one_by_one(runner: Runner, tokens: tuple[int, ...], first: int) -> FloatArray:
-    """As `_score`, with the first `first` tokens in one step and each later token in a step of its own."""
-    found = _score(runner, tokens[:first])
-    for past in range(first, len(tokens)):
-        found = _score(runner, tokens[: past + 1], past)
-    return found
-
-
-def _score_tree_batch(runner: Runner, stem: tuple[int, ...], *suffixes: tuple[int, ...]) -> list[FloatArray]:
-    """As `_score`, behind both ends: one step holds the stem and two tokens of the left suffix; the next, a tree batch,
-    holds the right suffix behind the stem together with the rest of the left one."""
-    left, right = suffixes
-    stem_cells = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
-    first = FIRST_CELL + STEM + 2
-    runner.run(Step((Row(SHARED_PREFIX, 0, stem + left[:2], cells_P=stem_cells[:0]),), first_cell=FIRST_CELL))
-    begun: CellArray = np.arange(FIRST_CELL, first, dtype=np.int32)
-    rows = (Row(SHARED_PREFIX, STEM, right, cells_P=stem_cells), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun))
-    logits_rows = (LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1))
-    both = runner.run(Step(rows, logits_rows, _targets(2), first_cell=first)).target_logprobs
-    return [both[: len(TARGETS)], both[len(TARGETS) :]]
-
-
-def _targets(num_rows: int) -> tuple[tuple[int, int], ...]:
-    """`TARGETS` behind each logits row of a step."""
-    return tuple((row, token) for row in range(num_rows) for token in TARGETS)
-
-
-def _run(runner: Runner, step: Step, padding: BucketedRunner | None) -> StepOutput:
-    padded = step if padding is None else padding.padded(step)
-    assert padded is not None
-    return runner.run(padded)
-
-
-def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
-    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where `plan` has
-    buckets.
-
-    Raises `ConfigError` where nothing else will do."""
-    if plan.steps == "none":
-        return runner
-    sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
-    bucketed = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
-    problem = _check_buckets(runner, bucketed, vocab_size)
-    if problem is None and plan.is_captured:
-        problem = _check_replays(runner, bucketed, vocab_size)
-    if problem is None:
-        return bucketed
-    notes.append(plan.without(problem).note)
-    return runner
-
-
-def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
-    """Why steps of few shapes must not be used on this model and device; None where they score what others do."""
-    rng = np.random.default_rng(0)
-    texts = [tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()]
-    runner.reserve(TEXT_TOKENS)
-    found = []
-    try:
-        expected = [_score(runner, text) for text in texts]
-        for text in texts:
-            _run(runner, Step((Row(0, 0, text[:-2]),)), bucketed)
-            found.append(_score(runner, text, TEXT_TOKENS - 2, bucketed))
-        again = _score_one_by_one(runner, texts[1], 1)
-    except RunError as error:
-        return f"a step that was filled up fails: {error}"
-    return disagreement("steps that were filled up", expected, found, again)
-
-
-def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
-    """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
-    slots = range(runner.capacity.num_slots)
-    logits_rows = tuple(LogitsRow(slot, 0) for slot in slots)
-    targets = _targets(len(slots))
-    expected, found = [], []
-    try:
-        for slot in slots:
-            runner.run(Step((Row(slot, 0, (slot % vocab_size,)),), logits_rows[:1]))
-        for first in (0, vocab_size // 2):
-            rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
-            step = Step(rows, logits_rows, targets)
-            expected.append(runner.run(step))
-            found.append(_run(runner, step, bucketed))
-    except RunError as error:
-        return f"a captured step fails: {error}"
-    if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, found, strict=True)):
-        return "replays of a captured step find other tokens"
-    plain, replayed = ([output.target_logprobs[: len(targets)] for output in outputs] for outputs in (expected, found))
-    return disagreement("replays of a captured step", plain, replayed, plain[1])
+EXAMPLE = 8
 
 
 def fitting_attention(
@@ -263,7 +70,8 @@ def attends_to_long_steps(open_graph: OpenGraph) -> bool:
     tokens = np.random.default_rng(0).standard_normal((3, 1, 2 * SHORT_STEP, NUM_HEADS * HEAD_SIZE), np.float32)
     long = _attend(session, tokens)
     short = _attend(session, tokens[:, :, :SHORT_STEP])
-    return bool(np.abs(long[:, :SHORT_STEP] - short).max() < ATTENDED_TOLERANCE)
+    is_computed = bool(np.ptp(short)) or not agreement.NEEDS_SPREAD
+    return is_computed and bool(np.abs(long[:, :SHORT_STEP] - short).max() < ATTENDED_TOLERANCE)
 
 
 def _attend(session: Any, tokens: FloatArray) -> FloatArray:
@@ -278,3 +86,167 @@ def _attend(session: Any, tokens: FloatArray) -> FloatArray:
     (attended,) = binding.get_outputs()
     result: FloatArray = attended.numpy()
     return result
+
+
+def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: int, notes: list[str]) -> None:
+    """Lets texts be cut only where a trial finds the same bits, if the model's roundings would show others."""
+    if not spec.rounds_rows or device.kind != "cpu" or not spec.is_splittable or chunk_size == 1:
+        return
+    if spec.states:  # they stand for what fills a group up, too
+        notes.append("with states no groups of rows are made: what shares steps with a text may move its roundings")
+        return
+    group = find_row_group(runner, spec.vocab_size)
+    if group is not None:
+        runner.traits = replace(runner.traits, row_group=group)
+        return
+    notes.append("requests are fed whole and alone: this processor's kernels round no groups of rows as a whole text's")
+    runner.traits = runner.traits.one_by_one()
+
+
+def find_row_group(runner: Runner, vocab_size: int) -> int | None:
+    """The fewest tokens by which a text may be cut without changing a bit; None where no such number is found."""
+    rng, lengths = np.random.default_rng(0), [min(length, runner.traits.context_length) for length in GROUP_TEXTS]
+    texts = [rng.integers(0, vocab_size, length).tolist() for length in lengths]
+    runner.reserve(max(lengths))
+    try:
+        for group in GROUPS:
+            if all(_is_cut_by(runner, text, group) for text in texts):
+                return group
+    except RunError as error:
+        logger.warning("no group of rows could be tried: %s", error)
+    return None
+
+
+def _is_cut_by(runner: Runner, text: list[int], group: int) -> bool:
+    """Whether the end of `text` has the same bits behind steps of groups as in one step; False where it has no end."""
+    length = len(text) - len(text) % group
+    if length <= group:
+        return False
+    stops = sorted({*range(group, min(GROUPS[-1], length) + 1, group), length - group, length})
+    return _last_rows(runner, text, stops, group) == _last_rows(runner, text, [length], group)
+
+
+def _example_source(traits: Traits) -> Source | None:
+    if traits.source is None:
+        return None
+    shape = [size if isinstance(size, int) else EXAMPLE for size in traits.source.shape[1:]]
+    return Source(np.zeros(shape, np.float32 if traits.source_kind is SourceKind.FEATURES else np.int64))
+
+
+def _last_rows(runner: Runner, text: list[int], stops: Sequence[int], num_rows: int) -> bytes:
+    """The bits of what follows each of the last `num_rows` tokens of `text`, fed in steps up to each of `stops`. Only
+    equal numbers of rows can be compared, because the scoring head's last bits depend on how many it takes."""
+    source = _example_source(runner.traits)
+    starts = [0, *stops[:-1]]
+    rows = [Row(0, start, tuple(text[start:stop]), source=source) for start, stop in zip(starts, stops, strict=True)]
+    for row in rows[:-1]:
+        runner.run(Step((row,)))
+    first = len(rows[-1].tokens) - num_rows
+    logits_rows = tuple(LogitsRow(0, first + place) for place in range(num_rows))
+    return runner.run(Step((rows[-1],), logits_rows, samples=tuple(range(num_rows)))).sample_logits_KV.tobytes()
+
+
+LENGTH = 32
+"""Tokens of the texts where nothing in the graph asks for more; the whole trial takes five times as many."""
+
+WORK = 5 * 10**10
+"""Bytes of weights times tokens of a text that the trial may take where the graph has numbers of positions that could
+decide something: 92 tokens of SmolLM2-135M's shape in fp32 (1 s), 4,096 of a model of 12 MB. Longer texts are fed by
+`olive-ext check --verify`."""
+
+SHORT = 9
+"""Tokens of the text that another one is fed beside, and by how many texts pass a number of positions."""
+
+Text = tuple[int, ...]
+
+
+def affordable(num_bytes: int | None) -> int:
+    """The most tokens of a text, of a model of so many bytes."""
+    return max(LENGTH, WORK // max(1, num_bytes or WORK))
+
+
+def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int) -> str | None:
+    """Why texts of this model must be fed whole and alone; None where that makes no difference, or cannot be tried:
+    where a step takes less than a text, or an encoder would have to run.
+
+    Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
+    step has up to `longest`.
+    """
+    wanted = [4 * (number + SHORT) // 3 for number in numbers]  # the last of four parts begins behind the number
+    length = max([LENGTH, *(tokens for tokens in wanted if tokens <= most)])
+    length = min(length, longest, runner.traits.context_length - 1)
+    length -= length % (4 * runner.traits.row_group)
+    traits = runner.traits
+    if length <= 2 * SHORT or traits.source_kind is not None or not traits.chunked_prefill:
+        return None
+    trial = _PartsTrial(runner, vocab_size, length)
+    try:
+        expected = [trial.whole(text) for text in trial.texts]
+        again = np.concatenate([expected[1][: -len(TARGETS)], trial.last_alone()])
+        for what, found in trial.other_ways(expected):
+            if problem := disagreement(what, expected, found, again):
+                return problem
+    except RunError as error:
+        return f"steps of parts of a text fail: {error}"
+    return None
+
+
+class _PartsTrial:
+    """Two texts with a common first half, and the log-probabilities of `TARGETS` at two places of their second."""
+
+    def __init__(self, runner: Runner, vocab_size: int, length: int) -> None:
+        self._runner = runner
+        rng = np.random.default_rng(0)
+        first, second = rng.integers(0, vocab_size, (2, length)).tolist()
+        self._part = length // 4
+        self.texts: tuple[Text, Text] = (tuple(first), (*first[: 2 * self._part], *second[2 * self._part :]))
+        self._places = (3 * self._part - 1, length - 1)
+        self._short: Text = tuple(second[:SHORT])
+        self._side = runner.traits.side(length).first
+        runner.reserve(length)
+
+    def whole(self, text: Text) -> FloatArray:
+        return self._fed(text, 0, len(text))
+
+    def last_alone(self) -> FloatArray:
+        """Of the last token of the second text, which was fed last, in a step of its own."""
+        text = self.texts[1]
+        if not self._runner.traits.can_rewind:
+            self._fed(text, 0, len(text) - 1)
+        return self._fed(text, len(text) - 1, len(text))
+
+    def other_ways(self, expected: list[FloatArray]) -> Iterator[tuple[str, list[FloatArray]]]:
+        """What ways of feeding one of the texts give of it, and what is expected of the other."""
+        traits, num_slots = self._runner.traits, self._runner.capacity.num_slots
+        (first, second), half, length = self.texts, 2 * self._part, len(self.texts[0])
+        begins = range(0, length, self._part)
+        parts = np.concatenate([self._fed(first, begin, begin + self._part) for begin in begins])
+        yield "texts fed in parts", [parts, expected[1]]
+        if traits.can_rewind:
+            yield "texts behind the beginning of another", [expected[0], self._fed(second, half, length)]
+        if traits.can_rewind and num_slots > 1:
+            copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
+            yield "texts behind a copy of another's beginning", [expected[0], copied]
+        if num_slots > 1 and traits.form.in_slots.mixes_pasts:
+            self._fed(first, half if traits.can_rewind else 0, length - 1)
+            beside = np.concatenate([expected[0][: -len(TARGETS)], self._last_in_company()])
+            yield "texts beside another", [beside, expected[1]]
+
+    def _last_in_company(self) -> FloatArray:
+        """Of the last token of the first text, which is resident up to there, in a step with that of the short one."""
+        text, short, last = self.texts[0], self._short, len(self.texts[0]) - 1
+        self._fed(short, 0, SHORT - 1, slot=1)
+        slots = self._runner.traits.form.in_slots.slots_of([0, 1], self._runner.capacity.num_slots)
+        idle = [Row(slot, 0, (0,)) for slot in slots[2:]]
+        rows = (Row(0, last, text[last:]), Row(1, SHORT - 1, short[-1:]), *idle)
+        return self._run(Step(rows, (LogitsRow(0, 0),), tuple((0, token) for token in TARGETS)))
+
+    def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> FloatArray:
+        offsets = [place - start for place in self._places if start <= place < stop]
+        logits_rows = tuple(LogitsRow(0, offset) for offset in offsets)
+        targets = tuple((row, token) for row in range(len(offsets)) for token in TARGETS)
+        return self._run(Step((Row(slot, start, text[start:stop]),), logits_rows, targets, copies=copies))
+
+    def _run(self, step: Step) -> FloatArray:
+        found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
+        return found[: len(step.targets)]

@@ -38,9 +38,11 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
+        """Sequences without a slot."""
         return len(self._inputs) + len(self._answers)
 
     def add(self, sequence: Sequence) -> None:
+        """Takes sequences in sorted order."""
         is_answer = self._is_answer(sequence, sequence.num_shared, self._answer_tokens)
         (self._answers if is_answer else self._inputs).append(sequence)
 
@@ -107,7 +109,6 @@ class Admission:
         return None
 
     def _num_children(self) -> int:
-        """Waiting sequences whose prefix a slot holds, or is about to."""
         return sum([last.num_children for last in self._last.values()])
 
     def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:

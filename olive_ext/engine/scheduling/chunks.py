@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
-from olive_ext.engine.scheduling.media_ids import MediaIds
-from olive_ext.engine.scheduling.prefix_tree import input_key
+from olive_ext.engine.scheduling.prefix_tree import MediaIds, input_key
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
 """Tokens that a chunk of scored texts feeds, about: what a crash costs, and what makes up for a last step that is not

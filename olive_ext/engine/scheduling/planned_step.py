@@ -1,5 +1,9 @@
-"""A step with what becomes of its numbers, which is planned with it and not worked out again when it is read. Knows no
-runner."""
+"""A step with what becomes of its numbers, which is planned with it: where they go, and which no working model has.
+Knows no runner.
+
+Lawful are a log-probability of -inf (a suppressed token) and -inf among the logits of a row. Axes: T targets, K sampled
+rows.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from olive_ext.engine.scheduling.beam_group import BeamGroup
-from olive_ext.engine.scheduling.sequences import Reading, Sequence
-from olive_ext.engine.step import Ban, LogitsRow, Row, Step
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.scheduling.beams import BeamGroup
+from olive_ext.engine.scheduling.sequences import PROBE, PendingAnswer, Reading, Sequence
+from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
+from olive_ext.errors import NonFiniteError
 
 IDLE = Reading()
 
@@ -24,8 +32,7 @@ class PlannedStep:
 
     @property
     def finds_next(self) -> bool:
-        """Whether each row finds exactly one token, and that is its sequence's next one; rows that are idle find one
-        that nobody reads."""
+        """Whether each row finds one token, its sequence's next one; what idle rows find nobody reads."""
         if self.step.uses_previous_tokens:
             return True
         if self.step.samples or self.step.beams or len(self.readings) != len(self.step.rows):
@@ -34,11 +41,7 @@ class PlannedStep:
 
 
 def planned(
-    rows: tuple[tuple[Sequence | None, Row], ...],
-    beams: Mapping[int, BeamGroup],
-    *,
-    reads_idle: bool,
-    **more: Any,
+    rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], *, reads_idle: bool, **more: Any
 ) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot. With
     `reads_idle` idle rows find a token, too, where none is chosen from a whole row: a step that follows needs one for
@@ -71,3 +74,72 @@ def planned(
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
     step = Step(tuple([row for _, row in rows]), *read_of, beams=tuple(groups), num_candidates=most, **more)
     return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings))
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """What is wrong in a step's output: the targets whose log-probability is NaN or +inf, or whose KL divergence from a
+    reference is not finite (it is infinite where the model gives a token no probability at all that the reference gives
+    one), and the rows to sample from that hold NaN or +inf."""
+
+    targets_T: BoolArray
+    samples_K: BoolArray
+
+    @classmethod
+    def of(cls, output: StepOutput) -> NonFinite:
+        """What is wrong in an output."""
+        targets_T: BoolArray = ~(output.target_logprobs < np.inf)
+        if output.notes_T is not None and "kl" in (output.notes_T.dtype.names or ()):
+            targets_T |= ~np.isfinite(output.notes_T["kl"])
+        samples_K = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
+        return cls(targets_T, samples_K)
+
+    def refuse(self, planned: PlannedStep, output: StepOutput, num_steps: int) -> None:
+        """Raises `NonFiniteError` for the first wrong request and position; `num_steps` is the step's number."""
+        if self.targets_T.any():
+            place = int(self.targets_T.argmax())
+            index, token = planned.step.targets[place]
+            logprob = f"log-probability of token {token}: {output.target_logprobs[place]}"
+            kl = "" if output.notes_T is None else f", KL divergence from the reference: {output.notes_T['kl'][place]}"
+            raise _error(planned, index, f"{logprob}{kl}, step {num_steps}")
+        if self.samples_K.any():
+            index = planned.step.samples[int(self.samples_K.argmax())]
+            raise _error(planned, index, f"a logit is NaN or infinite, step {num_steps}")
+
+
+def _error(planned: PlannedStep, index: int, found: str) -> NonFiniteError:
+    """The error about logits row `index` of a step."""
+    logits_row = planned.step.logits_rows[index]
+    row, sequence = planned.step.rows[logits_row.row], planned.sequences[logits_row.row]
+    position = row.past + logits_row.offset
+    assert sequence is not None
+    reads = sequence.reads.get(position, ())
+    answer = reads[0].answer if reads else sequence.answer
+    key = answer.key if answer is not None else "?"
+    return NonFiniteError(
+        f"request {key!r}: the model's output behind {position + 1} tokens is not finite ({found}): its weights, its "
+        "data type or the execution provider give NaN or infinity",
+        " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
+    )
+
+
+def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tuple[list[PendingAnswer], int]:
+    """Puts the scores of a step's targets into their answers: those that are complete now, and how many have an output
+    that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
+    completed: list[PendingAnswer] = []
+    num_wrong, notes_T = 0, output.notes_T
+    found = zip(planned.readings, output.greedy_ids.tolist(), strict=True)
+    reads = [(read, best) for reading, best in found for read in reading.reads]
+    scores = zip(reads, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True)
+    for place, (((token, answer, target, _), best), logprob, is_wrong) in enumerate(scores):
+        if is_wrong and (target != PROBE or answer.finish_reason is None):
+            num_wrong += answer.note_non_finite()
+        if target == PROBE:
+            continue
+        note = None if notes_T is None else notes_T[place : place + 1]
+        if answer.put_score(target, logprob, best == token, note):
+            completed.append(answer)
+    return completed, num_wrong

@@ -10,17 +10,48 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from olive_ext.engine.media import border
+from olive_ext.engine.media.items import border
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, source_key
-from olive_ext.engine.runners.runner import ONE_SIDE, Side
-from olive_ext.engine.scheduling.sequences import Answer, Read, Sequence
+from olive_ext.engine.scheduling.sequences import PendingAnswer, Read, Sequence
+from olive_ext.engine.step import ONE_SIDE, Side
+from olive_ext.errors import RunError
 
 _ITEM = 4
 """Bytes of a token in an input's key."""
+
+
+FIRST_ID = 1 << 30
+"""Larger than any token id."""
+
+_LAST_ID = (1 << 31) - 1
+"""The largest number that the slots' int32 holds."""
+
+
+class MediaIds:
+    """The numbers of each item's tokens, given when it is first met. A runner puts the placeholders back."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, int] = {}
+        self._next = FIRST_ID
+
+    def put(self, request: Request) -> Request:
+        """The request with its items' numbers in place of the placeholders."""
+        if not request.media:
+            return request
+        tokens = list(request.tokens)
+        for run in request.media:
+            first = self._first.get(run.item.key)
+            if first is None:
+                first = self._first[run.item.key] = self._next
+                self._next += run.item.num_tokens
+                if self._next > _LAST_ID:
+                    raise RunError("too many different pictures and sounds in one session: open the model again")
+            tokens[run.start : run.stop] = range(first, first + run.item.num_tokens)
+        return replace(request, tokens=tuple(tokens))
 
 
 def one_side(_: int) -> Side:
@@ -73,7 +104,7 @@ def make_plan(
             _, owner = owners.pop()
             if (owners[-1][0] if owners else 0) < shared:
                 owners.append((shared, owner))
-        answer = Answer(key, request.num_targets, request.generation)
+        answer = PendingAnswer(key, request.num_targets, request.generation)
         if length > shared or request.generation is not None:
             sequence = _sequence(tokens, request, answer, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
@@ -92,7 +123,7 @@ def input_key(request: Request) -> bytes:
     return struct.pack(f">{len(tokens)}i", *tokens)
 
 
-def _sequence(tokens: TokenArray, request: Request, answer: Answer, side: Side) -> Sequence:
+def _sequence(tokens: TokenArray, request: Request, answer: PendingAnswer, side: Side) -> Sequence:
     generation, source, media = request.generation, request.source, request.media
     if generation is None:
         return Sequence(tokens, len(tokens), source=source, media=media, side=side)
@@ -105,8 +136,7 @@ def _sequence(tokens: TokenArray, request: Request, answer: Answer, side: Side) 
 
 
 def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
-    """The sequence that computes the last of the first `length` tokens, which the next sequence shares. They are marked
-    there."""
+    """The sequence that computes the last of the first `length` tokens, which the next shares; marked there."""
     if not length:
         return None
     parent = next(owner for end, owner in owners if end >= length)
@@ -115,7 +145,7 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
     return parent
 
 
-def _place_reads(request: Request, answer: Answer, owners: list[tuple[int, Sequence]]) -> None:
+def _place_reads(request: Request, answer: PendingAnswer, owners: list[tuple[int, Sequence]]) -> None:
     first = len(request.tokens) - request.num_targets
     place = 0
     for target in range(request.num_targets):

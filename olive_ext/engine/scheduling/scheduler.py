@@ -1,6 +1,7 @@
 """Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
-A step is a tree batch, where the runner takes these and there is something to score; else `SlotSteps` makes it.
+A step has scored texts without slots, where the runner's form has such and there is something to score; else
+`SlotSteps` makes it.
 Sequences on other sides of a length behind which the model computes texts otherwise wait until those of the present
 side have ended, and find nothing resident; a generation that grows beyond its side begins anew on the next one, as in
 transformers and onnxruntime-genai.
@@ -17,37 +18,27 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.forms.base import ScoredBatches, ScoredSteps
 from olive_ext.engine.requests import Counters
-from olive_ext.engine.runners.runner import ONE_SIDE, Capacity, Side, Traits
-from olive_ext.engine.scheduling.finite import NonFinite
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
-from olive_ext.engine.scheduling.scores import put_scores
-from olive_ext.engine.scheduling.sequences import Answer, Sequence
+from olive_ext.engine.scheduling.planned_step import NonFinite, PlannedStep, planned, put_scores
+from olive_ext.engine.scheduling.sequences import PendingAnswer, Sequence
 from olive_ext.engine.scheduling.slot_steps import SlotSteps
-from olive_ext.engine.scheduling.tree_batch import TreeBatches
-from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
+from olive_ext.engine.step import ONE_SIDE, UNLIMITED, Capacity, IntArray, Side, Step, StepOutput
 
 
 class Scheduler:
     """Plans steps, delivers scores and tokens to answers."""
 
     def __init__(
-        self,
-        traits: Traits,
-        capacity: Capacity,
-        counters: Counters,
-        chunk_size: int,
-        tree_batch_tokens: int = 0,
-        answer_tokens: int = 0,
+        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, steps: ScoredSteps
     ) -> None:
-        """Plans for a runner with these traits and this capacity. `tree_batch_tokens`: tokens of a tree batch; 0
-        computes scored sequences in slots, too. `answer_tokens`: the most of a text, behind what it shares, that is fed
-        one token a step. `reports_non_finite` may be set to count such requests instead of raising an error."""
-        self.form = capacity, tree_batch_tokens, answer_tokens
-        self.tree_batch_tokens = tree_batch_tokens
-        self._traits, self._capacity, self._chunk_size = traits, capacity, chunk_size
-        self._answer_tokens = answer_tokens
+        """Plans for a runner with these traits and this capacity, and scored texts as `steps` have it.
+        `reports_non_finite` may be set to count such requests instead of raising an error."""
+        self.key = capacity, *steps.sizes
+        self._traits, self._capacity, self._steps = traits, capacity, steps
+        self._sizes = chunk_size, steps.answer_tokens
         self._counters = counters
         self._limit = UNLIMITED
         self._waiting_sides: deque[Sequence] = deque()
@@ -62,11 +53,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether a sequence is waiting or running."""
         return bool(self.num_waiting or self._in_slots.has_work or self._present)
 
     @property
     def num_waiting(self) -> int:
-        return self._in_slots.num_waiting + self._num_scored_in_trees + len(self._waiting_sides)
+        """Sequences that no step has begun with."""
+        return self._in_slots.waiting.num_waiting + self._num_without_slots + len(self._waiting_sides)
 
     @property
     def is_planned(self) -> bool:
@@ -81,8 +74,7 @@ class Scheduler:
 
     @property
     def present_size(self) -> tuple[str, int]:
-        """The kind of that step, "plain", or "encoding" where a picture, a sound or a source begins in it; its
-        tokens."""
+        """Kind of that step, "plain", or "encoding" where an item or a source begins in it; and its tokens."""
         step = self._present_plan().step
         encodes = [True for row in step.rows if (row.media or row.source is not None) and row.begins_item]
         return "encoding" if encodes else "plain", step.num_tokens
@@ -101,25 +93,24 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step; there is work left, and no step is planned."""
-        if self._waiting_sides and not (self._in_slots.has_work or self._num_scored_in_trees):
+        if self._waiting_sides and not (self._in_slots.has_work or self._num_without_slots):
             self._begin_side(self._waiting_sides[0].side)
-        if self._tree_batches is not None and self._tree_batches.num_waiting:
-            self._present = self._committed(self._tree_batch_plan(self._tree_batches))
+        if self._scored is not None and self._scored.num_waiting:
+            self._present = self._committed(self._scored_plan(self._scored))
         else:
             self._present = self._committed(self._in_slots.plan())
         return self.present
 
     def schedule_overlapped(self) -> Step | None:
         """The step behind the present one, which begins before that is read. None where that must be read first."""
-        if not self._traits.async_decode or self._overlapped is not None or self._num_scored_in_trees:
+        if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
         steps = self._in_slots
         self._overlapped = steps.followed_by_its_tokens(self._present_plan()) or steps.followed_by_inputs()
         return None if self._overlapped is None else self._overlapped.step
 
-    def update(self, output: StepOutput) -> list[Answer]:
-        """Takes in the present step's output; returns the answers that are now complete. Raises `NonFiniteError`,
-        unless such answers are to be reported."""
+    def update(self, output: StepOutput) -> list[PendingAnswer]:
+        """Takes in the present step's output; the answers that are complete now. May raise `NonFiniteError`."""
         present = self._present_plan()
         self._counters.steps += 1
         wrong = NonFinite.of(output)
@@ -154,10 +145,9 @@ class Scheduler:
     def _begin_side(self, side: Side) -> None:
         """Forgets what is resident, and places the sequences that wait for `side`."""
         self._side = side
-        sizes = self._chunk_size, self._answer_tokens
-        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *sizes, side)
+        self._in_slots = SlotSteps(self._traits, self._capacity, self._counters, *self._sizes, side)
         self._in_slots.limit = self._limit
-        self._tree_batches = TreeBatches(self._capacity.cells) if self.tree_batch_tokens else None
+        self._scored = self._steps.batches(self._capacity)
         waiting, self._waiting_sides = self._waiting_sides, deque()
         for sequence in waiting:
             if sequence.side == side:
@@ -166,18 +156,18 @@ class Scheduler:
                 self._waiting_sides.append(sequence)
 
     def _place(self, sequence: Sequence) -> None:
-        if self._tree_batches is not None and sequence.generation is None:
-            self._tree_batches.add(sequence)
+        if self._scored is not None and sequence.generation is None:
+            self._scored.add(sequence)
         else:
-            self._in_slots.add(sequence)
+            self._in_slots.waiting.add(sequence)
 
     def _present_plan(self) -> PlannedStep:
         assert self._present is not None
         return self._present
 
     @property
-    def _num_scored_in_trees(self) -> int:
-        return self._tree_batches.num_waiting if self._tree_batches else 0
+    def _num_without_slots(self) -> int:
+        return self._scored.num_waiting if self._scored else 0
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
         """`plan`, which is to be run before any other step: what it feeds counts as computed and resident."""
@@ -203,10 +193,10 @@ class Scheduler:
                 self._in_slots.release(sequence)
         return plan
 
-    def _tree_batch_plan(self, batches: TreeBatches) -> PlannedStep:
-        batch = batches.plan(min(self._in_slots.limit, self.tree_batch_tokens))
+    def _scored_plan(self, batches: ScoredBatches) -> PlannedStep:
+        batch = batches.plan(self._in_slots.limit)
         self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
         more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
-        return planned(batch.rows, {}, reads_idle=self._traits.async_decode, **more)
+        return planned(batch.rows, {}, reads_idle=self._traits.overlaps_steps, **more)

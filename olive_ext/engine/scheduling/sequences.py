@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
-from olive_ext.engine.runners.runner import ONE_SIDE, Side
-from olive_ext.engine.step import Ban
+from olive_ext.engine.step import ONE_SIDE, Ban, Side
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
 taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
 
 
-class Answer:
+class PendingAnswer:
     """Collects a request's scores and generated tokens until nothing is missing."""
 
     def __init__(self, key: Hashable, num_targets: int, generation: Generation | None) -> None:
@@ -46,6 +45,7 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
+        """Whether nothing is missing."""
         return self._num_missing == 0 and self.finish_reason is not None
 
     def put_score(self, target: int, logprob: float, is_greedy: bool, note: Notes | None = None) -> bool:
@@ -67,6 +67,7 @@ class Answer:
         self.finish_reason, self.stop_id = best[0].finish_reason, best[0].stop_id
 
     def result(self) -> Result:
+        """The complete answer."""
         assert self.finish_reason is not None
         assert not self._num_missing
         scores = tuple(self._logprobs), tuple(self._is_greedy)
@@ -78,7 +79,7 @@ class Read(NamedTuple):
     """The score of `token` as the next one is number `target` of `answer`; `record` as in `LogitsRow`."""
 
     token: int
-    answer: Answer
+    answer: PendingAnswer
     target: int
     record: int = -1
 
@@ -107,7 +108,7 @@ class Sequence:
     reads: dict[int, list[Read]] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     generation: Generation | None = None
-    answer: Answer | None = None
+    answer: PendingAnswer | None = None
     rng: np.random.Generator | None = None
     source: Source | None = None
     media: Media = ()
@@ -150,10 +151,12 @@ class Sequence:
 
     @property
     def pending(self) -> int:
+        """Tokens that are left to compute."""
         return self.end - self.computed
 
     @property
     def is_input_computed(self) -> bool:
+        """Whether what comes now is generated."""
         return self.computed >= self.num_input
 
     @cached_property
@@ -165,13 +168,12 @@ class Sequence:
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
-        """As `Answer.note_non_finite`, of the generation's answer."""
+        """As `PendingAnswer.note_non_finite`, of the generation's answer."""
         assert self.answer is not None
         return self.answer.note_non_finite()
 
     def append(self, token: int, logits_V: npt.NDArray[np.float32] | None = None) -> bool:
-        """Takes in the next token of the generation, `token` or one that is drawn from `logits_V`; False where it ends
-        that and is no part of the answer."""
+        """Takes in the next token, `token` or one drawn from `logits_V`; False where it only ends the generation."""
         generation, answer = self.generation, self.answer
         assert generation is not None
         assert answer is not None

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olive_ext.engine.media import Media, border
+from olive_ext.engine.media.items import Media, border
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
-from olive_ext.engine.step import Copy, Row
-
-MIN_COPY, MIN_FORK = 16, 4
-"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
-is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
+from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.step import Capacity, Copy, Row
 
 
 @dataclass(frozen=True)
@@ -33,28 +30,17 @@ class Taken:
 class Slots:
     """Tokens resident in each slot. A released slot keeps its tokens until it is taken again."""
 
-    def __init__(
-        self,
-        num_slots: int,
-        capacity: int,
-        can_rewind: bool = True,
-        *,
-        has_blocks: bool = False,
-        keeps_wanted: bool = False,
-        min_copy: int = MIN_COPY,
-        row_group: int = 1,
-    ) -> None:
-        """`has_blocks`: slots share memory, so that copies cost next to nothing. `keeps_wanted`: what waiting sequences
-        share is copied from where it lies, and not overwritten by the first of them. `min_copy`: positions that a copy
-        must save. `row_group`: what is shared is a multiple of so many tokens."""
+    def __init__(self, traits: Traits, capacity: Capacity, answer_tokens: int = 0) -> None:
+        """With short answers (`answer_tokens`) the first sequence does not overwrite what waiting ones share."""
+        form, num_slots = traits.form.in_slots, capacity.num_slots
         self.num_slots = num_slots
-        self.min_copy = min_copy
-        self._can_rewind = can_rewind
-        self._has_blocks = has_blocks
-        self._keeps_wanted = keeps_wanted
-        self._row_group = row_group
+        self.min_copy = form.min_copy(answer_tokens)
+        self._can_rewind = traits.can_rewind
+        self._has_blocks = form.has_blocks
+        self._keeps_wanted = answer_tokens > 0
+        self._row_group = traits.row_group
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
-        self._tokens_SP = np.zeros((num_slots, capacity), np.int32)
+        self._tokens_SP = np.zeros((num_slots, capacity.positions), np.int32)
         self._sources = [""] * num_slots
         self._lengths = [0] * num_slots
         self._used_at = [0] * num_slots
@@ -63,6 +49,7 @@ class Slots:
 
     @property
     def has_free(self) -> bool:
+        """Whether a slot may be taken."""
         return len(self._busy) < self.num_slots
 
     @property
@@ -71,6 +58,7 @@ class Slots:
         return not self._busy
 
     def is_free(self, slot: int) -> bool:
+        """Whether nobody has taken the slot."""
         return slot not in self._busy
 
     def num_free(self, wanted: set[int]) -> int:
@@ -83,17 +71,11 @@ class Slots:
         return int(self._tokens_SP.shape[1])
 
     def idle_position(self, slot: int) -> int:
-        """Where an idle row writes: behind what is resident, or over the last position of a full slot, which nobody
-        shares."""
+        """Where an idle row writes: behind what is resident, or over the unshared last position of a full slot."""
         return min(self._lengths[slot], self.capacity - 1)
 
     def take(
-        self,
-        tokens: TokenArray,
-        limit: int,
-        source: str = "",
-        wanted: Container[int] = frozenset(),
-        media: Media = (),
+        self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset(), media: Media = ()
     ) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
@@ -139,8 +121,7 @@ class Slots:
         return Copy(source, target, length, num_equal)
 
     def extend(self, fed: Iterable[tuple[Row, Sequence[int]]]) -> None:
-        """Adds the tokens that are fed to each row to what is resident in its slot. At a checkpoint its content up to
-        there is kept."""
+        """Adds the tokens fed to each row to its slot's; at a checkpoint the content up to there is kept."""
         for row, tokens in fed:
             slot, length = row.slot, len(tokens)
             start = self._lengths[slot]
@@ -160,7 +141,6 @@ class Slots:
             self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
 
     def _oldest(self, wanted: Container[int]) -> int:
-        """The longest unused free slot, a `wanted` one only where there is no other."""
         return min([(s in wanted, self._used_at[s], s) for s in range(self.num_slots) if s not in self._busy])[2]
 
     def _note_use(self, slot: int) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from olive_ext.report import numbers
+from olive_ext.report.comparison import NAME
 from olive_ext.report.numbers import NO_VALUE
-from olive_ext.report.page import Contrast
+from olive_ext.report.page import PASSES, Contrast
 from olive_ext.report.report import Report
 
 CHUNK = 500
@@ -89,13 +90,19 @@ def _task(task: str, counted: Mapping[str, Any], results: Mapping[str, Any]) -> 
     return task, kind, version, shots, documents
 
 
-def command(config: Mapping[str, Any]) -> str:
+def command(report: Report) -> str:
     """The `olive-ext evaluate ...` that repeats an evaluation, from its configuration as written, quoted for a POSIX
-    shell; empty without a model."""
+    shell; empty without a model, and for one that a workflow made, which lies in a cache."""
+    config = report.config
     model = config.get("model")
-    if not isinstance(model, Mapping) or not model.get("path"):
+    if is_of_workflow(report) or not isinstance(model, Mapping) or not model.get("path"):
         return ""
     return shlex.join(["olive-ext", "evaluate", str(model["path"]), *_options(config, model)])
+
+
+def is_of_workflow(report: Report) -> bool:
+    """Whether a workflow of Olive ran the evaluation, whose recipe repeats it."""
+    return NAME in report.model or PASSES in report.model
 
 
 def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
@@ -148,22 +155,23 @@ class FlipData:
 
 def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
     """Every flip of the contrasts, those of one comparison together."""
-    found = [(place, flip) for place, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
-    names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in found))
-    places = {name: place for place, name in enumerate(names)}
+    flips = [(pair, flip) for pair, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
+    names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in flips))
+    indexes = {name: index for index, name in enumerate(names)}
     rows = [
         [
-            *(pair, places[flip.task, flip.metric, flip.filter], flip.doc_id, int(flip.direction == "wrong_to_right")),
+            *(pair, indexes[flip.task, flip.metric, flip.filter]),
+            *(flip.doc_id, int(flip.direction == "wrong_to_right")),
             *map(_cut, (flip.question, flip.target, flip.reference_answer, flip.candidate_answer)),
             [picture for picture in flip.pictures if picture.startswith(_PICTURE)],
         ]
-        for pair, flip in found
+        for pair, flip in flips
     ]
     head = {
         "tasks": [" · ".join(part for part in name if part not in ("", "none")) for name in names],
         "pairs": [[contrast.reference, contrast.candidate] for contrast in contrasts],
         "total": len(rows),
-        "losses": sum(flip.direction == "right_to_wrong" for _, flip in found),
+        "losses": sum(flip.direction == "right_to_wrong" for _, flip in flips),
         "chunk": CHUNK,
     }
     chunks = tuple(_script_json(rows[begin : begin + CHUNK]) for begin in range(0, len(rows), CHUNK))

@@ -5,38 +5,26 @@ The page opens with a lead for each candidate: the verdict, and the few numbers 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.report.comparison import Bin, Divergence
 from olive_ext.report.html import facts
-from olive_ext.report.html.pictures import forest, kl_pictures
 from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.scores import cost_rows, score_rows
+from olive_ext.report.scores import cost_rows, score_rows, size_of
+from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Kind, verdict
-from olive_ext.report.view import (
-    SIGNS,
-    WORDS,
-    DifferenceRow,
-    difference_rows,
-    divergence_rows,
-    overall_first,
-    task_title,
-)
+from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, overall_first, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
-MAX_FOREST_ROWS = 60
-"""Differences in the picture; all are in the table."""
-
-MAX_TASK_PICTURES = 12
-"""Tasks with pictures of their own besides those of all tasks."""
-
 TONES: dict[Kind, str] = {
     "cannot_tell": "loss",
     "loss": "loss",
@@ -51,6 +39,12 @@ TONES: dict[Kind, str] = {
     "nothing_compared": "plain",
 }
 """CSS classes, which are colours."""
+
+MARKERS = "●■▲◆▼✚"
+"""Signs of the candidates in a chart, beside their colours."""
+
+StagePart = tuple[str, float, str]
+"""Name of a stage, its part of the bar in per cent, and its numbers."""
 
 Tile = tuple[str, str, str]
 """Name of a number, the number, and a note that is set smaller."""
@@ -67,16 +61,21 @@ class Lead:
 
     tone: str
     sentence: str
+    evidence: tuple[str, ...]
+    """Further findings, a sentence each."""
+
     tiles: tuple[Tile, ...]
+    stages: tuple[StagePart, ...] = ()
+    """One bar: what each stage between the reference and the model moved."""
 
 
 def to_html(report: Report) -> str:
-    """The page of one evaluation. Raises `ImportError` where jinja2 or matplotlib is missing."""
+    """The page of one evaluation. Raises `ImportError` where jinja2 is missing."""
     return render(page_of(report))
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Raises `ImportError` where jinja2 or matplotlib is missing."""
+    """The page as HTML. Raises `ImportError` where jinja2 is missing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -96,36 +95,51 @@ def _breakable(name: str) -> Any:
 
 
 def _context(page: Page) -> dict[str, Any]:
-    differences = difference_rows(page.contrasts)
     measured = [column for column in page.columns if cost_rows([column])]
     reports = {column.name: column.report for column in page.columns if column.report is not None}
+    candidates = [contrast.candidate for contrast in page.contrasts]
     return {
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
         "scores": score_rows(page.columns),
-        "differences": differences,
-        "forests": _forests(differences, len(page.contrasts) > 1),
-        "num_in_picture": min(MAX_FOREST_ROWS, sum(row.outcome.is_share for row in differences)),
+        "differences": difference_rows(page.contrasts),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": divergence_rows(page.contrasts),
-        "pictures": _pictures(page),
+        "charts": _charts(page),
+        "legend": list(zip(MARKERS, short_candidates(candidates), strict=False)),
         "flips": facts.flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],
         "costs": cost_rows(measured),
         "tasks": facts.task_rows(list(reports.values())),
         "setup": facts.fact_tables(list(reports.values())),
-        "commands": [(name, facts.command(report.config)) for name, report in reports.items()],
+        "commands": [(name, facts.command(report)) for name, report in reports.items()],
         "several": len(page.contrasts) > 1,
     }
 
 
 def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
-    found = verdict(contrast.comparison)
-    sentence = re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{found.finding[:1].upper()}{found.finding[1:]}")
-    own = (column for column in columns if column.name == contrast.candidate)
-    tiles = [(_title(figure.name), figure.value, figure.note) for figure in found.figures]
-    tiles += [tile for column in own for tile in _sizes(column)]
-    return Lead(contrast.candidate, contrast.reference, _basis(contrast), TONES[found.kind], sentence, tuple(tiles))
+    judged = verdict(contrast.comparison)
+    headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
+    tiles = [(_title(figure.name), figure.value, figure.note) for figure in judged.figures]
+    tiles += _sizes(contrast, columns)
+    names, tone = (contrast.candidate, contrast.reference), TONES[judged.kind]
+    stages = tuple(_stage_parts(contrast.comparison.stages))
+    return Lead(*names, _basis(contrast), tone, headline, tuple(evidence), tuple(tiles), stages)
+
+
+def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
+    """A part for each stage, by its share of their mean KL."""
+    total = sum(stage.kl_mean for stage in stages)
+    for stage in stages if math.isfinite(total) and total > 0 else ():
+        mean = numbers.nats_with_error(stage.kl_mean, stage.kl_stderr)
+        flips = f"flips lost / won {stage.right_to_wrong} / {stage.wrong_to_right}"
+        agreement = f"same top token {numbers.percent(stage.top1_agreement, stage.top1_agreement_stderr)}"
+        text = f"KL {mean.value} nats {mean.margin}".rstrip()
+        yield stage.name, round(100 * stage.kl_mean / total, 2), f"{text}, {agreement}, {flips}"
+
+
+def _sentence(text: str) -> str:
+    return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{text[:1].upper()}{text[1:]}")
 
 
 def _title(name: str) -> str:
@@ -143,8 +157,14 @@ def _basis(contrast: Contrast) -> str:
     return ", ".join([*parts, *([contrast.note] if contrast.note else [])])
 
 
-def _sizes(column: Column) -> list[Tile]:
-    return [("Size on disk", numbers.size(item.value), "") for item in column.metrics if item.task == "size_on_disk"]
+def _sizes(contrast: Contrast, columns: Sequence[Column]) -> list[Tile]:
+    """The size of the candidate, and the reference's beside it."""
+    sizes = {column.name: size for column in columns if (size := size_of(column)) is not None}
+    if contrast.candidate not in sizes:
+        return []
+    before = sizes.get(contrast.reference)
+    note = "" if before is None else f"of {numbers.size(before)}"
+    return [("Size on disk", numbers.size(sizes[contrast.candidate]), note)]
 
 
 def _scores_only(page: Page) -> Lead:
@@ -152,22 +172,108 @@ def _scores_only(page: Page) -> Lead:
     measured = counted(len(tasks), "task") if tasks else "No task"
     models = f" on {len(page.columns)} models" if len(page.columns) > 1 else ""
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
-    tiles = tuple(_sizes(page.columns[0])) if len(page.columns) == 1 else ()
-    return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", tiles)
+    size = size_of(page.columns[0]) if len(page.columns) == 1 else None
+    tiles = () if size is None else (("Size on disk", numbers.size(size), ""),)
+    return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", (), tiles)
 
 
-def _forests(rows: Sequence[DifferenceRow], several: bool) -> list[tuple[str, str]]:
-    """The forest plot for a wide page and for a phone, with the CSS class that shows it there."""
-    shown = [row for row in rows if row.outcome.is_share][:MAX_FOREST_ROWS]
-    widths = {"wide": 1056, "narrow": 360} if shown else {}
-    return [(kind, forest(shown, f"forest-{kind}", width, several)) for kind, width in widths.items()]
-
-
-def _pictures(page: Page) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The pictures for all tasks together and for each of the first few: pairs of a title and SVG."""
-    found: dict[str, list[tuple[str, Divergence]]] = {}
+def _charts(page: Page) -> list[tuple[str, list[Chart]]]:
+    """The charts of all tasks together, and of each task."""
+    by_task: dict[str, list[Divergence]] = {}
     for contrast in page.contrasts:
         for divergence in overall_first(contrast.comparison.divergences):
-            found.setdefault(divergence.task, []).append((contrast.candidate, divergence))
-    tasks = list(found)[: MAX_TASK_PICTURES + (ALL in found)]
-    return [(task_title(task), kl_pictures(found[task], f"kl{place}")) for place, task in enumerate(tasks)]
+            by_task.setdefault(divergence.task, []).append(divergence)
+    return [(task_title(task), kl_charts(own)) for task, own in by_task.items() if len(own) == len(page.contrasts)]
+
+
+_DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
+"""Lower edges of the histogram's bins at which a row begins: a row holds a decade."""
+
+Values = tuple[str, Sequence[float | None]]
+"""A label, and the number of each candidate."""
+
+_LEAST_SHARED = 8
+"""Characters at the beginning of all candidates' names that are worth leaving out."""
+
+
+@dataclass(frozen=True)
+class ChartRow:
+    """A label, and for each candidate the width of its bar in per cent of the widest, and its number as a text."""
+
+    label: str
+    bars: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Rows of bars with a caption; `note` says in which unit, and what has no row."""
+
+    caption: str
+    note: str
+    rows: tuple[ChartRow, ...]
+
+
+def kl_charts(divergences: Sequence[Divergence]) -> list[Chart]:
+    """The charts of one task, in each the candidates of `divergences` in their order; those that all have bins for."""
+    charts = []
+    if sizes := _bins_of(divergences, "histogram"):
+        shares = [_decades(bins) for bins in sizes]
+        labels = dict.fromkeys(label for own in shares for label in own)
+        rows = [(label, [own.get(label, 0.0) for own in shares]) for label in labels]
+        while rows and not any(rows[-1][1]):
+            rows.pop()
+        drawn = _rows(rows, lambda share: f"{share:.1f} %")
+        charts.append(Chart("How far apart", "% of positions, by their KL in nats", drawn))
+    for caption, name, note in (
+        ("Where in the text", "by_position", "mean KL in nats, by the number of tokens in front"),
+        ("On which tokens", "by_class", "mean KL in nats, by what comes next"),
+    ):
+        if kinds := _bins_of(divergences, name):
+            means = [{item.label: item.mean for item in bins} for bins in kinds]
+            labels = dict.fromkeys(label for own in means for label in own)
+            known = [label for label in labels if any(own.get(label) is not None for own in means)]
+            absent = [label for label in labels if label not in known]
+            parts = [(label, [own.get(label) for own in means]) for label in known]
+            more = f"; none of {numbers.joined(absent)}" if absent else ""
+            charts.append(Chart(caption, note + more, _rows(parts, numbers.nats)))
+    return charts
+
+
+def _bins_of(divergences: Sequence[Divergence], name: str) -> list[Sequence[Bin]]:
+    """The bins of every candidate; nothing where one has none."""
+    bins: list[Sequence[Bin]] = [getattr(item, name) for item in divergences]
+    return bins if all(bins) else []
+
+
+def _decades(bins: Sequence[Bin]) -> dict[str, float]:
+    """Per cent of the positions by decade of their KL."""
+    total = sum(item.count for item in bins) or 1
+    shares: dict[str, float] = {}
+    label = ""
+    for item in bins:
+        if not label or _DECADE.fullmatch(item.label):
+            label = f"from {item.label.replace('e-0', 'e-')}".replace("-", numbers.MINUS)
+        shares[label] = shares.get(label, 0.0) + 100 * item.count / total
+    return shares
+
+
+def _rows(rows: Sequence[Values], shown: Callable[[float], str]) -> tuple[ChartRow, ...]:
+    widest = max((value for _, values in rows for value in values if value is not None), default=0.0) or 1.0
+    return tuple(
+        ChartRow(
+            label,
+            tuple(
+                (0.0, numbers.NO_VALUE) if value is None else (round(100 * max(value, 0) / widest, 1), shown(value))
+                for value in values
+            ),
+        )
+        for label, values in rows
+    )
+
+
+def short_candidates(names: Sequence[str]) -> list[str]:
+    """The names without what all long ones begin with."""
+    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in alike) if len({*names}) > 1 else ""
+    begin = max(shared.rfind(joint) for joint in " _/-") + 1
+    return list(names) if begin < _LEAST_SHARED else [f"…{name[begin:]}" for name in names]

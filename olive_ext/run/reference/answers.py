@@ -1,13 +1,9 @@
-"""A model's answers to each document, read from lm-eval's samples and kept small; two models' answers as outcomes of
-every metric, and as documents that flip.
-
-Knows no model and no session; the statistics are of `olive_ext.stats.paired_answers`.
-"""
+"""A model's answers to each document, read from lm-eval's samples and kept small. Knows no model and no session."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -17,10 +13,6 @@ import numpy.typing as npt
 
 from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome
-from olive_ext.run.reference.observer import Weights
-from olive_ext.run.reference.thumbnails import thumbnails_of
-from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
 _MEANS = ("mean", "nanmean")
@@ -34,7 +26,7 @@ Sample = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class DocumentAnswer:
     """A model's answer to one document under one filter: the values of its metrics, and its text."""
 
     digest: str
@@ -56,7 +48,7 @@ class Answers:
     metrics: Mapping[str, bool]
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
-    by_document: Mapping[int, Answer]
+    by_document: Mapping[int, DocumentAnswer]
 
     def of(self, documents: Collection[int]) -> Answers:
         """The answers to `documents` alone."""
@@ -72,14 +64,14 @@ class Answers:
         return next((name for name in self.metrics if set(self.with_value(name).right(name)) <= {0.0, 1.0}), None)
 
     def right(self, metric: str) -> FloatArray:
-        """1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
+        """[D]: 1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
         values = np.array([answer.values.get(metric, math.nan) for answer in self.by_document.values()], np.float64)
         return values if self.metrics[metric] else 1 - values
 
 
 def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, Any]) -> list[Answers]:
     """The answers in lm-eval's order of tasks and filters. `tasks` are lm-eval's task objects by name."""
-    found = []
+    read = []
     for name, lines in samples.items():
         task = tasks[name]
         metrics = _mean_metrics(task)
@@ -87,8 +79,8 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             chosen = [line for line in lines if line["filter"] == filter_name]
             valued = [key for key in metrics if any(_is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
-            found.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers))
-    return found
+            read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers))
+    return read
 
 
 def check_same_questions(reference: Answers, candidate: Answers) -> None:
@@ -133,19 +125,19 @@ def _is_value(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> Answer:
+def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
     text, margin = _text_and_margin(task, line, next(iter(metrics), ""))
-    return Answer(digest, values, text[:_MAX_TEXT], margin)
+    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin)
 
 
 def _text_and_margin(task: Any, line: Sample, metric: str) -> tuple[str, float | None]:
     """The answer as text: of choices the one that `metric` takes for the answer, of a generation its text before any
-    filter, of a single target whether it was the most likely; and `Answer.margin`."""
+    filter, of a single target whether it was the most likely; and `DocumentAnswer.margin`."""
     responses = [items[0] if isinstance(items, list | tuple) and items else items for items in line["resps"]]
     scores = [item[0] for item in responses if isinstance(item, tuple | list) and len(item) == 2]
     if not scores or len(scores) < len(responses):
@@ -173,9 +165,9 @@ def _margin(scores: Sequence[float], target: object) -> float:
 
 def _choices(task: Any, line: Sample) -> list[str]:
     """The choices of a document; behind the choices may come as many requests without a prompt (mutual information)."""
-    found = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
-    fits = isinstance(found, list) and len(line["arguments"]) in (len(found), 2 * len(found))
-    return [str(item) for item in found or ()] if fits else []
+    texts = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
+    fits = isinstance(texts, list) and len(line["arguments"]) in (len(texts), 2 * len(texts))
+    return [str(item) for item in texts or ()] if fits else []
 
 
 def _try(call: Callable[[], Any]) -> Any:
@@ -184,116 +176,3 @@ def _try(call: Callable[[], Any]) -> Any:
         return call()
     except Exception:  # noqa: BLE001 - whatever a task's functions throw
         return None
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """One metric of one task: both models' values [D] for `documents`."""
-
-    reference: Answers
-    candidate: Answers
-    metric: str
-    documents: Sequence[int]
-    reference_values: FloatArray
-    candidate_values: FloatArray
-    matters: float
-
-    @property
-    def higher_is_better(self) -> bool:
-        return self.candidate.metrics[self.metric]
-
-    def outcome(self, weights: Weights | None) -> Outcome:
-        names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
-        both = self.reference_values, self.candidate_values
-        if weights is None or len(self.documents) == len(self.whole()):
-            return compare_outcomes(*names, *both, better, self.matters)
-        return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
-
-    def whole(self) -> list[float]:
-        """The reference's values of all documents, the drawn ones among them."""
-        return [item.values[self.metric] for item in self.reference.by_document.values() if self.metric in item.values]
-
-    def weights(self, weights: Weights) -> list[float]:
-        return [weights[self.candidate.task][number] for number in self.documents]
-
-
-def compare_answers(
-    reference: Sequence[Answers],
-    candidate: Sequence[Answers],
-    samples: Mapping[str, Any],
-    tasks: Mapping[str, Any],
-    matters: float = Comparison.matters,
-    weights: Weights | None = None,
-) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
-    """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
-    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
-    `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
-    documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
-    """
-    pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
-    outcomes = [pair.outcome(weights) for pair in pairs]
-    firsts: dict[str, _Pair] = {}
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if outcome.is_binary:
-            firsts.setdefault(outcome.task, pair)
-    asked = {item.task for item in (reference if weights is None else candidate)}
-    binary = {item.task: (item, name) for item in reversed(reference) if (name := item.first_binary()) is not None}
-    undrawn = [item.with_value(name).right(name) for task, (item, name) in binary.items() if task not in asked]
-    if firsts and len(firsts) + len(undrawn) > 1:
-        outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
-    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
-    return tuple(outcomes), tuple(flips)
-
-
-def _pairs(
-    reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
-) -> Iterator[_Pair]:
-    theirs = {(item.task, item.filter): item for item in reference}
-    for own in candidate:
-        other = theirs[own.task, own.filter]
-        check_same_questions(other.of(own.by_document) if is_sample else other, own)
-        first, second = other.by_document, own.by_document
-        for metric in own.metrics:
-            numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
-            if numbers:
-                one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
-                yield _Pair(other, own, metric, numbers, one, two, matters)
-
-
-def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
-    """The outcome over all documents, those of `undrawn` tasks among them, where a right answer counts 1 always."""
-    names = ALL, ACCURACY, "none"
-    first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
-    second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
-    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])
-    if weights is None or len(first) == len(whole):
-        return compare_outcomes(*names, first, second, matters=pairs[0].matters)
-    return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
-
-
-def _right(values: FloatArray, pair: _Pair) -> FloatArray:
-    return values if pair.higher_is_better else 1 - values
-
-
-def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
-    task, filter_name = pair.candidate.task, pair.candidate.filter
-    flipped = {
-        number: one > two if pair.higher_is_better else one < two
-        for number, one, two in zip(pair.documents, pair.reference_values, pair.candidate_values, strict=True)
-        if one != two
-    }
-    for sample in samples:
-        number = int(sample["doc_id"])
-        if number in flipped and sample["filter"] == filter_name:
-            yield Flip(
-                task=task,
-                doc_id=number,
-                direction="right_to_wrong" if flipped[number] else "wrong_to_right",
-                question=question_of(tasks[task], sample),
-                target=target_of(tasks[task], sample),
-                reference_answer=pair.reference.by_document[number].text,
-                candidate_answer=pair.candidate.by_document[number].text,
-                metric=pair.metric,
-                filter=filter_name,
-                pictures=thumbnails_of(tasks[task], number),
-            )

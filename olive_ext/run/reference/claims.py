@@ -29,7 +29,7 @@ CUT_NATS = 1.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchAnswers:
     """What the candidate said to some documents: its answers to them, all positions compared so far, and the documents
     of which it left a request without an answer."""
 
@@ -55,7 +55,7 @@ class Question:
     documents: Sequence[Document]
     population: Population
     claim: Claim
-    values: Callable[[Batch], Values]
+    values: Callable[[BatchAnswers], Values]
     outcome: tuple[str, str, str] | None = None
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
 
@@ -78,9 +78,8 @@ def question_of(
     if certain.metric == "accuracy_difference":
         return _accuracy(certain, answers)
     if observer is None:
-        raise TaskError(
-            f"'certain.metric' = '{certain.metric}': distributions are compared on this package's engine only"
-        )
+        metric = f"'certain.metric' = '{certain.metric}'"
+        raise TaskError(f"{metric}: distributions are compared on this package's engine only")
     return _positions(certain, answers, observer, generated, lost)
 
 
@@ -92,16 +91,16 @@ def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
     sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
     known = dict(zip(documents, np.concatenate(right).tolist(), strict=True))
 
-    def values(batch: Batch) -> Values:
-        found: dict[Document, float] = {}
+    def values(batch: BatchAnswers) -> Values:
+        right_answers: dict[Document, float] = {}
         for own in batch.answers:
             reference, metric = firsts[own.task]
             if own.filter == reference.filter:
                 check_same_questions(reference.of(own.by_document), own)
                 answered = replace(own, metrics=reference.metrics).right(metric).tolist()
-                found |= {(own.task, number): one for number, one in zip(own.by_document, answered, strict=True)}
-        _check_binary(found)
-        return Values(np.array([found.get(item, math.nan) - known[item] for item in batch.documents], np.float64))
+                right_answers |= zip(((own.task, number) for number in own.by_document), answered, strict=True)
+        _check_binary(right_answers)
+        return Values(np.array([right_answers.get(one, math.nan) - known[one] for one in batch.documents], np.float64))
 
     (first, metric), *others = firsts.values()
     outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
@@ -120,18 +119,18 @@ def _check_binary(values: Mapping[Document, float]) -> None:
 
 
 def _first_binary(answers: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
-    found: dict[str, tuple[Answers, str]] = {}
+    firsts: dict[str, tuple[Answers, str]] = {}
     for item in answers:
-        if item.task not in found and (metric := item.first_binary()) is not None:
-            found[item.task] = item.with_value(metric), metric
-    without = [item.task for item in answers if item.task not in found]
+        if item.task not in firsts and (metric := item.first_binary()) is not None:
+            firsts[item.task] = item.with_value(metric), metric
+    without = [item.task for item in answers if item.task not in firsts]
     if without:
         raise TaskError(
             f"'documents' = 'enough': task '{without[0]}' has no answers that are right or wrong, so "
             "'accuracy_difference' cannot be sampled: evaluate it by itself, or give 'certain.metric' = 'kl_mean' or "
             "'top1_agreement'"
         )
-    return found
+    return firsts
 
 
 def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
@@ -174,12 +173,12 @@ def _positions(
     bound = certain.bound if is_kl else 1 - certain.bound
     side = certain.side if is_kl else _OTHER[certain.side]
 
-    def values(batch: Batch) -> Values:
+    def values(batch: BatchAnswers) -> Values:
         assert batch.observer is not None
         means = _document_means(batch, certain.metric, highest, counts)
         nothing = math.nan, math.nan, 0.0
-        found = np.array([means.get(document, nothing) for document in batch.documents], np.float64).reshape(-1, 3)
-        return Values(*found.T)
+        numbers_D3 = np.array([means.get(document, nothing) for document in batch.documents], np.float64).reshape(-1, 3)
+        return Values(*numbers_D3.T)
 
     cut = highest if is_kl else None
     return Question(documents, population, _claim(certain, bound, side), values, cut=cut)
@@ -189,12 +188,12 @@ _OTHER: Mapping[Any, Any] = {"above": "below", "below": "above"}
 
 
 def _document_means(
-    batch: Batch, metric: str, highest: float, counts: Mapping[Document, int]
+    batch: BatchAnswers, metric: str, highest: float, counts: Mapping[Document, int]
 ) -> dict[Document, tuple[float, float, float]]:
     """Of each document that is not lost the mean of its positions, a mean that the true one is not below, and the
     variance that comes from keeping a part of the reference's distributions."""
     assert batch.observer is not None
-    found: dict[Document, tuple[float, float, float]] = {}
+    all_means: dict[Document, tuple[float, float, float]] = {}
     for task in dict.fromkeys(task for task, _ in batch.documents):
         rows = batch.observer.rows(task)
         positions = (
@@ -202,8 +201,8 @@ def _document_means(
             if metric == "kl_mean"
             else np.array([1.0 - rows["same_top"]] * 2 + [rows["kl_variance"] * 0])
         )
-        numbers, places, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
-        values, lows, variances = (np.bincount(places, weights=one) / sizes for one in positions)
+        numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
+        values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
         ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
         means = zip(*(end.tolist() for end in ends), strict=True)
         own = {(task, int(number)): mean for number, mean in zip(numbers, means, strict=True)}
@@ -214,8 +213,8 @@ def _document_means(
                     f"task '{task}', document {number}: the reference scored {counts[task, number]} targets and the "
                     "model another number: its prompts change from run to run"
                 )
-        found |= {document: mean for document, mean in own.items() if document not in batch.lost}
-    return found
+        all_means |= {document: mean for document, mean in own.items() if document not in batch.lost}
+    return all_means
 
 
 def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:

@@ -16,24 +16,25 @@ import gc
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from olive_ext.config import INPUT_MODEL, EvaluationConfig, ReferenceConfig
+from olive_ext.config import INPUT_MODEL, ReferenceConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.folders import is_same_path
 from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE
+from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
-from olive_ext.run.reference.answers import Answers, compare_answers, read_answers
+from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
-from olive_ext.run.reference.known_answers import ReferenceScores
-from olive_ext.run.reference.observer import Generated, Observer, score_generated
+from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
+from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
 from olive_ext.run.sample_logs import Fields, sample_fields
 
@@ -63,13 +64,19 @@ class ReferenceRun:
 
     @property
     def generated(self) -> list[Generated]:
+        """The generations that the engine saw; none of lm-eval's own models."""
         return [] if self.observer is None else self.observer.generated
 
 
 class Comparer:
     """One evaluation with a reference: `prepare`, `open`, run lm-eval on the opened model, `finish`, in this order."""
 
-    def __init__(self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds) -> None:
+    def __init__(
+        self, models: Models, mode: Mode, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
+    ) -> None:
+        self.weights = weights
+        """How many documents each one stands for, where `tasks` have drawn ones alone or the run has drawn some."""
+
         self._models = models
         self._mode = mode
         self._tasks = tasks
@@ -125,7 +132,7 @@ class Comparer:
     def run_sampled(self, lm: LM, journal: Journal | None = None) -> dict[str, Any]:
         """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
         all documents before, unless it has. A model of lm-eval's own has its answers in `journal`."""
-        from olive_ext.backends.journaled_lm import journaled
+        from olive_ext.backends.lm_eval_run import journaled
 
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
@@ -134,6 +141,7 @@ class Comparer:
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
             results, self._drawn = run.run(model, self._observer)
+        self.weights = self._drawn.weights
         return results
 
     def finish(self, lm: Any, results: Mapping[str, Any]) -> Comparison | None:
@@ -156,8 +164,7 @@ class Comparer:
             return self._compared(lm, results, reference)
 
     def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
-        observer, drawn = self._observer, self._drawn
-        weights = None if drawn is None else drawn.weights
+        observer, drawn, weights = self._observer, self._drawn, self.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = read_answers(samples, tasks)
         outcomes, flips = compare_answers(reference.answers, own, samples, tasks, matters, weights)
@@ -190,9 +197,9 @@ class Comparer:
             self._observer.scores.is_partial = True
             reference.lost += lm.lost
         number = len(reference.lost)
-        found = self._run_reference(reference, observer)
+        run = self._run_reference(reference, observer)
         self._lost = list(reference.lost[number:])
-        return found
+        return run
 
     def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
@@ -211,21 +218,27 @@ class Comparer:
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
         facts = {"path": reference.path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
         facts |= self._models.export_note(reference.path)
+        if (size := self._models.given_reference.size) is not None:
+            facts[SIZE] = size
         return facts if self._tokens_fed is None else {**facts, "tokens_fed": self._tokens_fed}
 
 
-def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds) -> Comparer | None:
+def comparer_of(
+    models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds, weights: Weights | None = None
+) -> Comparer | None:
     """The comparer with the reference of `models`; None without one, or where it is the evaluated model itself and
-    nothing is to be recorded.
+    nothing is to be recorded. `weights` are of documents that an earlier run has drawn.
 
     `lm` is an evaluated model that is open already. Raises `ConfigError` for settings that exclude each other.
     """
     config, reference = models.config, models.config.reference
     if reference is None:
         return None
-    _check(config, reference)
-    own, other = Path(config.model.path), Path(reference.path)
-    is_same = own == other or (own.exists() and other.exists() and own.samefile(other))
+    if reference.is_input_model:
+        raise ConfigError(
+            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
+        )
+    is_same = is_same_path(config.model.path, reference.path)
     is_foreign = lm is not None or models.is_lm_evals
     if is_same and (is_foreign or models.given.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
@@ -233,7 +246,7 @@ def comparer_of(models: Models, lm: LM | None, tasks: LoadedTasks, seeds: Seeds)
         mode: Mode = "recording"
     else:
         mode = "answers" if is_foreign else mode_of(models, reference)
-    return Comparer(models, mode, tasks, seeds)
+    return Comparer(models, mode, tasks, seeds, weights)
 
 
 def _non_finite(lm: Any) -> int:
@@ -255,26 +268,10 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"
 
 
-def _check(config: EvaluationConfig, reference: ReferenceConfig) -> None:
-    if reference.is_input_model:
-        raise ConfigError(
-            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
-        )
-
-
 def _fits(*models: ResolvedModel) -> bool:
     """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
     a model on the hub: such models take turns."""
-    if not all(_is_on_host(model) for model in models):
+    if not all(model.runtime.is_on_host(model) for model in models):
         return False
     sizes = [model.size for model in models if model.size is not None]
     return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
-
-
-def _is_on_host(model: ResolvedModel) -> bool:
-    if model.kind == "onnx":
-        return model.device.kind == "cpu"
-    import torch
-
-    device = model.settings.device
-    return device == "cpu" or (device is None and not torch.cuda.is_available())

@@ -1,4 +1,5 @@
-"""Observes a model while lm-eval runs it: positions of both models, the reference's scores and its generations.
+"""Observes a model while lm-eval runs it: positions of both models, the reference's scores, which answer lm-eval's
+requests without a forward pass, and its generations.
 
 Knows no engine and no lm-eval beyond the task, the document and the arguments of a request.
 """
@@ -6,7 +7,7 @@ Knows no engine and no lm-eval beyond the task, the document and the arguments o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,19 +15,65 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import RunError
+from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Divergence
-from olive_ext.run.reference.known_answers import ReferenceScores
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
+from olive_ext.text.prompts import Prompt, Text
 from olive_ext.text.requests import (
     GenerationOutput,
-    Prompt,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
     ScoringRequest,
-    Text,
 )
+
+Ask: TypeAlias = Callable[[list[Any]], list[Any]]
+
+_GENERATION = "generate_until"
+
+
+class ReferenceScores:
+    """Scores of a reference that was resident under a candidate, by lm-eval's arguments of each request.
+
+    As `OrtLM.known_answers` it answers lm-eval's second run of the same tasks without the reference's forward passes.
+    """
+
+    def __init__(self) -> None:
+        self.is_partial = False
+        """Whether requests may be unknown because the candidate has no answer to them; their documents do not count."""
+
+        self._scores: dict[tuple[str, ...], tuple[float, bool]] = {}
+
+    def note(self, args: Sequence[Any], compared: Compared) -> None:
+        """Keeps the reference's log-probability in nats of all targets of a request, and whether all are greedy."""
+        logprobs = np.asarray(compared.reference_logprobs).tolist()
+        self._scores[_texts(args)] = math.fsum(logprobs), bool(np.all(compared.reference_is_greedy))
+
+    def __call__(self, requests: list[Any], ask: Ask) -> list[Any]:
+        """The reference's scores; generations come from the model itself.
+
+        Raises `RunError` for a request that was not scored in the first run.
+        """
+        if requests and requests[0].request_type == _GENERATION:
+            return ask(requests)
+        return [self._find(request) for request in requests]
+
+    def _find(self, request: Any) -> Any:
+        texts = _texts(request.args)
+        is_rolling = request.request_type == "loglikelihood_rolling"
+        if not is_rolling and not texts[1]:
+            return 0.0, True  # an empty continuation is certain, so no model has scored it
+        if texts not in self._scores and self.is_partial:
+            return math.nan if is_rolling else (math.nan, False)
+        if texts not in self._scores:
+            raise RunError("lm-eval asks something else the second time: a task's prompts change from run to run")
+        return self._scores[texts][0] if is_rolling else self._scores[texts]
+
+
+def _texts(args: Sequence[Any]) -> tuple[str, ...]:
+    return (*map(str, args[:2]), media_digest(args[2:]))
+
 
 Scoring: TypeAlias = ScoringRequest | RollingRequest
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -70,6 +117,7 @@ class Observer:
         self._classes = TokenClasses(tokenizer.token_text, tokenizer.special_ids)
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
+        """Notes one output of the session, by its kind."""
         if isinstance(output, GenerationOutput):
             if output.tokens:
                 key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
@@ -93,7 +141,7 @@ class Observer:
         return self._alone.get(task, {}).get(document, (0, 0.0))
 
     def rows(self, task: str) -> npt.NDArray[Any]:
-        """The compared targets of a task so far: `POSITION`."""
+        """The compared targets [T] of a task so far, of type `POSITION`."""
         return self._positions.get(task, Positions()).rows
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
@@ -122,8 +170,8 @@ class Observer:
     def by_document(self, task: str) -> dict[int, tuple[float, int]]:
         """Mean KL in nats and number of positions of each document of a task."""
         rows = self.rows(task)
-        documents, places, counts = np.unique(rows["document"], return_inverse=True, return_counts=True)
-        means = np.bincount(places, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
+        documents, indices, counts = np.unique(rows["document"], return_inverse=True, return_counts=True)
+        means = np.bincount(indices, weights=rows["kl"], minlength=len(documents)) / np.maximum(counts, 1)
         return dict(zip(documents.tolist(), zip(means.tolist(), counts.tolist(), strict=True), strict=True))
 
     def beyond(self, cut: float, weights: Weights) -> float:
@@ -137,19 +185,19 @@ class Observer:
 
         `weights` say how many documents each drawn one stands for, by task and document."""
         parts = {task: (part, _by_row(part.rows, task, weights)) for task, part in self._positions.items()}
-        found = [measure_divergence(task, *part) for task, part in parts.items()]
-        if len(found) > 1:
+        divergences = [measure_divergence(task, *part) for task, part in parts.items()]
+        if len(divergences) > 1:
             together = Positions.joined(part for part, _ in parts.values())
-            found.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
-        return tuple(item for item in found if item is not None)
+            divergences.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
+        return tuple(item for item in divergences if item is not None)
 
 
 def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> FloatArray:
     if weights is None:
         return np.ones(len(rows))
-    numbers, places = np.unique(rows["document"], return_inverse=True)
-    found: FloatArray = np.array([weights[task][int(number)] for number in numbers], np.float64)[places]
-    return found
+    numbers, indices = np.unique(rows["document"], return_inverse=True)
+    weights_N: FloatArray = np.array([weights[task][int(number)] for number in numbers], np.float64)[indices]
+    return weights_N
 
 
 def _parts(request: Scoring) -> tuple[Prompt, Text]:
@@ -162,12 +210,12 @@ def _parts(request: Scoring) -> tuple[Prompt, Text]:
 def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
     """Has the model score the reference's generations as targets; `observer` stores the comparisons."""
 
-    def store(place: int, output: ScoringOutput) -> None:
+    def store(index: int, output: ScoringOutput) -> None:
         if observer is not None:
-            observer.add_targets(generated[place], generated[place].target, output)
+            observer.add_targets(generated[index], generated[index].target, output)
 
-    from olive_ext.backends.lm_eval.lost_requests import noting
+    from olive_ext.backends.lm_eval.instances import noting
 
     if generated:
-        with noting(lm.lost, lambda place: [generated[place]]):
+        with noting(lm.lost, lambda index: [generated[index]]):
             lm.session.loglikelihood([item.target for item in generated], on_result=store)

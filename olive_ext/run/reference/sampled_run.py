@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.report.comparison import Certainty
 from olive_ext.run.reference.answers import read_answers
-from olive_ext.run.reference.claims import Batch, Document, Question
+from olive_ext.run.reference.claims import BatchAnswers, Document, Question
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
-from olive_ext.stats.stopping import Decision, Sampler
+from olive_ext.stats.stopping import ClaimDecision, Sampler
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
@@ -62,13 +62,13 @@ class SampledRun:
         samples: dict[str, list[Any]] = defaultdict(list)
         quick = self._config.model_copy(update={"bootstrap_iters": 0})
         while not samples or sampler.asks:
-            documents = [self._question.documents[place] for place in sampler.next_batch().tolist()]
-            found = self._evaluate(lm, quick, documents)["samples"]
+            documents = [self._question.documents[index] for index in sampler.next_batch().tolist()]
+            batch = self._evaluate(lm, quick, documents)["samples"]
             self._score_generated(lm, documents, observer)
-            answers = read_answers(found, self._tasks.tasks)
-            values = self._question.values(Batch(documents, answers, observer, lost_documents(lm)))
+            answers = read_answers(batch, self._tasks.tasks)
+            values = self._question.values(BatchAnswers(documents, answers, observer, lost_documents(lm)))
             sampler.update(values.values, values.lows, values.variances)
-            for task, lines in found.items():
+            for task, lines in batch.items():
                 samples[task] += lines
         drawn = self._drawn(sampler, observer)
         everything = [(task, number) for task, numbers in drawn.weights.items() for number in numbers]
@@ -87,8 +87,8 @@ class SampledRun:
 
     def _drawn(self, sampler: Sampler, observer: Observer | None) -> Drawn:
         weights: dict[str, dict[int, float]] = defaultdict(dict)
-        for place, weight in sampler.representation().items():
-            task, number = self._question.documents[place]
+        for index, weight in sampler.representation().items():
+            task, number = self._question.documents[index]
             weights[task][number] = weight
         certainty = _certainty(self._config.claim, sampler.decision(), weights)
         cut = self._question.cut
@@ -102,13 +102,13 @@ def lost_documents(lm: Any) -> set[Document]:
 
 
 def _by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
+    by_task: dict[str, list[int]] = defaultdict(list)
     for task, number in documents:
-        found[task].append(number)
-    return found
+        by_task[task].append(number)
+    return by_task
 
 
-def _certainty(certain: Certain, decision: Decision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
+def _certainty(certain: Certain, decision: ClaimDecision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
     numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
     estimate, low, high = decision.estimate, decision.low, decision.high
     if certain.metric == "top1_agreement":  # asked as disagreement

@@ -1,16 +1,22 @@
-"""Workers as a session's executor: `WorkerPool` runs what an engine runs, in chunks. Knows no text."""
+"""Workers as a session's executor: `open_crew` opens those of a resolved model, `WorkerPool` runs on them what an
+engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.errors import LostRequestsError
+from olive_ext.errors import LostRequestsError, RunError
+from olive_ext.model import ResolvedModel
+from olive_ext.records import Records
 from olive_ext.session.answer_journal import run_in_chunks
 from olive_ext.session.executor import OnChunk
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.served_model import OWN
+from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob
 
 WINDOW_CHUNKS = 8
 """Requests of a stream that are planned together, in generations of all slots, for each worker."""
@@ -53,11 +59,11 @@ class WorkerPool:
         """Runs all requests, in chunks. Raises `LostRequestsError` behind all others where some have no result."""
         lost: dict[int, str] = {}
 
-        def take(place: int, result: Result | Lost) -> None:
+        def take(index: int, result: Result | Lost) -> None:
             if isinstance(result, Lost):
-                lost[place] = result.reason
+                lost[index] = result.reason
             else:
-                on_result(place, result)
+                on_result(index, result)
 
         run_in_chunks(self, [(requests, take)], None)
         if lost:
@@ -89,20 +95,67 @@ class WorkerPool:
     def describe(self) -> dict[str, Any]:
         """The facts of a worker's execution, and how many workers there are."""
         names = [worker.name for worker in self._crew.workers]
-        told = self._crew.executions(self._which)
-        counts = {name: sum(one.get(name, 0) for one in told) for name in told[0] if name.endswith(_COUNTS)}
-        own = [one.get("counters", {}) for one in told]
-        others = own[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
-        counters = {name: sum(one[name] for one in own) for name in others}
+        executions = self._crew.executions(self._which)
+        first = executions[0]
+        counts = {name: sum(one.get(name, 0) for one in executions) for name in first if name.endswith(_COUNTS)}
+        counters = [one.get("counters", {}) for one in executions]
+        others = counters[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
+        summed = {name: sum(one[name] for one in counters) for name in others}
         unlike = {"unlike": dict(self._crew.unlike)} if self._crew.unlike else {}
         workers = {"names": names, "lost": self._crew.num_lost, **unlike}
-        return {**told[0], **counts, "counters": counters, "workers": workers}
+        return {**first, **counts, "counters": summed, "workers": workers}
 
     def close(self) -> None:
         """Ends the workers."""
         self._crew.stop()
 
     def _answer(self, window: Sequence[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        found: list[tuple[Hashable, Result]] = []
-        self.run([request for _, request in window], lambda place, result: found.append((window[place][0], result)))
-        yield from found
+        answers: list[tuple[Hashable, Result]] = []
+        self.run([request for _, request in window], lambda index, result: answers.append((window[index][0], result)))
+        yield from answers
+
+
+def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Crew:
+    """The workers that the settings of `model` ask for, open. Records are written by one worker alone."""
+    wanted, limit_s = model.settings.workers, model.settings.step_timeout
+    if wanted is None:
+        return Crew([ProcessWorker(_job_of(model, reference, record_to, 1), Watchdog(limit_s))])
+    count = 1 if record_to is not None else wanted.count
+    job = _job_of(model, reference, record_to, count if wanted.address is None else 1)
+    from olive_ext.session.workers.ray_worker import ray_workers
+
+    crew = Crew(ray_workers(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
+    num_slots = {served.models[OWN].num_slots for served in crew.all_served}
+    if len(num_slots) > 1:
+        crew.stop()
+        raise RunError(
+            f"the workers have room for different numbers of sequences ({sorted(num_slots)}), so that their numbers "
+            "would differ by rounding: set 'engine.num_slots'"
+        )
+    return crew
+
+
+def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
+    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided."""
+    settings = _settings(model, share)
+    if isinstance(reference, Records):
+        return WorkerJob(settings, model.handed_over, reference_records=str(reference.folder.resolve()))
+    given = record_to if isinstance(record_to, Mapping) or record_to is None else {"folder": str(record_to)}
+    other = None if reference is None else _settings(reference, share)
+    return WorkerJob(settings, model.handed_over, other, None, given)
+
+
+def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
+    engine = model.settings.engine
+    if share > 1 and engine.num_threads == "auto":
+        num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        engine = engine.model_copy(update={"num_threads": max(1, num_processors // share)})
+    given = {
+        "deterministic": model.settings.deterministic is not False,
+        "isolation": "none",
+        "workers": None,
+        "tokenizer": model.files.tokenizer,
+        "engine": engine,
+    }
+    settings: ModelSettings = model.settings.model_copy(update=given)
+    return settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)

@@ -1,7 +1,7 @@
 """A worker as an actor of Ray, on this machine or a cluster: the only door to Ray. `RayWorker` is in the driver.
 
-Ray places the actors and gives them their GPUs; what is lost is run again by the crew, not by Ray, whose own retries
-know no chunks.
+Ray places the actors and gives them their GPUs. Lost chunks are run again by the crew, as those of a process worker
+are: Ray's retries and `ray.util.ActorPool` know no chunk that is halved, and an `ActorPool` keeps a dead actor.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from olive_ext.config.workers import WorkerSettings
+from typing_extensions import override
+
+from olive_ext.config.execution import WorkerSettings
 from olive_ext.engine.requests import Pulse, Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
-from olive_ext.python_processes import import_path
-from olive_ext.session.workers.served_model import Job, Reply, Served, ServedModel, read_error, told_error
-from olive_ext.session.workers.worker import Watchdog, Worker, WorkerLostError
+from olive_ext.python_processes import BEAT_S, import_path
+from olive_ext.session.workers.served_model import Respondent
+from olive_ext.session.workers.worker import (
+    Reply,
+    Served,
+    Watchdog,
+    Worker,
+    WorkerJob,
+    WorkerLostError,
+    opened_envelope,
+)
 
-_BEAT_S = 1.0
 _STORE_BYTES = 128 << 20
 """Shared memory of a Ray that is started here: requests and results are small."""
 
@@ -35,9 +44,8 @@ refuses. After 60 s Ray ends the whole process, without a word."""
 _GPU_PROVIDERS = ("cuda", "tensorrt", "nvtensorrtrtx", "rocm", "migraphx")
 
 
-def ray_workers(job: Job, wanted: WorkerSettings, watchdogs: Sequence[Watchdog]) -> list[Worker]:
-    """A worker that opens `job` for each of `watchdogs`. Raises `ConfigError` where Ray is not installed, or not at the
-    address."""
+def ray_workers(job: WorkerJob, wanted: WorkerSettings, watchdogs: Sequence[Watchdog]) -> list[Worker]:
+    """A worker for each of `watchdogs`. Raises `ConfigError` where Ray is not installed, or not at the address."""
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -61,7 +69,7 @@ class _Cluster:
         self._num_missed = 0
         self._join()
 
-    def actor(self, job: Job) -> Any:
+    def actor(self, job: WorkerJob) -> Any:
         """A new actor. Ray starts it when there is room."""
         with self._lock:
             self._join()
@@ -77,11 +85,10 @@ class _Cluster:
         }
         if "memory" in resources:
             options["memory"] = resources.pop("memory")
-        return self.ray.remote(_Actor).options(**options).remote(job)
+        return self.ray.remote(Respondent).options(**options).remote()
 
     def check(self) -> None:
-        """Raises `RunError` where the head is gone; to be called often. The workers are of no use then: none could be
-        replaced, and Ray would end this process."""
+        """Raises `RunError` where the head is gone, before Ray ends this process; to be called often."""
         with self._lock:
             now = time.monotonic()
             if now >= self._next_look:
@@ -98,8 +105,7 @@ class _Cluster:
             )
 
     def release(self, actor: Any) -> None:
-        """Ends the actor, and a Ray that has none left where it was started here. Without its head nothing can be
-        ended: Ray's processes end by themselves."""
+        """Ends the actor, and a Ray started here with its last one; without a head they end by themselves."""
         if self._num_missed >= _MOST_MISSED:
             return
         with suppress(Exception):  # the cluster may be gone
@@ -142,22 +148,23 @@ class _Cluster:
         self._head = address if "://" in address else self.ray.get_runtime_context().gcs_address
 
 
-class RayWorker:
+class RayWorker(Worker):
     """An actor with the model of `job`."""
 
-    def __init__(self, job: Job, cluster: _Cluster, name: str, watchdog: Watchdog) -> None:
+    def __init__(self, job: WorkerJob, cluster: _Cluster, name: str, watchdog: Watchdog) -> None:
         self.name = name
         self._job = job
         self._cluster = cluster
         self._watchdog = watchdog
         self._actor: Any = None
 
+    @override
     def open(self) -> Served:
         self.stop()
         self._actor = self._cluster.actor(self._job)
         timeout = self._cluster.wanted.start_timeout
         try:
-            served: Served = self._answer(self._remote("facts"), timeout)
+            served: Served = self._result(self._sent("open", self._job), timeout)
         except TimeoutError:
             self.stop()
             raise RunError(
@@ -166,89 +173,59 @@ class RayWorker:
             ) from None
         return served
 
+    @override
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self._watchdog.begin(time.monotonic())
-        reference = self._remote("run", which, list(requests))
-        while not self._cluster.ray.wait([reference], timeout=_BEAT_S)[0]:
+        sent = self._sent("run", which, list(requests))
+        while not self._cluster.ray.wait([sent], timeout=BEAT_S)[0]:
             self._cluster.check()
             if self._watchdog.is_hung(time.monotonic(), self._pulse()):
                 self.stop()
                 raise WorkerLostError("ended because it hung")
-        reply: Reply = self._answer(reference)
+        reply: Reply = self._result(sent)
         return reply
 
+    @override
     def call(self, which: str, name: str) -> Any:
-        return self._answer(self._remote("call", which, name))
+        return self._result(self._sent("call", which, name))
 
+    @override
     def stop(self) -> None:
         actor, self._actor = self._actor, None
         if actor is not None:
             self._cluster.release(actor)
 
-    def _remote(self, name: str, *arguments: Any) -> Any:
+    def _sent(self, *message: Any) -> Any:
         actor = self._actor
         if actor is None:
             raise WorkerLostError("not running")
-        return getattr(actor, name).remote(*arguments)
+        return actor.answer.remote(*message)
 
     def _pulse(self) -> Pulse | None:
         with suppress(TimeoutError):
-            found: Pulse = self._answer(self._remote("pulse"), _BEAT_S)
-            return found
+            pulse: Pulse | None = self._result(self._sent("pulse"), BEAT_S)
+            return pulse
         return None
 
-    def _answer(self, reference: Any, timeout: float | None = None) -> Any:
+    def _result(self, reference: Any, timeout: float | None = None) -> Any:
         """What the actor answers, or raises. Raises `TimeoutError`, and `WorkerLostError` where the actor is gone."""
         try:
-            error, content = self._cluster.ray.get(reference, timeout=timeout)
+            envelope = self._cluster.ray.get(reference, timeout=timeout)
         except TimeoutError:
             raise
         except self._cluster.ray.exceptions.RayError as problem:
             self.stop()
-            raise WorkerLostError(f"was lost ({_short(problem)})") from problem
-        if error is not None:
-            raise read_error(error)
-        return content
+            raise WorkerLostError(f"was lost ({one_line(problem, 160)})") from problem
+        return opened_envelope(envelope)
 
     def _room(self) -> dict[str, float]:
         room = self._cluster.ray.available_resources()
         return {name: room[name] for name in ("CPU", "GPU", *self._cluster.wanted.resources) if name in room}
 
 
-class _Actor:
-    """The actor: a `ServedModel` whose errors are answers, so that Ray wraps none of them."""
-
-    def __init__(self, job: Job) -> None:
-        self._served: ServedModel | None = None
-        self._error: tuple[str, str] | None = None
-        try:
-            self._served = ServedModel(job)
-        except Exception as error:  # noqa: BLE001 - raised in the driver, which asks for the facts
-            self._error = told_error(error)
-
-    def facts(self) -> Any:
-        return (self._error, None) if self._served is None else (None, self._served.facts)
-
-    def pulse(self) -> Any:
-        return None, None if self._served is None else self._served.pulse
-
-    def run(self, *arguments: Any) -> Any:
-        return self._answer("run", *arguments)
-
-    def call(self, *arguments: Any) -> Any:
-        return self._answer("call", *arguments)
-
-    def _answer(self, name: str, *arguments: Any) -> Any:
-        try:
-            return None, getattr(self._served, name)(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised in the driver, whatever it is
-            return told_error(error), None
-
-
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps what the program does at SIGTERM: from its first line on Ray has it exit with a status of its own, and
-    without a word."""
+    """Keeps the program's SIGTERM handler, in whose place Ray has it exit mutely, with a status of its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -271,17 +248,12 @@ def _connect(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
 
 
-def _threads(job: Job) -> int:
+def _threads(job: WorkerJob) -> int:
     number = job.settings.get("engine", {}).get("num_threads", 1)
     return number if isinstance(number, int) else 1
 
 
-def _num_gpus(job: Job) -> int:
+def _num_gpus(job: WorkerJob) -> int:
     """One for a model on a provider of GPUs; for a Hugging Face model where its device is one."""
     named = str([job.settings.get("execution_provider"), job.handed_over, job.settings.get("device")]).lower()
     return int(any(name in named for name in _GPU_PROVIDERS))
-
-
-def _short(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

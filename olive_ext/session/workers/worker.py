@@ -1,13 +1,70 @@
-"""What a crew drives: one worker, and the ways in which it may be lost. Knows no chunk's place in a call."""
+"""The contract between a crew and its workers: what a worker opens, answers and raises. Knows no transport and no
+chunk's position in a call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from olive_ext.engine.requests import Pulse, Request
-from olive_ext.session.workers.served_model import Reply, Served
+from olive_ext import errors
+from olive_ext.engine.requests import Lost, Pulse, Request, Result
+from olive_ext.engine.runners.runner import Traits
+from olive_ext.errors import OliveExtError, RunError, one_line
+
+OWN, REFERENCE = "own", "reference"
+"""Which of a worker's models runs a chunk."""
+
+Envelope = tuple[tuple[str, str] | None, Any]
+"""An answer as it travels: the error's class name and message, or None; and the content."""
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What a worker opens: settings as JSON, so that a worker on another machine reads them as they were written."""
+
+    settings: Mapping[str, Any]
+    handed_over: Any = None
+    """The provider that Olive's accelerator names."""
+
+    reference: Mapping[str, Any] | None = None
+    """Settings of a resident reference."""
+
+    reference_records: str | None = None
+    """Folder of a recorded one."""
+
+    record_to: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a session has to know of a model that is open elsewhere."""
+
+    context_length: int
+    num_slots: int
+    traits: Traits
+    execution: Mapping[str, Any]
+    """`Engine.describe`."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Facts of a worker's models once they are open."""
+
+    models: Mapping[str, ModelFacts]
+    records: str | None
+    """Folder of the records that it writes."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The results of a chunk, and the counters of the worker since it began."""
+
+    results: Sequence[Result | Lost]
+    counters: Mapping[str, int]
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    """`Engine.describe` behind the chunk."""
 
 
 class WorkerLostError(Exception):
@@ -26,8 +83,7 @@ class Worker(Protocol):
     """The worker's, for progress and messages."""
 
     def open(self) -> Served:
-        """Starts it, anew after it was lost, and opens its model. Raises the errors of opening, or
-        `WorkerLostError`."""
+        """Starts it, anew after it was lost, and opens its model; raises errors of opening, or `WorkerLostError`."""
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs a chunk. Raises `WorkerLostError`, and what the model raises."""
@@ -61,7 +117,7 @@ class Watchdog:
         self._pulse, self._looked, self._still_s = None, now, 0.0
 
     def is_hung(self, now: float, pulse: Pulse | None) -> bool:
-        """`pulse` is what the worker has just told; None where it has told nothing."""
+        """Whether the worker hangs at `now` (seconds); `pulse` is its latest, None where there is no new one."""
         self._still_s += min(now - self._looked, self.most_s)
         self._looked = now
         if pulse is not None:
@@ -82,3 +138,23 @@ class Watchdog:
         else:
             is_measured = pulse.size <= self._largest.get(pulse.kind, 0)
         return max(self.least_s, self.patience * self._longest_s) if is_measured else math.inf
+
+
+def error_envelope(error: Exception) -> Envelope:
+    """An error as an answer: our own by its name, others as a `RunError`."""
+    is_ours = isinstance(error, OliveExtError)
+    name, message = (type(error).__name__, str(error)) if is_ours else ("RunError", one_line(error))
+    return (name, message), None
+
+
+def opened_envelope(envelope: Envelope) -> Any:
+    """The content of an answer. Raises the error that it holds in its place."""
+    error, content = envelope
+    if error is None:
+        return content
+    kind, message = error
+    try:
+        raised: OliveExtError = getattr(errors, kind)(message)
+    except (AttributeError, TypeError):  # made from more than a message
+        raised = RunError(message)
+    raise raised

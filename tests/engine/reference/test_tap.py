@@ -15,17 +15,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.reference.kernels import Divergence
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.kv_store import Device
+from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
 from olive_ext.engine.reference.tap import ResidentTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
-from olive_ext.engine.runners.ort.kv.kv_store import Device
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
-from olive_ext.engine.step import SHARED_PREFIX, Batching, Copy, LogitsRow, Move, Row, Step, StepOutput
+from olive_ext.engine.step import SHARED_PREFIX, Copy, LogitsRow, Move, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
-from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, log_softmax, logits_of, oracle
+from tests.engine.fake_runner import (
+    FORMS,
+    PACKED,
+    POOL,
+    RANGE,
+    SINGLE,
+    VOCAB,
+    FakeRunner,
+    ShortRunner,
+    log_softmax,
+    logits_of,
+    oracle,
+)
 from tests.engine.strategies import assert_equal
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=20)
@@ -47,7 +60,7 @@ def open_graph(graph: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-DIVERGENCE = Divergence(open_graph, Device("cpu"))
+DIVERGENCE = DivergenceKernels(open_graph, Device("cpu"))
 
 
 def compared_engine(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -> Engine:
@@ -81,7 +94,7 @@ def expected(request: Request) -> dict[str, np.ndarray]:
     for place in range(first, len(request.tokens)):
         prefix, target = list(request.tokens[:place]), request.tokens[place]
         p = log_softmax(logits_of(prefix, request.source))
-        q = log_softmax(Nudged(1, Batching.SINGLE).logits(prefix, request.source))
+        q = log_softmax(Nudged(1, SINGLE).logits(prefix, request.source))
         values = {
             "kl": (np.exp(p) * (p - q)).sum(),
             "reference_logprobs": p[target],
@@ -119,14 +132,14 @@ def scored(draw: st.DrawFn) -> list[Request]:
 
 @given(
     requests=scored(),
-    batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),
+    batchings=st.tuples(st.sampled_from(FORMS), st.sampled_from(FORMS)),
     slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     trunks=st.tuples(st.booleans(), st.booleans()),
     chunk_size=st.integers(1, 20),
 )
 def test_pair_equals_the_definitions_whatever_both_runners_can_do(
     requests: list[Request],
-    batchings: tuple[Batching, Batching],
+    batchings: tuple[StepForm, StepForm],
     slots: tuple[int, int],
     trunks: tuple[bool, bool],
     chunk_size: int,
@@ -145,19 +158,18 @@ def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Cap
 
 
 def test_pair_is_as_weak_as_the_weaker_one() -> None:
-    strong = Nudged(4, Batching.PACKED, 100, has_tree_batches=True, async_decode=True)
-    weak = FakeRunner(2, Batching.SINGLE, 50, can_rewind=False, chunked_prefill=False)
+    strong = Nudged(4, PACKED, 100, has_tree_batches=True, overlaps_steps=True)
+    weak = FakeRunner(2, SINGLE, 50, can_rewind=False, chunked_prefill=False)
     for pair in ((strong, weak), (weak, strong)):
         traits, capacity = traits_of(*pair)
-        assert (traits.batching, capacity.num_slots, traits.context_length) == (Batching.SINGLE, 2, 50)
+        assert (traits.form, capacity.num_slots, traits.context_length) == (SINGLE, 2, 50)
         assert not traits.can_rewind
         assert not traits.chunked_prefill
-        assert not traits.tree_batches
-        assert not traits.async_decode
-    pool, rows = FakeRunner(4, Batching.POOL), FakeRunner(2, Batching.RANGE)
-    assert traits_of(pool, FakeRunner(4, Batching.PACKED))[0].batching is Batching.POOL
-    assert traits_of(pool, rows)[0].batching is Batching.SINGLE
-    assert traits_of(rows, FakeRunner(4, Batching.PACKED))[0].batching is Batching.RANGE
+        assert not traits.overlaps_steps
+    pool, rows = FakeRunner(4, POOL), FakeRunner(2, RANGE)
+    assert traits_of(pool, FakeRunner(4, PACKED))[0].form == POOL
+    assert traits_of(pool, rows)[0].form == SINGLE
+    assert traits_of(rows, FakeRunner(4, PACKED))[0].form == RANGE
 
 
 def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
@@ -170,7 +182,7 @@ def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
             super().reserve(positions, cells)
 
     longest = Request((0, 1, 2, 3) * 8, 3)
-    candidate, reference = Nudged(3, Batching.POOL), Halving(3, Batching.POOL)
+    candidate, reference = Nudged(3, POOL), Halving(3, POOL)
     engine, _ = pair_of(candidate, reference)
     for requests in (LONGER[:9], [longest, *LONGER], LONGER):
         assert_compared(requests, engine.run(requests))
@@ -178,7 +190,7 @@ def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
 
 
 def test_a_model_beside_itself_has_no_divergence() -> None:
-    engine, _ = pair_of(FakeRunner(2, Batching.RANGE), FakeRunner(2, Batching.RANGE))
+    engine, _ = pair_of(FakeRunner(2, RANGE), FakeRunner(2, RANGE))
     (result,) = engine.run([Request((1, 2, 3, 1, 2), 4)])
     found = join_compared([Request((1, 2, 3, 1, 2), 4)], [result])
     assert found is not None
@@ -187,10 +199,10 @@ def test_a_model_beside_itself_has_no_divergence() -> None:
 
 
 def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
-    speech = FakeRunner(1, Batching.SINGLE)
+    speech = FakeRunner(1, SINGLE)
     speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
     with pytest.raises(ConfigError, match=r"the reference's encoder takes features and the model's none"):
-        ResidentTap(FakeRunner(1, Batching.SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
+        ResidentTap(FakeRunner(1, SINGLE), OpenedRunner(speech, 8), DIVERGENCE)
     rows = np.zeros((2, 5), np.float32)
     ids = np.zeros(2, np.int64)
     with pytest.raises(ConfigError, match="the reference has logits for 5 tokens and the model for 6"):
@@ -198,13 +210,13 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
 
 
 def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generate() -> None:
-    candidate, reference = Nudged(3, Batching.RANGE), FakeRunner(3, Batching.RANGE)
+    candidate, reference = Nudged(3, RANGE), FakeRunner(3, RANGE)
     engine, beside = pair_of(candidate, reference)
     requests = [Request((1, 2, 3), 2), Request((1, 2), generation=Generation(5)), Request((2, 3, 1), 1)]
     seen: list[int] = []
     results = engine.run(requests, lambda index, _: seen.append(index))
     assert sorted(seen) == [0, 1, 2]
-    alone = Engine(Nudged(3, Batching.RANGE), 8).run(requests)
+    alone = Engine(Nudged(3, RANGE), 8).run(requests)
     assert [(r.logprobs, r.is_greedy, r.tokens) for r in results] == [
         (r.logprobs, r.is_greedy, r.tokens) for r in alone
     ]
@@ -217,7 +229,7 @@ def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generat
 
 
 def test_engines_that_share_a_runner_do_not_trust_what_another_left_there() -> None:
-    candidate, reference = Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE)
+    candidate, reference = Nudged(2, RANGE), FakeRunner(2, RANGE)
     engine, beside = pair_of(candidate, reference)
     first, second = Request((1, 2, 3, 0, 1), 3), Request((1, 2, 3, 3, 3), 3)
     for _ in range(2):
@@ -228,7 +240,7 @@ def test_engines_that_share_a_runner_do_not_trust_what_another_left_there() -> N
 
 
 def test_closing_closes_both() -> None:
-    candidate, reference = Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE)
+    candidate, reference = Nudged(2, RANGE), FakeRunner(2, RANGE)
     engine, _ = pair_of(candidate, reference)
     engine.run([Request((1, 2), 1)])
     engine.close()
@@ -237,7 +249,7 @@ def test_closing_closes_both() -> None:
 
 
 def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRunner | None = None) -> Records:
-    reference = runner or FakeRunner(3, Batching.RANGE, has_tree_batches=True)
+    reference = runner or FakeRunner(3, RANGE, has_tree_batches=True)
     with Records.write(folder, form, {"model": "fake"}) as records:
         results = writing_engine(reference, records).run(requests)
         assert [(r.logprobs, r.is_greedy) for r in results] == [
@@ -248,7 +260,7 @@ def record(folder: Path, form: Form, requests: Sequence[Request], runner: FakeRu
 
 
 def compare(records: Records, requests: Sequence[Request]) -> list[Result]:
-    runner = Nudged(3, Batching.RANGE, has_tree_batches=True)
+    runner = Nudged(3, RANGE, has_tree_batches=True)
     return reading_engine(runner, records).run(requests)
 
 
@@ -278,7 +290,7 @@ def test_short_records_estimate_without_bias_and_bound_from_below(tmp_path: Path
 def test_a_reference_against_its_own_records_has_no_divergence(tmp_path: Path) -> None:
     for form in (WHOLE, SHORT):
         records = record(tmp_path, form, LONGER)
-        same = FakeRunner(3, Batching.RANGE)
+        same = FakeRunner(3, RANGE)
         found = join_compared(LONGER, reading_engine(same, records).run(LONGER))
         assert found is not None
         np.testing.assert_allclose(found.kl, 0, atol=1e-7)
@@ -291,11 +303,11 @@ def test_distributions_that_requests_share_are_recorded_once(tmp_path: Path) -> 
 
 def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
     record(tmp_path, SHORT, LONGER[:20])
-    runner = FakeRunner(3, Batching.RANGE)
+    runner = FakeRunner(3, RANGE)
     records = record(tmp_path, SHORT, LONGER, runner)
     fed = sum(len(row.tokens) for step in runner.steps for row in step.rows)
     assert 0 < fed <= sum(len(request.tokens) for request in LONGER[20:])
-    again = FakeRunner(3, Batching.RANGE)
+    again = FakeRunner(3, RANGE)
     record(tmp_path, SHORT, LONGER, again)
     assert again.steps == []
     assert_compared(LONGER, compare(records, LONGER), is_exact=False)
@@ -309,7 +321,7 @@ def test_an_interrupted_recording_keeps_what_was_complete(tmp_path: Path) -> Non
             return super().run(step)
 
     with pytest.raises(KeyboardInterrupt):
-        record(tmp_path, SHORT, LONGER, Failing(1, Batching.SINGLE))
+        record(tmp_path, SHORT, LONGER, Failing(1, SINGLE))
     (folder,) = tmp_path.iterdir()
     kept = Records.read(folder).num_requests
     assert 0 < kept < len(LONGER)
@@ -361,8 +373,8 @@ def test_steps_are_halved_on_both_where_one_has_no_memory_for_them() -> None:
         pass
 
     for candidate, reference in [
-        (Nudged(2, Batching.RANGE, has_tree_batches=True), Small(2, Batching.RANGE, has_tree_batches=True)),
-        (SmallNudged(2, Batching.RANGE, has_tree_batches=True), FakeRunner(2, Batching.RANGE, has_tree_batches=True)),
+        (Nudged(2, RANGE, has_tree_batches=True), Small(2, RANGE, has_tree_batches=True)),
+        (SmallNudged(2, RANGE, has_tree_batches=True), FakeRunner(2, RANGE, has_tree_batches=True)),
     ]:
         engine, _ = pair_of(candidate, reference, chunk_size=16)
         for _ in range(2):
@@ -376,7 +388,7 @@ class ShortNudged(ShortRunner, Nudged):
 
 @given(
     calls=st.lists(scored(), min_size=1, max_size=3),
-    batchings=st.tuples(*[st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED])] * 2),
+    batchings=st.tuples(*[st.sampled_from([SINGLE, RANGE, PACKED])] * 2),
     slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     has_tree_batches=st.booleans(),
     most=st.tuples(st.integers(1, 30), st.integers(1, 30)),
@@ -384,7 +396,7 @@ class ShortNudged(ShortRunner, Nudged):
 )
 def test_steps_without_memory_on_either_model_are_halved_on_both(
     calls: list[list[Request]],
-    batchings: tuple[Batching, Batching],
+    batchings: tuple[StepForm, StepForm],
     slots: tuple[int, int],
     has_tree_batches: bool,
     most: tuple[int, int],
@@ -405,8 +417,8 @@ def test_steps_without_memory_on_either_model_are_halved_on_both(
 def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step(most: tuple[int, int]) -> None:
     tokens = (1, 2, 3, 0, 2)
     for copied in (True, False):
-        candidate = ShortNudged(2, Batching.RANGE, has_tree_batches=True)
-        reference = ShortRunner(2, Batching.RANGE, has_tree_batches=True)
+        candidate = ShortNudged(2, RANGE, has_tree_batches=True)
+        reference = ShortRunner(2, RANGE, has_tree_batches=True)
         for runner in (candidate, reference):
             runner.most = 30
             if copied:
@@ -441,20 +453,20 @@ USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "refer
 
 @given(
     uses=st.lists(st.tuples(USES, scored()), min_size=2, max_size=6),
-    batchings=st.tuples(st.sampled_from(Batching), st.sampled_from(Batching)),
+    batchings=st.tuples(st.sampled_from(FORMS), st.sampled_from(FORMS)),
     slots=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    async_decode=st.booleans(),
+    overlaps_steps=st.booleans(),
     trunk=st.booleans(),
 )
 def test_models_that_are_used_together_and_alone_in_any_order_forget_what_is_not_theirs(
     uses: list[tuple[str, list[Request]]],
-    batchings: tuple[Batching, Batching],
+    batchings: tuple[StepForm, StepForm],
     slots: tuple[int, int],
-    async_decode: bool,
+    overlaps_steps: bool,
     trunk: bool,
 ) -> None:
-    candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunk, async_decode=async_decode)
-    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunk, async_decode=async_decode)
+    candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunk, overlaps_steps=overlaps_steps)
+    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunk, overlaps_steps=overlaps_steps)
     engine, beside = pair_of(candidate, reference)
     for use, requests in uses:
         generations = [Request(request.tokens, generation=Generation(4)) for request in requests]
@@ -480,7 +492,7 @@ def test_models_that_are_used_together_and_alone_in_any_order_forget_what_is_not
 
 def generated_alone(request: Request) -> tuple[int, ...]:
     """The candidate's tokens, from the definition."""
-    tokens, candidate = list(request.tokens), Nudged(1, Batching.SINGLE)
+    tokens, candidate = list(request.tokens), Nudged(1, SINGLE)
     assert request.generation is not None
     for _ in range(request.generation.max_new_tokens):
         tokens.append(int(candidate.logits(tokens).argmax()))
@@ -488,7 +500,7 @@ def generated_alone(request: Request) -> tuple[int, ...]:
 
 
 def test_generation_has_the_candidates_own_slots_and_length() -> None:
-    candidate, reference = Nudged(4, Batching.RANGE, 60), FakeRunner(1, Batching.SINGLE, 40)
+    candidate, reference = Nudged(4, RANGE, 60), FakeRunner(1, SINGLE, 40)
     engine, _ = pair_of(candidate, reference)
     assert engine.context_length == 40
     engine.run([Request((1, 2, place), generation=Generation(5)) for place in range(4)])
@@ -505,7 +517,7 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         record(Path(folder), form, first)
-        runner = FakeRunner(2, Batching.RANGE, has_tree_batches=has_tree_batches)
+        runner = FakeRunner(2, RANGE, has_tree_batches=has_tree_batches)
         records = record(Path(folder), form, [*second, *first, *second], runner)
         known = {request.tokens for request in first}
         fed = sum(step.num_tokens for step in runner.steps)
@@ -516,7 +528,7 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
 
 
 def test_facts_name_the_reference_and_count_its_bytes(tmp_path: Path) -> None:
-    engine, _ = pair_of(Nudged(2, Batching.RANGE), FakeRunner(2, Batching.RANGE))
+    engine, _ = pair_of(Nudged(2, RANGE), FakeRunner(2, RANGE))
     engine.run(LONGER[:5])
     facts = engine.describe()
     assert facts["reference"]["mode"] == "resident"

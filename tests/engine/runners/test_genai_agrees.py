@@ -14,7 +14,8 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
-from olive_ext.model import content_hash, locate, size_on_disk
+from olive_ext.model.files.content import content_hash, size_on_disk
+from olive_ext.model.files.locate import locate
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import TEXT, VOCAB, genai_export

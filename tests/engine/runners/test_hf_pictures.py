@@ -15,9 +15,10 @@ from PIL import Image
 
 import olive_ext
 from olive_ext.errors import LostRequestsError, OliveExtError, RecordsError
-from olive_ext.model.checkpoint import read_media, with_configs
-from olive_ext.model.locate import locate_hf
-from olive_ext.model.media_types import Modality
+from olive_ext.model.files.hub import with_configs
+from olive_ext.model.files.locate import locate_hf
+from olive_ext.model.spec.checkpoint import read_media
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Source
 from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
@@ -98,7 +99,7 @@ def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> Non
     model = make("llama")
     model.set_attn_implementation(attention)
     runner = HfRunner(model, {})
-    assert runner.traits.tree_batches
+    assert isinstance(runner.traits.form, TreeForm)
     engine = Engine(runner, 48)
     asked = requests(40)
     results = engine.run(asked)
@@ -125,7 +126,7 @@ def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
 
 @pytest.mark.parametrize("family", ["sliding", "mamba"])
 def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
-    assert not HfRunner(make(family), {}).traits.tree_batches
+    assert not isinstance(HfRunner(make(family), {}).traits.form, TreeForm)
 
 
 class Deaf(torch.nn.Module):
@@ -152,7 +153,7 @@ class Deaf(torch.nn.Module):
 
 def test_model_that_scores_branches_wrongly_is_found_by_trying() -> None:
     runner = HfRunner(Deaf(), {})
-    assert not runner.traits.tree_batches
+    assert not isinstance(runner.traits.form, TreeForm)
     assert "branches score" in runner.describe()["notes"][0]
 
 

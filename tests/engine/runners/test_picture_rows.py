@@ -8,15 +8,15 @@ import onnxruntime as ort
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
+from olive_ext.engine.media.items import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
 from olive_ext.engine.runners.ort.inputs import Layout
-from olive_ext.engine.runners.ort.opener import Opener
+from olive_ext.engine.runners.ort.sessions import Sessions
 from olive_ext.engine.step import Row, Step
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.compiled import Compiled
-from olive_ext.model.media_types import Modality
-from olive_ext.model.types import Device
+from olive_ext.model.providers.compiled import Compiled
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import Modality
 from tests.exports.media import plain_encoder_export
 from tests.families.pictures import picture
 
@@ -36,7 +36,7 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
     model = resolve(ModelSettings(model=str(plain_encoder_export("f32", "default"))))
     assert model.media is not None
     processor = MediaProcessor(model.media, model.files)
-    embedding = Opener(model, None, Compiled(model.settings.engine)).embedding(model.spec, Device("cpu"))
+    embedding = Sessions(model, None, Compiled(model.settings.engine)).embedding(model.spec, Device("cpu"))
     items = [processor.item(Modality.IMAGE, picture(seed, 40, 40)) for seed in (0, 1)]
     # Positions 3 to 22 of sequences whose pictures begin at 4 and at 6.
     rows = [

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from olive_ext.engine.runners.ort.kv.kv_store import KvPlace
-from olive_ext.engine.runners.ort.kv.returned import ReturnedKv
+from olive_ext.engine.forms.kv_store import KvPlace
+from olive_ext.engine.forms.returned.kv import ReturnedKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.graph.nodes import model_of
-from olive_ext.model.types import DecoderSpec, Device, KvTensor, StateTensor, TensorSpec
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import DecoderSpec, KvTensor, StateTensor, TensorSpec
 
 FLOAT = TensorProto.FLOAT
 SLOTS = 12

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.row_trials import group_rows
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.runners.trials import group_rows
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
-from olive_ext.model.types import DecoderSpec, Device, SourceKind, StateTensor, TensorSpec
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import DecoderSpec, SourceKind, StateTensor, TensorSpec
+from tests.engine.fake_runner import ALIKE, SINGLE
 
 FLOAT, V = 1, 11
 CPU = Device("cpu")
@@ -25,7 +27,7 @@ class Kernels(Runner):
 
     def __init__(self, tile: int, context_length: int = 512, *, encoder: TensorSpec | None = None) -> None:
         kind = SourceKind.FEATURES if encoder is not None else None
-        super().__init__(Traits(context_length, Batching.ALIKE, source=encoder, source_kind=kind))
+        super().__init__(Traits(context_length, ALIKE, source=encoder, source_kind=kind))
         self._tile, self._kept = tile, np.zeros(context_length, np.int64)
         self.positions = 0
         self.sources: set[Source | None] = set()
@@ -71,7 +73,7 @@ def spec(*, has_states: bool = False, rounds_rows: bool = True) -> DecoderSpec:
 def test_group_is_what_the_kernels_take_at_a_time(tile: int, group: int) -> None:
     runner, notes = Kernels(tile), []
     group_rows(runner, spec(), CPU, 256, notes)
-    assert runner.traits == Traits(512, Batching.ALIKE, row_group=group)
+    assert runner.traits == Traits(512, ALIKE, row_group=group)
     assert notes == []
 
 
@@ -79,7 +81,7 @@ def test_group_is_what_the_kernels_take_at_a_time(tile: int, group: int) -> None
 def test_texts_are_fed_whole_where_no_group_is_found(runner: Kernels) -> None:
     notes: list[str] = []
     group_rows(runner, spec(), CPU, 256, notes)
-    assert runner.traits == Traits(runner.traits.context_length, Batching.SINGLE, chunked_prefill=False)
+    assert runner.traits == Traits(runner.traits.context_length, SINGLE, chunked_prefill=False)
     assert len(notes) == 1
     assert "whole and alone" in notes[0]
 
@@ -103,7 +105,7 @@ def test_decoder_behind_an_encoder_is_tried_with_a_source_of_its_shape() -> None
 def test_states_are_not_fed_in_groups_and_a_note_says_so() -> None:
     runner, notes = Broken(2), []
     group_rows(runner, spec(has_states=True), CPU, 256, notes)
-    assert runner.traits == Traits(512, Batching.ALIKE)
+    assert runner.traits == Traits(512, ALIKE)
     assert len(notes) == 1
     assert "states" in notes[0]
 
@@ -112,5 +114,5 @@ def test_nothing_is_tried_where_no_rounding_shows_or_every_step_has_one_token() 
     for rounds, device, chunk_size in [(False, CPU, 256), (True, Device("cuda"), 256), (True, CPU, 1)]:
         runner, notes = Broken(2), []
         group_rows(runner, spec(rounds_rows=rounds), device, chunk_size, notes)
-        assert runner.traits == Traits(512, Batching.ALIKE)
+        assert runner.traits == Traits(512, ALIKE)
         assert notes == []

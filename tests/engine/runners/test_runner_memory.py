@@ -8,13 +8,14 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.opening import open_engine
-from olive_ext.engine.runners.ort.kv.in_place import ViewKv
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
-from olive_ext.model import resolve, resolve_providers
-from olive_ext.model.types import Provider
+from olive_ext.model import resolve
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
 
 
@@ -70,7 +71,7 @@ def test_messages_about_memory_are_known(message: str, expected: bool) -> None:
 def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind() -> None:
     providers = (Provider("CUDAExecutionProvider", "cuda", plans_shapes=True), *resolve_providers("cpu"))
     model = resolve(ModelSettings(model=str(genai_export("llama", None)), allow_cpu_fallback=True))
-    engine = open_engine(replace(model, came_up=providers))
+    engine = open_engine(replace(model, session_providers=providers))
     facts = engine.describe()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.rows.buckets import FEW_READS, BucketedRunner, shape_of, step_sizes
 from olive_ext.engine.requests import Request
-from olive_ext.engine.runners.shape_buckets import FEW_READS, BucketedRunner, shape_of, step_sizes
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from tests.engine.fake_runner import FakeRunner, oracle
+from tests.engine.fake_runner import POOL, RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
 
 
@@ -27,10 +28,10 @@ class _Watching(FakeRunner):
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 20),
-    batching=st.sampled_from([Batching.RANGE, Batching.POOL, Batching.SINGLE]),
+    batching=st.sampled_from([RANGE, POOL, SINGLE]),
 )
 def test_few_shapes_equal_oracle_and_those_with_few_targets_were_run_ahead(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm
 ) -> None:
     fake = _Watching(num_slots, batching)
     runner = BucketedRunner(fake, step_sizes(chunk_size))
@@ -64,10 +65,10 @@ class _Short(FakeRunner):
 def test_shapes_that_memory_does_not_hold_are_left_out_and_their_steps_halved() -> None:
     tokens = tuple(number % 4 for number in range(60))
     request = Request(tokens, num_targets=59)
-    runner = BucketedRunner(_Short(2, Batching.RANGE), step_sizes(64))
+    runner = BucketedRunner(_Short(2, RANGE), step_sizes(64))
     engine = Engine(runner, 64)
     assert_equal(engine.run([request])[0], oracle(request))
     assert engine.counters.steps_halved > 0
-    strict = Engine(BucketedRunner(_Short(2, Batching.RANGE), step_sizes(64), is_strict=True), 64)
+    strict = Engine(BucketedRunner(_Short(2, RANGE), step_sizes(64), is_strict=True), 64)
     with pytest.raises(RunError, match="were not run beforehand"):
         strict.run([request])

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.runners.step_trial import LENGTH, SHORT, affordable, check_steps
-from olive_ext.engine.step import Batching, Row, RowMix, Step, StepOutput
+from olive_ext.engine.runners.trials import LENGTH, SHORT, affordable, check_steps
+from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.model.types import SourceKind
-from tests.engine.fake_runner import VOCAB, FakeRunner
+from tests.engine.fake_runner import FORMS, RANGE, SINGLE, VOCAB, FakeRunner
 
 LEAK = 1 << 20
 
@@ -37,16 +39,16 @@ class Leaky(FakeRunner):
         return row._replace(tokens=tuple(token + LEAK * leaks[self.way] for token in row.tokens))
 
 
-def _check(way: str, batching: Batching = Batching.RANGE, most: int = 0, **more: Any) -> str | None:
+def _check(way: str, batching: StepForm = RANGE, most: int = 0, **more: Any) -> str | None:
     runner = Leaky(3, batching, **more)
     runner.way, runner.most = way, most
     return check_steps(runner, VOCAB, 512, (most,), 300)
 
 
-@pytest.mark.parametrize("batching", Batching)
+@pytest.mark.parametrize("batching", FORMS)
 @pytest.mark.parametrize("can_rewind", [True, False])
-def test_texts_of_their_own_pass(batching: Batching, can_rewind: bool) -> None:
-    assert _check("", batching, can_rewind=can_rewind, row_mix=RowMix(pasts=True)) is None
+def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
+    assert _check("", batching, can_rewind=can_rewind, row_mix=AlikeRows(mixes_pasts=True)) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_a_leak_is_told_with_the_way_that_shows_it(way: str, what: str) -> None:
 def test_texts_pass_the_numbers_that_the_graph_compares_with(most: int) -> None:
     assert "texts fed in parts score" in (_check("by the longest row", most=most) or "")
     assert "texts fed in parts score" in (_check("by the past", most=most) or "")
-    runner = Leaky(3, Batching.RANGE)
+    runner = Leaky(3, RANGE)
     runner.way, runner.most = "by the longest row", LENGTH + 20
     assert (
         check_steps(runner, VOCAB, 512, (runner.most,), LENGTH) is None
@@ -73,8 +75,8 @@ def test_texts_pass_the_numbers_that_the_graph_compares_with(most: int) -> None:
 
 
 def test_nothing_is_tried_where_a_text_is_fed_whole_anyway_or_a_step_takes_less() -> None:
-    assert _check("by parts", Batching.SINGLE, chunked_prefill=False) is None
-    runner = Leaky(3, Batching.RANGE)
+    assert _check("by parts", SINGLE, chunked_prefill=False) is None
+    runner = Leaky(3, RANGE)
     runner.way = "by parts"
     assert check_steps(runner, VOCAB, 2 * SHORT, (), 200) is None
     runner.traits = replace(Traits(512), source_kind=SourceKind.TOKENS)

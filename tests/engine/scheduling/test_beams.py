@@ -14,17 +14,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Sampling, Source
-from olive_ext.engine.step import Batching, RowMix
 from olive_ext.errors import OliveExtError
-from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, logits_of, logprobs_of, oracle
+from tests.engine.fake_runner import (
+    ALIKE,
+    FORMS,
+    PACKED,
+    RANGE,
+    SINGLE,
+    VOCAB,
+    FakeRunner,
+    ShortRunner,
+    logits_of,
+    logprobs_of,
+    oracle,
+)
 from tests.engine.strategies import SOURCES, TOKENS, assert_equal
 
 STOPPING = [True, False, "never"]
 
 
 def plain_search(request: Request) -> list[Hypothesis]:
-    """All continuations of all sequences at every step, by the rules of docs/design/beams.md."""
+    """All continuations of all sequences at every step, by the rules of docs/design/engine.md."""
     generation = request.generation
     assert generation is not None
     assert generation.beams is not None
@@ -92,18 +105,18 @@ def searches(draw: st.DrawFn, most_beams: int) -> Request:
 
 
 RUNNERS = [
-    *[(batching, {}) for batching in Batching if batching is not Batching.ALIKE],
-    (Batching.PACKED, {"async_decode": True}),
-    (Batching.RANGE, {"async_decode": True}),
-    *[(Batching.ALIKE, {"row_mix": RowMix(pasts=pasts, prompts=True), "can_rewind": False}) for pasts in (False, True)],
-    (Batching.SINGLE, {"chunked_prefill": False}),
-    (Batching.SINGLE, {"can_rewind": False}),
+    *[(batching, {}) for batching in FORMS if batching is not ALIKE],
+    (PACKED, {"overlaps_steps": True}),
+    (RANGE, {"overlaps_steps": True}),
+    *[(ALIKE, {"row_mix": AlikeRows(mixes_pasts=pasts, prompts=True), "can_rewind": False}) for pasts in (False, True)],
+    (SINGLE, {"chunked_prefill": False}),
+    (SINGLE, {"can_rewind": False}),
 ]
 
 
 @given(data=st.data(), num_slots=st.integers(2, 8), chunk_size=st.integers(1, 40), runner=st.sampled_from(RUNNERS))
 def test_any_searches_equal_the_plain_one_beside_other_requests(
-    data: st.DataObject, num_slots: int, chunk_size: int, runner: tuple[Batching, dict[str, Any]]
+    data: st.DataObject, num_slots: int, chunk_size: int, runner: tuple[StepForm, dict[str, Any]]
 ) -> None:
     greedy = st.builds(Request, st.tuples(TOKENS, TOKENS), st.just(0), st.just(Generation(7)))
     scored = st.builds(Request, st.tuples(TOKENS, TOKENS, TOKENS), st.just(2))
@@ -169,9 +182,9 @@ SEARCH = Generation(6, frozenset({3}), beams=Beams(4))
 
 @pytest.mark.parametrize(
     ("batching", "options"),
-    [(Batching.PACKED, {}), (Batching.RANGE, {}), (Batching.ALIKE, {"row_mix": RowMix(True, True)})],
+    [(PACKED, {}), (RANGE, {}), (ALIKE, {"row_mix": AlikeRows(True, True)})],
 )
-def test_searches_of_equal_size_share_every_step(batching: Batching, options: dict[str, Any]) -> None:
+def test_searches_of_equal_size_share_every_step(batching: StepForm, options: dict[str, Any]) -> None:
     """Two prompts as one step or two, then eight rows a step; no more forks than sequences that came apart."""
     runner = FakeRunner(8, batching, **options)
     engine = Engine(runner, 64)
@@ -186,7 +199,7 @@ def test_searches_of_equal_size_share_every_step(batching: Batching, options: di
 
 def test_search_that_waits_for_its_slots_is_not_passed_by_others() -> None:
     """Of five slots two run short answers; those behind the search begin when it has begun."""
-    runner = FakeRunner(5, Batching.PACKED)
+    runner = FakeRunner(5, PACKED)
     engine = Engine(runner, 64)
     short = [Request((0, first), 0, Generation(5)) for first in range(2)]
     waiting = [Request((2 + first, 2), 0, Generation(5)) for first in range(3)]
@@ -196,15 +209,15 @@ def test_search_that_waits_for_its_slots_is_not_passed_by_others() -> None:
 
 
 def test_step_of_beams_for_which_memory_is_short_is_halved() -> None:
-    engine = Engine(ShortRunner(4, Batching.PACKED), 64)
+    engine = Engine(ShortRunner(4, PACKED), 64)
     assert_found(engine, [Request((1, 2, 3), 0, SEARCH)])
     assert engine.counters.steps_halved
 
 
 def test_sampled_request_beside_a_search_is_not_disturbed() -> None:
     drawn = Request((1, 2), 0, Generation(5, sampling=Sampling(1.0, seed=4)))
-    alone = Engine(FakeRunner(6, Batching.PACKED), 64).run([drawn])
-    engine = Engine(FakeRunner(6, Batching.PACKED), 64)
+    alone = Engine(FakeRunner(6, PACKED), 64).run([drawn])
+    engine = Engine(FakeRunner(6, PACKED), 64)
     search = Request((1, 3), 0, SEARCH)
     assert engine.run([search, drawn])[1] == alone[0]
     assert_found(engine, [search])
@@ -214,14 +227,14 @@ def test_more_beams_than_slots_are_refused_by_name() -> None:
     with pytest.raises(
         OliveExtError, match=r"'num_beams' = 4 needs a slot for each beam; the session has 3 \(engine\.num_slots\)"
     ):
-        Engine(FakeRunner(3, Batching.PACKED), 64).run([Request((1, 2), 0, SEARCH)])
+        Engine(FakeRunner(3, PACKED), 64).run([Request((1, 2), 0, SEARCH)])
 
 
 def test_continuous_requests_take_searches() -> None:
     requests = [
         Request((first, 2), 0, SEARCH if first % 2 else Generation(4), source) for first, source in enumerate(SOURCES)
     ]
-    engine = Engine(FakeRunner(5, Batching.PACKED), 64)
+    engine = Engine(FakeRunner(5, PACKED), 64)
     found = dict(engine.run_continuous(enumerate(requests)))
-    assert [found[place] for place in range(4)] == Engine(FakeRunner(5, Batching.PACKED), 64).run(requests)
+    assert [found[place] for place in range(4)] == Engine(FakeRunner(5, PACKED), 64).run(requests)
     assert isinstance(SOURCES[1], Source)

@@ -13,8 +13,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Generation, Request, Result
 from olive_ext.engine.scheduling import chunks
 from olive_ext.engine.scheduling.prefix_tree import input_key, make_plan
-from olive_ext.engine.step import Batching
-from tests.engine.fake_runner import FakeRunner, oracle
+from tests.engine.fake_runner import RANGE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, requests_of
 
 
@@ -63,7 +62,7 @@ def test_generations_are_counted_by_slots() -> None:
 @given(requests=st.lists(st.integers(0, 6), min_size=1, max_size=30), reverse=st.booleans())
 def test_an_engine_answers_chunks_as_it_answers_requests(requests: list[int], reverse: bool) -> None:
     asked = [Request((1, 2, *range(3, 4 + count)), 1) for count in requests]
-    engine = Engine(FakeRunner(2, Batching.RANGE, has_tree_batches=True), 4)
+    engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 4)
     order = [[asked[place]] for place in range(len(asked))]
     found: dict[int, list[Result]] = {}
     engine.run_chunks(order[::-1] if reverse else order, lambda number, results: found.update({number: [*results]}))

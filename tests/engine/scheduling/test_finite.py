@@ -13,9 +13,9 @@ import torch
 import olive_ext
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import NonFiniteError
-from tests.engine.fake_runner import FakeRunner
+from tests.engine.fake_runner import RANGE, FakeRunner
 from tests.exports import genai_export, hf_model
 
 
@@ -37,7 +37,7 @@ class BrokenRunner(FakeRunner):
 
 
 def _engine(value: float, *, token: int = 3, in_samples: bool = False) -> Engine:
-    runner = BrokenRunner(2, Batching.RANGE)
+    runner = BrokenRunner(2, RANGE)
     runner.value, runner.token, runner.in_samples = value, token, in_samples
     return Engine(runner, 4)
 
@@ -85,26 +85,26 @@ class LateRunner(FakeRunner):
         return replace(output, target_logprobs=np.full_like(output.target_logprobs, np.nan))
 
 
-@pytest.mark.parametrize("async_decode", [False, True])
-def test_nan_that_begins_late_in_a_greedy_text_stops_it(async_decode: bool) -> None:
-    engine = Engine(LateRunner(2, Batching.RANGE, async_decode=async_decode), 4)
+@pytest.mark.parametrize("overlaps_steps", [False, True])
+def test_nan_that_begins_late_in_a_greedy_text_stops_it(overlaps_steps: bool) -> None:
+    engine = Engine(LateRunner(2, RANGE, overlaps_steps=overlaps_steps), 4)
     with pytest.raises(NonFiniteError, match=r"request [01]: .* behind 5 tokens"):
         engine.run([Request((1, 2), 0, Generation(9)), Request((1, 3), 0, Generation(9))])
 
 
 def test_reported_requests_are_counted_once_and_the_others_are_what_they_are_alone() -> None:
-    runner = BrokenRunner(2, Batching.RANGE)
+    runner = BrokenRunner(2, RANGE)
     engine = Engine(runner, 4, reports_non_finite=True)
     sound, broken = Request((1, 2, 0, 1), 2), Request((2, 3, 3, 3), 3)
     results = engine.run([sound, broken])
     assert engine.counters.non_finite == 1
     assert np.isnan(results[1].logprobs).all()
-    assert results[0] == Engine(FakeRunner(2, Batching.RANGE), 4).run([sound])[0]
+    assert results[0] == Engine(FakeRunner(2, RANGE), 4).run([sound])[0]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
 def test_reported_generation_ends_where_its_output_is_not_finite(sampling: Sampling) -> None:
-    runner = BrokenRunner(2, Batching.RANGE)
+    runner = BrokenRunner(2, RANGE)
     runner.token, runner.in_samples = 0, True  # the prompt's output is looked at by token 0
     engine = Engine(runner, 4, reports_non_finite=True)
     (result,) = engine.run([Request((1, 3), 0, Generation(4, sampling=sampling))])

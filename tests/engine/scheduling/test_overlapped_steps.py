@@ -15,11 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
-from olive_ext.engine.step import Batching, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from tests.engine.fake_runner import VOCAB, FakeRunner, ShortRunner, oracle
+from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
 
 
@@ -27,13 +28,13 @@ from tests.engine.strategies import assert_equal, assert_runs_as_oracle, request
     calls=st.lists(requests_of(), min_size=1, max_size=3),
     num_slots=st.integers(1, 8),
     chunk_size=st.integers(1, 40),
-    runner=st.sampled_from([*[(batching, True) for batching in Batching], (Batching.SINGLE, False)]),
+    runner=st.sampled_from([*[(batching, True) for batching in FORMS], (SINGLE, False)]),
 )
 def test_run_equals_oracle_for_any_requests_slots_and_chunks(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[Batching, bool]
+    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[StepForm, bool]
 ) -> None:
     batching, can_rewind = runner
-    fake = FakeRunner(num_slots, batching, can_rewind=can_rewind, async_decode=True)
+    fake = FakeRunner(num_slots, batching, can_rewind=can_rewind, overlaps_steps=True)
     engine = Engine(fake, chunk_size)
     assert_runs_as_oracle(engine, calls)
     counters = engine.counters
@@ -46,13 +47,13 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
 @given(
     requests=requests_of(max_sources=1),
     num_slots=st.integers(1, 6),
-    batching=st.sampled_from(Batching),
+    batching=st.sampled_from(FORMS),
     has_tree_batches=st.booleans(),
 )
 def test_run_continuous_equals_oracle_beside_branches(
-    requests: list[Request], num_slots: int, batching: Batching, has_tree_batches: bool
+    requests: list[Request], num_slots: int, batching: StepForm, has_tree_batches: bool
 ) -> None:
-    engine = Engine(FakeRunner(num_slots, batching, has_tree_batches=has_tree_batches, async_decode=True), 7)
+    engine = Engine(FakeRunner(num_slots, batching, has_tree_batches=has_tree_batches, overlaps_steps=True), 7)
     results = dict(engine.run_continuous(enumerate(requests)))
     for number, request in enumerate(requests):
         assert_equal(results[number], oracle(request))
@@ -73,13 +74,13 @@ _FULL_SLOT = [
     calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
     num_slots=st.integers(1, 6),
     chunk_size=st.integers(1, 40),
-    batching=st.sampled_from([Batching.SINGLE, Batching.RANGE, Batching.PACKED]),
+    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
 )
-@example(calls=[_FULL_SLOT], num_slots=4, chunk_size=1, batching=Batching.RANGE)
+@example(calls=[_FULL_SLOT], num_slots=4, chunk_size=1, batching=RANGE)
 def test_steps_without_memory_are_halved_and_results_stay(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: Batching
+    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm
 ) -> None:
-    runner = ShortRunner(num_slots, batching, async_decode=True)
+    runner = ShortRunner(num_slots, batching, overlaps_steps=True)
     engine = Engine(runner, chunk_size)
     assert_runs_as_oracle(engine, calls)
     assert max((step.num_tokens for step in runner.steps), default=0) <= runner.most
@@ -100,7 +101,7 @@ class Scarce(FakeRunner):
 @pytest.mark.parametrize("at", range(3, 10))
 def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
     requests = [Request((1, 2, i), 0, Generation(9, frozenset({3}))) for i in range(3)]
-    runner = Scarce(3, Batching.RANGE, async_decode=True)
+    runner = Scarce(3, RANGE, overlaps_steps=True)
     runner.at = at
     engine = Engine(runner, 8)
     for found, request in zip(engine.run(requests), requests, strict=True):
@@ -109,8 +110,8 @@ def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
     engine.close()
 
 
-def _decode(batching: Batching, requests: list[Request], async_decode: bool = True) -> tuple[Engine, FakeRunner]:
-    runner = FakeRunner(4, batching, async_decode=async_decode)
+def _decode(batching: StepForm, requests: list[Request], overlaps_steps: bool = True) -> tuple[Engine, FakeRunner]:
+    runner = FakeRunner(4, batching, overlaps_steps=overlaps_steps)
     engine = Engine(runner, 64)
     for found, request in zip(engine.run(requests), requests, strict=True):
         assert_equal(found, oracle(request))
@@ -118,11 +119,11 @@ def _decode(batching: Batching, requests: list[Request], async_decode: bool = Tr
     return engine, runner
 
 
-@pytest.mark.parametrize("batching", Batching)
-def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: Batching) -> None:
+@pytest.mark.parametrize("batching", FORMS)
+def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: StepForm) -> None:
     requests = [Request((1, 2, i), 0, Generation(20)) for i in range(4)]
     engine, runner = _decode(batching, requests)
-    serial, _ = _decode(batching, requests, async_decode=False)
+    serial, _ = _decode(batching, requests, overlaps_steps=False)
     counters = engine.counters
     assert counters.rows_dropped == 0
     assert (counters.steps, counters.tokens_fed) == (serial.counters.steps, serial.counters.tokens_fed)
@@ -135,7 +136,7 @@ def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
     request = Request((1, 2), 0, Generation(20))
     third = oracle(request).tokens[2]
     requests = [Request((1, 2), 0, Generation(20, frozenset({third})))]
-    engine, runner = _decode(Batching.RANGE, requests)
+    engine, runner = _decode(RANGE, requests)
     generated = oracle(requests[0]).tokens
     assert engine.counters.rows_dropped == 1
     assert engine.counters.tokens_fed == 2 + len(generated)
@@ -145,7 +146,7 @@ def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
 def test_sampled_rows_are_read_before_what_follows_them() -> None:
     """Only prompts overlap: the second and the third one."""
     requests = [Request((1, i), 0, Generation(6, sampling=Sampling(1.0, seed=i))) for i in range(3)]
-    ahead, serial = (Engine(FakeRunner(3, Batching.RANGE, async_decode=keeps), 8) for keeps in (True, False))
+    ahead, serial = (Engine(FakeRunner(3, RANGE, overlaps_steps=keeps), 8) for keeps in (True, False))
     assert [result.tokens for result in ahead.run(requests)] == [result.tokens for result in serial.run(requests)]
     assert ahead.counters.steps_ahead == 2
     ahead.close()
@@ -153,7 +154,7 @@ def test_sampled_rows_are_read_before_what_follows_them() -> None:
 
 def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
     prompt = (1, 2, 3)
-    engine = Engine(FakeRunner(1, Batching.SINGLE, can_rewind=False, async_decode=True), 64)
+    engine = Engine(FakeRunner(1, SINGLE, can_rewind=False, overlaps_steps=True), 64)
     tokens = oracle(Request(prompt, 0, Generation(4))).tokens
     engine.run([Request(prompt, 0, Generation(20, is_finished=lambda found: len(found) == 3))])
     before = engine.counters.tokens_fed
@@ -186,7 +187,7 @@ LONG = [Request((1, 2, i), 0, Generation(30)) for i in range(3)]
 
 
 def _slow() -> tuple[Engine, Slow]:
-    runner = Slow(3, Batching.RANGE, async_decode=True)
+    runner = Slow(3, RANGE, overlaps_steps=True)
     return Engine(runner, 8), runner
 
 
@@ -280,7 +281,7 @@ class Failing(FakeRunner):
 
 @pytest.mark.parametrize("at", [4, 5, 6])
 def test_step_behind_one_that_failed_is_not_run(at: int) -> None:
-    runner = Failing(3, Batching.RANGE, async_decode=True)
+    runner = Failing(3, RANGE, overlaps_steps=True)
     runner.at = at
     engine = Engine(runner, 8)
     with pytest.raises(RunError, match="planted"):
@@ -289,17 +290,17 @@ def test_step_behind_one_that_failed_is_not_run(at: int) -> None:
     _assert_usable(engine)
 
 
-@pytest.mark.parametrize("batching", Batching)
-def test_scoring_is_planned_while_the_step_before_runs(batching: Batching) -> None:
+@pytest.mark.parametrize("batching", FORMS)
+def test_scoring_is_planned_while_the_step_before_runs(batching: StepForm) -> None:
     requests = [Request((i % VOCAB, i % 3, 2, i % 5, 4), 2) for i in range(40)]
-    engine = Engine(FakeRunner(4, batching, async_decode=True), 8)
+    engine = Engine(FakeRunner(4, batching, overlaps_steps=True), 8)
     assert_runs_as_oracle(engine, [requests])
     assert engine.counters.steps_ahead == engine.counters.steps - 1
     engine.close()
 
 
 def test_engine_that_keeps_no_tokens_starts_no_thread() -> None:
-    serial = Engine(FakeRunner(3, Batching.RANGE), 8)
+    serial = Engine(FakeRunner(3, RANGE), 8)
     serial.run(LONG)
     assert _threads() == []
 

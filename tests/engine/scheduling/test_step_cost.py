@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from olive_ext.engine.scheduling.step_cost import SHAPES, StepCost, choose, measure
-from olive_ext.engine.step import Batching, Step, StepOutput
-from tests.engine.fake_runner import FakeRunner
+from olive_ext.engine.forms.tree.steps import SHAPES, StepCost, choose_size, measure_trees
+from olive_ext.engine.step import Step, StepOutput
+from tests.engine.fake_runner import RANGE, FakeRunner
 
 COST = StepCost(fixed=0.02, per_token=0.001, per_pair=5e-7)
 
@@ -22,8 +22,8 @@ def test_a_long_text_in_branches_costs_what_it_costs_alone_in_steps_of_that_size
 
 
 def test_short_texts_share_the_fixed_cost_of_a_step_and_long_ones_run_alone() -> None:
-    assert choose(COST, [(10, 100)] * 400, 256).size in (128, 256, 512)
-    assert choose(COST, [(2047, 0)] * 20, 256).size == 0
+    assert choose_size(COST, [(10, 100)] * 400, 256)[0] in (128, 256, 512)
+    assert choose_size(COST, [(2047, 0)] * 20, 256)[0] == 0
 
 
 class _Clocked(FakeRunner):
@@ -41,7 +41,7 @@ class _Clocked(FakeRunner):
 
 @pytest.mark.parametrize("context", [400, 4096])
 def test_measuring_finds_the_costs_whatever_the_context(context: int) -> None:
-    runner = _Clocked(1, Batching.RANGE, context, has_tree_batches=True)
-    found = measure(runner, lambda: runner.now)
+    runner = _Clocked(1, RANGE, context, has_tree_batches=True)
+    found = measure_trees(runner, context, lambda: runner.now)
     assert (found.fixed, found.per_token, found.per_pair) == pytest.approx((0.02, 0.001, 5e-7), rel=1e-3)
     assert runner.capacity.cells == 1 + min(context, SHAPES[-1][1])

@@ -10,7 +10,8 @@ import pytest
 
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL
-from olive_ext.run.reference.answers import Answer, Answers, compare_answers
+from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.pairing import compare_answers
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
 
@@ -20,7 +21,9 @@ def answers(
 ) -> Answers:
     count = len(next(iter(values.values())))
     by_document = {
-        number: Answer(f"asked {number}", {name: given[number] for name, given in values.items()}, f"{values} {number}")
+        number: DocumentAnswer(
+            f"asked {number}", {name: given[number] for name, given in values.items()}, f"{values} {number}"
+        )
         for number in range(count)
     }
     return Answers(task, filter_name, dict.fromkeys(values, higher), by_document)

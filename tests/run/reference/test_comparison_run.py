@@ -169,7 +169,7 @@ def test_a_model_against_itself(tasks: LoadedTasks, mode: Mode) -> None:
     assert (whole.top1_agreement, whole.perplexity_ratio) == (1.0, 1.0)
     assert comparison.flips == ()
     assert {item.mcnemar_p for item in comparison.outcomes} == {1.0}
-    assert verdict(comparison).line.startswith("no difference found")
+    assert verdict(comparison).headline.startswith("no difference found")
 
 
 def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None:

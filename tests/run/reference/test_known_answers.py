@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.errors import RunError
-from olive_ext.run.reference.known_answers import ReferenceScores
+from olive_ext.run.reference.observer import ReferenceScores
 from tests.backends.reference import instances
 
 GREEDY = {"until": ["\n"], "max_gen_toks": 5}

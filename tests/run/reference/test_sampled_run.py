@@ -19,8 +19,8 @@ from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.reference.answers import Answer, Answers
-from olive_ext.run.reference.claims import Batch, question_of
+from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.claims import BatchAnswers, question_of
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from olive_ext.run.reference.observer import Observer
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
@@ -143,7 +143,7 @@ def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mod
     assert len({line["doc_id"] for line in lines}) == len(lines) == certainty.num_evaluated
     assert found.results["n-samples"]["many_choice"]["effective"] == certainty.num_evaluated
     line = f"{certainty.num_evaluated} of 160 documents, stopped: loss below 20 points is certain (95 % for this model)"
-    assert verdict(found.comparison).line.startswith(line)
+    assert any(text.startswith(line) for text in verdict(found.comparison).lines)
 
 
 def test_modes_draw_the_same_documents(tasks: LoadedTasks) -> None:
@@ -270,7 +270,7 @@ def test_document_without_an_answer_is_whatever_breaks_the_claim(
     assert certainty.num_unknown > 0
     assert found.comparison.missing >= certainty.num_unknown
     assert "without an answer" in certainty.sentence()
-    assert "requests have no answer" in verdict(found.comparison).line
+    assert "requests have no answer" in verdict(found.comparison).finding
     assert verdict(found.comparison).kind != "no_loss_found"
 
 
@@ -282,8 +282,8 @@ def test_claim_stays_open_where_what_is_lost_would_decide(tasks: LoadedTasks, wh
     assert certainty is not None
     assert (certainty.verdict, certainty.num_evaluated) == ("open", COUNT)
     assert certainty.low <= truth <= certainty.high
-    assert verdict(found.comparison).line.startswith("all 160 documents, ")
-    assert "is not certain" in verdict(found.comparison).line
+    assert any(text.startswith("all 160 documents, ") for text in verdict(found.comparison).lines)
+    assert "is not certain" in verdict(found.comparison).finding
     required = Bound.model_validate({"metric": "accuracy_difference", "min": -1.0})
     (line,) = broken_bounds([required], list(found.metrics.values()))
     assert "is not certain" in line
@@ -306,7 +306,7 @@ def test_document_whose_output_is_not_finite_is_not_known() -> None:
     asked = question_of(Certain(metric="kl_mean", below=0.5), [_answers(8)], _Positions(), [])
     rows = np.zeros(8, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["document"], rows["kl"], rows["kl_lower"] = np.arange(8), np.nan, np.nan
-    found = asked.values(Batch(asked.documents, [], _Positions(rows)))
+    found = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))
     assert np.isnan(found.values).all()
 
 
@@ -317,7 +317,7 @@ def test_records_error_is_a_part_of_the_value(kl: float, error: float, expected:
     asked = question_of(Certain(metric="kl_mean", below=0.1), [_answers(1)], _Positions(), [])
     rows = np.zeros(1, [("document", "i4"), ("kl", "f4"), ("kl_lower", "f4"), ("kl_variance", "f4"), ("same_top", "?")])
     rows["kl"], rows["kl_lower"], rows["kl_variance"] = kl, min(kl, 0.05), error**2
-    found = asked.values(Batch(asked.documents, [], _Positions(rows)))
+    found = asked.values(BatchAnswers(asked.documents, [], _Positions(rows)))
     assert found.values == pytest.approx(expected)
     assert found.lows == pytest.approx(max(0, min(kl, 0.05)))
     assert found.variances == pytest.approx(error**2)
@@ -338,4 +338,4 @@ class _Positions(Observer):
 
 
 def _answers(count: int) -> Answers:
-    return Answers("t", "none", {}, {number: Answer("", {}, "") for number in range(count)})
+    return Answers("t", "none", {}, {number: DocumentAnswer("", {}, "") for number in range(count)})

@@ -12,7 +12,7 @@ from PIL import Image
 
 from olive_ext.backends.task_loading import load_tasks
 from olive_ext.media.pictures import data_of_url
-from olive_ext.run.reference.thumbnails import MOST, thumbnails_of
+from olive_ext.run.reference.pairing import MOST_THUMBNAILS, thumbnails_of
 from tests.families.pictures import picture
 
 TASKS = Path(__file__).parents[3] / "recipes" / "vision" / "tasks"
@@ -32,7 +32,7 @@ def test_document_of_a_picture_task_has_its_own_picture() -> None:
 
 
 def test_few_pictures_of_a_document_are_shown() -> None:
-    assert len(thumbnails_of(task([picture(0, 8, 8)] * 9), 0)) == MOST
+    assert len(thumbnails_of(task([picture(0, 8, 8)] * 9), 0)) == MOST_THUMBNAILS
     assert len(thumbnails_of(task(picture(0, 8, 8)), 0)) == 1
 
 

@@ -12,11 +12,10 @@ from typing import Any
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Pulse, Request, Result
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.step import Batching
 from olive_ext.errors import TaskError
-from olive_ext.session.workers.process_worker import serve
-from olive_ext.session.workers.served_model import OWN, ModelFacts, Reply, Served
-from tests.engine.fake_runner import FakeRunner
+from olive_ext.session.workers.process_worker import serve_model
+from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served
+from tests.engine.fake_runner import RANGE, FakeRunner
 
 CRASH, HANG, FAIL, SLOW = 101, 102, 103, 104
 CHILD = "from tests.session.workers.fake_model import serve_fake; serve_fake()"
@@ -29,7 +28,7 @@ class FakeServed:
     facts = SERVED
 
     def __init__(self, job: Any) -> None:
-        self._engine = Engine(FakeRunner(2, Batching.RANGE, has_tree_batches=True), 4)
+        self._engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 4)
         self._job = job
 
     @property
@@ -59,4 +58,4 @@ class FakeServed:
 
 def serve_fake() -> None:
     """The child of a `ProcessWorker`."""
-    serve(FakeServed)
+    serve_model(FakeServed)

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Pulse, Request, Result
-from olive_ext.errors import RunError, TaskError
+from olive_ext.errors import RunError, TaskError, WorkerError
 from olive_ext.session.workers.crew import PAUSES_S, Crew
 from olive_ext.session.workers.feed import AHEAD
 from olive_ext.session.workers.pool import WorkerPool
-from olive_ext.session.workers.served_model import OWN, Reply, Served
-from olive_ext.session.workers.worker import Watchdog, WorkerLostError
+from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.engine.strategies import assert_equal
 from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
@@ -212,6 +211,23 @@ def test_whatever_ends_the_thread_of_a_worker_ends_the_call(error: BaseException
         run(Crew([OddWorker("odd", error, "chunk"), OddWorker("odd", error, "chunk")]), [requests_of(3)] * 9)
     with pytest.raises(RunError, match=rf"odd cannot be started: {type(error).__name__}"):
         Crew([FakeWorker("good"), OddWorker("odd", error, "opening")])
+
+
+def test_a_machine_without_a_thread_left_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew([FakeWorker("one"), FakeWorker("two")])
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "two":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for attempt in (lambda: run(crew, [requests_of(3)]), lambda: Crew([FakeWorker("one"), FakeWorker("two")])):
+        with pytest.raises(WorkerError, match=r"two cannot be driven, because the machine starts no thread \(can't"):
+            attempt()
+    monkeypatch.undo()
+    assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
 def test_counters_are_right_while_workers_are_lost_and_others_answer() -> None:

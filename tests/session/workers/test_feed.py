@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.requests import Lost, Request
 from olive_ext.session.workers import feed as feed_module
-from olive_ext.session.workers.feed import AHEAD, Feed, Piece
+from olive_ext.session.workers.feed import AHEAD, ChunkFeed, Piece
 
 LOST = Lost("")
 
@@ -18,14 +18,14 @@ def chunk(size: int, length: int = 4) -> list[Request]:
     return [Request(tuple(range(number, number + length)), 1) for number in range(size)]
 
 
-def taken(feed: Feed) -> Piece:
+def taken(feed: ChunkFeed) -> Piece:
     found = feed.take()
     assert found is not None
     return found[0]
 
 
 def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> None:
-    feed = Feed(map(chunk, [2, 5, 3, 9, 4, 6]), 1)
+    feed = ChunkFeed(map(chunk, [2, 5, 3, 9, 4, 6]), 1)
     while feed.read():
         pass
     assert feed.num_waiting == AHEAD
@@ -35,7 +35,7 @@ def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> 
     assert not feed.read()  # there are no more
     feed.put_back(Piece(0, range(2), 1))
     assert [taken(feed).chunk for _ in range(4)] == [3, 5, 4, 0]
-    feed.end(1)
+    feed.end()
     assert feed.take() is None
 
 
@@ -48,7 +48,7 @@ def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
             read.append(number)
             yield [Request(range(long), 1)]  # type: ignore[arg-type]  # as long as a tuple, without its memory
 
-    feed = Feed(chunks(), 100)
+    feed = ChunkFeed(chunks(), 100)
     while feed.read():
         pass
     assert read == [0, 1, 2, 3]  # the fourth goes beyond the bound
@@ -63,13 +63,13 @@ def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
 def test_every_chunk_is_complete_once_whatever_is_halved(
     sizes: list[int], num_workers: int, data: st.DataObject
 ) -> None:
-    feed, found = Feed(map(chunk, sizes), num_workers), {}
+    feed, found = ChunkFeed(map(chunk, sizes), num_workers), {}
     while feed.has_work:
         if not feed.read() and feed.num_waiting:
             piece = taken(feed)
-            if len(piece.places) > 1 and data.draw(st.booleans()):
+            if len(piece.indices) > 1 and data.draw(st.booleans()):
                 feed.put_back(*piece.halves())
-            elif (results := feed.complete(piece, [LOST] * len(piece.places))) is not None:
+            elif (results := feed.complete(piece, [LOST] * len(piece.indices))) is not None:
                 assert piece.chunk not in found
                 found[piece.chunk] = len(results)
     assert found == dict(enumerate(sizes))

@@ -15,8 +15,7 @@ from olive_ext.cli import main
 from olive_ext.errors import WorkerError
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.served_model import Job
-from olive_ext.session.workers.worker import Watchdog
+from olive_ext.session.workers.worker import Watchdog, WorkerJob
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
 TALKS = "import sys; sys.stdout.buffer.write(b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
@@ -40,7 +39,7 @@ def test_child_that_ends_while_it_opens_the_model_is_status_1(
     child: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(_: Namespace) -> int:
-        Crew([ProcessWorker(Job({}), Watchdog(), child=child)])
+        Crew([ProcessWorker(WorkerJob({}), Watchdog(), child=child)])
         return 0
 
     assert main(["schema"], {"schema": command}) == 1
@@ -50,7 +49,7 @@ def test_child_that_ends_while_it_opens_the_model_is_status_1(
 
 
 def test_no_room_for_a_process_is_said() -> None:
-    worker = ProcessWorker(Job({}), Watchdog(), child="\0")  # as no system starts
+    worker = ProcessWorker(WorkerJob({}), Watchdog(), child="\0")  # as no system starts
     with pytest.raises(WorkerError, match="worker cannot be started: ValueError: embedded null byte"):
         Crew([worker])
 
@@ -61,12 +60,11 @@ def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -
 import os, signal, sys, time
 from pathlib import Path
 from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.served_model import Job
-from olive_ext.session.workers.worker import Watchdog
+from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
 signal.signal(signal.SIGINT, lambda *_: None)
 child = "import os; os.write(2, b'begins'); " + CHILD
-worker = ProcessWorker(Job({}), Watchdog(), child=child)
+worker = ProcessWorker(WorkerJob({}), Watchdog(), child=child)
 import threading
 threading.Timer(0.5, os.killpg, (os.getpgid(0), signal.SIGINT)).start()
 worker.open()

@@ -21,8 +21,7 @@ from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.served_model import OWN, Job
-from olive_ext.session.workers.worker import Watchdog, WorkerLostError
+from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
 from olive_ext.text.requests import GenerationRequest
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
@@ -33,7 +32,7 @@ GOOD = Request((1, 2, 3, 4), 2)
 
 @pytest.fixture
 def worker() -> Iterator[ProcessWorker]:
-    made = ProcessWorker(Job({}), Watchdog(3), child=CHILD)
+    made = ProcessWorker(WorkerJob({}), Watchdog(3), child=CHILD)
     made.open()
     yield made
     made.stop()
@@ -92,10 +91,9 @@ import time
 from pathlib import Path
 from olive_ext.engine.requests import Request
 from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.served_model import Job
-from olive_ext.session.workers.worker import Watchdog
+from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
-worker = ProcessWorker(Job({{}}), Watchdog(), child=CHILD)
+worker = ProcessWorker(WorkerJob({{}}), Watchdog(), child=CHILD)
 worker.open()
 Path({str(tmp_path / "pid")!r}).write_text(str(worker.pid))
 {run}

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.runners.genai.generator_traits import NUM_TOKENS, Generator, GeneratorTraits, find_traits
+from olive_ext.engine.runners.genai.generator_traits import (
+    NUM_TOKENS,
+    GenaiGenerator,
+    GeneratorTraits,
+    find_traits,
+    input_window,
+)
 from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_lines
-from olive_ext.graph.onnx_file import load_graph
-from olive_ext.model.decisions import input_window
-from olive_ext.model.rotary import rotary_rows
-from olive_ext.model.types import ModelFiles, Provider
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.spec.attention import rotary_rows
+from olive_ext.model.types import ModelFiles
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
 """Search options that make a generator run one sequence, whatever genai_config.json has for `search`."""
@@ -29,11 +35,7 @@ class GenaiModel:
     """An open `onnxruntime_genai.Model`, and what its generators can do."""
 
     def __init__(
-        self,
-        files: ModelFiles,
-        providers: tuple[Provider, ...],
-        overlay: Mapping[str, Any],
-        max_length: int | None,
+        self, files: ModelFiles, providers: tuple[Provider, ...], overlay: Mapping[str, Any], max_length: int | None
     ) -> None:
         self._og = _import()
         self._notes: list[str] = []
@@ -51,13 +53,12 @@ class GenaiModel:
         except (RuntimeError, MemoryError) as error:
             raise _refusal(error, files, providers) from error
 
-    def new_generator(self, capacity: int) -> Generator:
-        """An empty one. Its memory is that of `capacity` positions: without max_length it would be that of the whole
-        context."""
+    def new_generator(self, capacity: int) -> GenaiGenerator:
+        """An empty one with memory for `capacity` positions; without max_length it would be the whole context's."""
         params = self._og.GeneratorParams(self._model)
         size = min(max(capacity, self._least_capacity), self.context_length)
         params.set_search_options(max_length=size, **_SEARCH)
-        generator: Generator = self._og.Generator(self._model, params)
+        generator: GenaiGenerator = self._og.Generator(self._model, params)
         return generator
 
     def check_device(self, providers: tuple[Provider, ...]) -> None:
@@ -71,6 +72,7 @@ class GenaiModel:
             )
 
     def describe(self) -> Mapping[str, Any]:
+        """Facts of the open model."""
         return {
             "runtime_version": self._og.__version__,
             "providers": self._used,
@@ -79,6 +81,7 @@ class GenaiModel:
         }
 
     def close(self) -> None:
+        """Releases the model's memory."""
         self._model = None
 
     def _find_traits(self, files: ModelFiles) -> GeneratorTraits:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from olive_ext.engine.runners.genai.genai_model import GenaiModel, overlay_of
-from olive_ext.engine.runners.genai.generator_traits import Continues, Generator, feed
-from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
-from olive_ext.engine.step import FloatArray, Step, StepOutput
-from olive_ext.errors import ConfigError, ModelError, RunError, joined_lines
+from olive_ext.engine.runners.genai.generator_traits import Continues, GenaiGenerator, feed
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
+from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
+from olive_ext.errors import ModelError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.types import DecoderSpec
@@ -30,17 +31,9 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
     """A model that runs on onnxruntime-genai.
 
     Raises `ProviderError` where onnxruntime-genai is not installed or the provider does not come up, `ModelError` for a
-    package that it does not open or that gives different logits for the same tokens, `ConfigError` for more slots
-    than one and for what it cannot do.
+    package that it does not open or that gives different logits for the same tokens.
     """
-    settings, config, origin = model.settings, model.settings.engine, model.runtime[1]
-    for name in ("adapters", "strict_shapes", "graph_capture"):
-        if getattr(config, name):
-            raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; it is \"genai\" ({origin})")
-    if config.num_slots not in ("auto", 1):
-        raise ConfigError(
-            f"'engine.num_slots' = {config.num_slots}: onnxruntime-genai runs one sequence at a time; give 1"
-        )
+    settings, config = model.settings, model.settings.engine
     overlay = overlay_of(model.files, config, profile_prefix)
     opened = GenaiModel(model.files, model.providers, overlay, settings.max_length)
     if not settings.allow_cpu_fallback:
@@ -50,7 +43,7 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
         "num_slots": 1,
         "num_slots_origin": "onnxruntime-genai runs one sequence at a time",
         "runtime": "genai",
-        "runtime_origin": origin,
+        "runtime_origin": model.runtime_reason,
     }
     runner = GenaiRunner(opened, facts, _spec_of(model))
     if not (runner.traits.chunked_prefill or opened.traits.returns_all_rows):
@@ -91,7 +84,7 @@ class GenaiRunner(Runner):
         self._model = model
         self._generators = model.traits
         self._facts = facts
-        self._generator: Generator | None = None
+        self._generator: GenaiGenerator | None = None
         self._tokens: list[int] = []
 
     def reserve(self, positions: int, cells: int = 0) -> None:
@@ -124,6 +117,7 @@ class GenaiRunner(Runner):
         self._forget()
         self.capacity = Capacity(num_slots=1)
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         rewinds = "yes" if self._generators.rewinds else "no"
         return {
@@ -131,7 +125,7 @@ class GenaiRunner(Runner):
             **self._model.describe(),
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
-            "batching": self.traits.batching.value,
+            "batching": self.traits.form.name,
             "kv_cache": "onnxruntime-genai's generator",
             "kv_binding": f"continues: {self._generators.continues.value}; rewinds: {rewinds}",
             "tokens_replayed": self.tokens_replayed,
@@ -139,6 +133,7 @@ class GenaiRunner(Runner):
             "scoring_head_reason": "onnxruntime-genai hands whole rows of logits to the host",
         }
 
+    @override
     def close(self) -> None:
         self._forget()
         self._model.close()
@@ -147,7 +142,7 @@ class GenaiRunner(Runner):
         self._generator = None
         self._tokens = []
 
-    def _at(self, past: int) -> Generator:
+    def _at(self, past: int) -> GenaiGenerator:
         """A generator that holds the first `past` tokens of the slot and no others."""
         if self._generator is not None and past == len(self._tokens):
             return self._generator
@@ -162,7 +157,7 @@ class GenaiRunner(Runner):
         self.tokens_replayed += past
         return self._generator
 
-    def _feed(self, generator: Generator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
+    def _feed(self, generator: GenaiGenerator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
         """Feeds `tokens`; the logits [R, V] behind those at `offsets` (ascending), in fp32.
 
         A generator returns the rows of all tokens that it was fed at once: 943 MB behind 900 tokens of a vocabulary of
@@ -187,7 +182,7 @@ class GenaiRunner(Runner):
         self._append(generator, tokens[start:])
         return _stack(rows)
 
-    def _feed_whole(self, generator: Generator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
+    def _feed_whole(self, generator: GenaiGenerator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
         """As `_feed`, all tokens at once: parts of them would be computed otherwise."""
         self._append(generator, tokens)
         if offsets == [len(tokens) - 1]:
@@ -206,7 +201,7 @@ class GenaiRunner(Runner):
             rows.extend(self._read(self._generator.get_logits().reshape(1, -1)))
         return _stack(rows)
 
-    def _append(self, generator: Generator, tokens: Sequence[int]) -> None:
+    def _append(self, generator: GenaiGenerator, tokens: Sequence[int]) -> None:
         feed(generator, tokens, one_by_one=bool(self._tokens) and self._generators.continues is Continues.BY_ONE)
         self._tokens += tokens
 

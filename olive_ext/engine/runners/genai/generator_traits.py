@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import ModelError, NonFiniteError
+from olive_ext.model.types import ModelFiles
 
 MAX_DEVIATION = 0.05
 """Part of the logits' own spread by which they may differ between two ways to feed the same tokens. Kernels for one and
@@ -27,19 +28,8 @@ Array = npt.NDArray[Any]
 Logits = npt.NDArray[np.float64]
 
 
-class Generator(Protocol):
-    """The part of `onnxruntime_genai.Generator` that is used. No token is ever drawn from it, so that its stop ids and
-    its search settings play no part."""
-
-    def append_tokens(self, tokens: npt.NDArray[np.int32], /) -> None: ...
-
-    def get_output(self, name: str, /) -> Array: ...
-
-    def get_logits(self) -> Array:
-        """The logits behind the last token, [1, 1, V]."""
-        ...
-
-    def rewind_to(self, length: int, /) -> None: ...
+GenaiGenerator: TypeAlias = Any
+"""An `onnxruntime_genai.Generator`. No token is drawn from it: its stop ids and search settings play no part."""
 
 
 class Continues(str, Enum):
@@ -62,7 +52,13 @@ class GeneratorTraits:
     """A generator can be cut back to fewer tokens."""
 
 
-def feed(generator: Generator, tokens: Sequence[int], one_by_one: bool = False) -> None:
+def input_window(files: ModelFiles) -> int:
+    """Tokens that a graph of static shape takes (0: any); `slide_inputs` is true where it is not written."""
+    window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
+    return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
+
+
+def feed(generator: GenaiGenerator, tokens: Sequence[int], one_by_one: bool = False) -> None:
     """Appends `tokens`; none is lawful."""
     size = 1 if one_by_one else max(1, len(tokens))
     for start in range(0, len(tokens), size):
@@ -70,7 +66,7 @@ def feed(generator: Generator, tokens: Sequence[int], one_by_one: bool = False) 
 
 
 def find_traits(
-    new_generator: Callable[[], Generator],
+    new_generator: Callable[[], GenaiGenerator],
     tokens: Sequence[int],
     logits_name: str,
     *,
@@ -85,7 +81,7 @@ def find_traits(
     0.18.0). Raises `ModelError` where different ways to feed give different logits and none is known to be right, and
     `NonFiniteError` for logits that are NaN or +inf.
     """
-    trial = _Trial(new_generator, list(tokens[:NUM_TOKENS]), logits_name)
+    trial = _GeneratorTrial(new_generator, list(tokens[:NUM_TOKENS]), logits_name)
     continues = Continues.NOT if window_size else trial.continues()
     if continues is Continues.NOT:
         trial.check_padding(tokens[:window_size])
@@ -93,8 +89,8 @@ def find_traits(
     return GeneratorTraits(continues, trial.returns_all_rows, may_rewind and trial.rewinds(continues))
 
 
-class _Trial:
-    def __init__(self, new_generator: Callable[[], Generator], tokens: list[int], logits_name: str) -> None:
+class _GeneratorTrial:
+    def __init__(self, new_generator: Callable[[], GenaiGenerator], tokens: list[int], logits_name: str) -> None:
         self._new_generator = new_generator
         self._tokens = tokens
         self._logits_name = logits_name
@@ -138,19 +134,19 @@ class _Trial:
                 "model: the package does not fit the release that is installed"
             )
 
-    def _fed(self, tokens: Sequence[int]) -> Generator:
+    def _fed(self, tokens: Sequence[int]) -> GenaiGenerator:
         generator = self._new_generator()
         feed(generator, tokens)
         return generator
 
-    def _rows(self, generator: Generator) -> Logits:
+    def _rows(self, generator: GenaiGenerator) -> Logits:
         try:
             rows_SV: Logits = generator.get_output(self._logits_name)[0].astype(np.float64)
         except RuntimeError:
             return np.empty((0, 0))
         return rows_SV
 
-    def _agrees(self, generator: Generator, length: int, way: Continues) -> bool:
+    def _agrees(self, generator: GenaiGenerator, length: int, way: Continues) -> bool:
         """Whether the generator, which holds `length` tokens, ends with the expected logits after the others."""
         try:
             feed(generator, self._tokens[length:], one_by_one=way is Continues.BY_ONE and length > 0)
@@ -161,8 +157,9 @@ class _Trial:
 
     def _is_close(self, logits_V: Logits) -> bool:
         spread = np.linalg.norm(self._expected_V - self._expected_V.mean())
-        return bool(np.linalg.norm(logits_V - self._expected_V) <= MAX_DEVIATION * spread)
+        return bool(np.linalg.norm(logits_V - self._expected_V) <= MAX_DEVIATION * spread and spread > 0)
 
 
-def _last(generator: Generator) -> Logits:
-    return generator.get_logits().reshape(-1).astype(np.float64)
+def _last(generator: GenaiGenerator) -> Logits:
+    logits_V: Logits = generator.get_logits().reshape(-1).astype(np.float64)
+    return logits_V

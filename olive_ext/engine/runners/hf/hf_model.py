@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from olive_ext.errors import ModelError, why_not_loaded
-from olive_ext.model.checkpoint import POSITIONS
+from olive_ext.model.spec.checkpoint import POSITIONS
 
 DEFAULT_LENGTH = 2048
 """Context where a configuration names none (a recurrent model), as in lm-eval's HFLM."""
 
 
 def load_model(
-    where: str, dtype: str, device: str | None, num_threads: int | None = None, *, trust_remote_code: bool = False
+    where: str,
+    dtype: str,
+    device: str | None,
+    num_threads: int | None = None,
+    *,
+    trust_remote_code: bool = False,
+    changes: Mapping[str, Any] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The model in folder (or under hub name) `where`, in eval mode, and facts of it. `dtype` is "auto" (the file's
-    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process. Raises `ModelError` for
-    what cannot be loaded as a model that writes text.
+    own), "float32", "float16" or "bfloat16"; `num_threads` are torch's, for the whole process; `changes` are laid over
+    the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text.
     """
     import torch
     from transformers import AutoConfig
@@ -24,8 +32,11 @@ def load_model(
     trust = {"trust_remote_code": trust_remote_code}
     try:
         config: Any = AutoConfig.from_pretrained(where, **trust)
+        for name, value in (changes or {}).items():
+            setattr(config.get_text_config(decoder=True), name, value)
+        own = {"config": config} if changes else {}
         number_type = dtype if dtype == "auto" else getattr(torch, dtype)
-        model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **trust)
+        model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **own, **trust)
     except Exception as error:
         raise ModelError(f"transformers cannot load '{where}' to write text: {why_not_loaded(error)}") from error
     if num_threads is not None:
@@ -37,9 +48,22 @@ def load_model(
     return placed, {**facts, "runtime": "transformers", "dtype": dtype_name, "device": str(placed.device)}
 
 
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress of loading weights is shown in the block."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
+
+
 def _class_for(config: Any) -> Any:
-    """transformers' class for a model of that configuration. Raises `ModelError` for an encoder-decoder whose encoder
-    takes neither text nor the sound that Whisper takes."""
+    """transformers' class for a configuration. `ModelError` for encoder-decoders of other than text or Whisper's."""
     import transformers
 
     if getattr(config, "is_encoder_decoder", False):

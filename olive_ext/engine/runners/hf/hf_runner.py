@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
-from olive_ext.engine.media import Media
+from olive_ext.engine.forms.base import ONE_ROW
+from olive_ext.engine.forms.tree.graph import check_tree_batches
+from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Source, common_prefix
-from olive_ext.engine.runners.hf.fed_items import fed_row, item_inputs, rotary_inputs
+from olive_ext.engine.runners.hf.hf_inputs import HfSharedPrefix, SourceStates, fed_row, item_inputs, rotary_inputs
 from olive_ext.engine.runners.hf.hf_model import (
     DEFAULT_LENGTH,
     context_length,
@@ -25,17 +29,14 @@ from olive_ext.engine.runners.hf.hf_model import (
     load_model,
     new_cache,
 )
-from olive_ext.engine.runners.hf.shared_prefix import HfSharedPrefix
-from olive_ext.engine.runners.hf.source_states import SourceStates
-from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
-from olive_ext.engine.runners.trials import check_tree_batches
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
+from olive_ext.engine.step import Capacity, Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.model.checkpoint import read_rotary_lengths, read_source
 from olive_ext.model.decisions import choose_chunk_size
-from olive_ext.model.generation_config import Suppressed, read_suppressed
-from olive_ext.model.media_types import MediaSpec
+from olive_ext.model.files.package_config import Suppressed, read_suppressed
+from olive_ext.model.spec.checkpoint import read_rotary_lengths, read_source
+from olive_ext.model.spec.media_types import MediaSpec
 
 if TYPE_CHECKING:
     import torch
@@ -92,11 +93,11 @@ class HfRunner(Runner):
         is_cut = self._is_croppable
         kind, taken = source or (None, None)
         traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut and lengths is None)
-        traits = replace(traits, tree_batches=has_tree_batches, lengths=lengths or ())
+        traits = replace(traits, form=TreeForm(ONE_ROW) if has_tree_batches else ONE_ROW, lengths=lengths or ())
         super().__init__(replace(traits, source_kind=kind, source=taken))
         if has_tree_batches and (problem := check_tree_batches(self, self.vocab_size)):
             self._shared_prefix = None
-            self.traits = replace(self.traits, tree_batches=False)
+            self.traits = replace(self.traits, form=ONE_ROW)
             self._facts = {**facts, "notes": [f"texts are scored one after the other: {problem}"]}
         self._forget()
 
@@ -109,12 +110,14 @@ class HfRunner(Runner):
         """Tokens that the configuration names."""
         return int(self._model.config.get_text_config(decoder=True).vocab_size)
 
+    @override
     def check_source(self, source: Source | None) -> None:
         if self._encoder is None:
             super().check_source(source)
         else:
             self._encoder.check(source)
 
+    @override
     def check_media(self, media: Media) -> None:
         taken = () if self._media is None else self._media.modalities
         if any(run.item.modality not in taken for run in media):
@@ -144,12 +147,13 @@ class HfRunner(Runner):
         self.capacity = self.capacity._replace(cells=0)
         torch.cuda.empty_cache()
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
-            "batching": self.traits.batching.value,
+            "batching": self.traits.form.name,
             "kv_cache": "transformers' DynamicCache" if self._keeps_cache else "none",
             "kv_binding": "cut back to the shared prefix" if self._is_croppable else "fed again",
             "tokens_replayed": self.tokens_replayed,
@@ -158,6 +162,7 @@ class HfRunner(Runner):
             "scoring_head_reason": "log-probabilities of the picked rows in fp32",
         }
 
+    @override
     def close(self) -> None:
         self._forget()
         self._model = None
@@ -211,7 +216,6 @@ class HfRunner(Runner):
         return 0
 
     def _cut(self, num_tokens: int) -> None:
-        """Takes the last tokens out of the cache; all of them where it cannot be cut."""
         if self._is_croppable:
             self._cache.crop(-num_tokens)  # a negative number takes that many away, in every version 5
         else:

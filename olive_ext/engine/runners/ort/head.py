@@ -1,7 +1,7 @@
 """The scoring head of a runner: binds its row indices, reads the few numbers that are copied to the host.
 Knows no cache.
 
-Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, V vocabulary.
+Axes: B rows, S tokens of a row, R logits rows, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
+from typing_extensions import override
 
 from olive_ext.engine.requests import integers
-from olive_ext.engine.runners.ort.candidates import CandidateReader
-from olive_ext.engine.runners.ort.inputs import Feed
-from olive_ext.engine.runners.ort.kv.kv_store import Device
-from olive_ext.engine.step import NO_CANDIDATES, Step, StepOutput
+from olive_ext.engine.runners.ort.inputs import InputFeed
+from olive_ext.engine.step import NO_CANDIDATES, Candidates, Step, StepOutput
 from olive_ext.errors import understood
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.graph.scoring_head import NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
+from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
+from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec
 
 OUTPUTS = ("target_logprobs", "greedy_ids", "sample_logits")
@@ -35,49 +36,72 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
-class Head:
-    """Computes a step's scores on the device `place`, as a part of the decoder's graph. The logits rows are left on the
-    device `exposed`, the greedy tokens on `kept`, where these are given; rows to sample from that nobody reads stay.
-    `has_bans`: the graph takes the number of each row's list of tokens that it must not give.
+class CandidateReader:
+    """One small graph, opened when a first beam search needs it."""
 
-    `open_graph` opens the small graph that reads candidates of beams. `products`: (inner size, columns) of those
-    besides the head's that run on scored rows only.
-    """
+    def __init__(self, open_graph: Callable[[bytes], ort.InferenceSession]) -> None:
+        self._open_graph = open_graph
+        self._session: ort.InferenceSession | None = None
 
-    def __init__(
-        self,
-        kind: str,
-        reason: str,
-        place: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-        exposed: Device | None = None,
-        kept: Device | None = None,
-        products: Sequence[tuple[int, int]] = (),
-        *,
-        has_bans: bool = False,
-    ) -> None:
+    def read(self, logits_KV: ort.OrtValue, rows: Sequence[int], count: int) -> Candidates:
+        """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
+        vocab_size = logits_KV.shape()[1]
+        if self._session is None:
+            self._session = self._open_graph(candidates_graph(vocab_size))
+        binding = self._session.io_binding()
+        binding.bind_ortvalue_input("logits", logits_KV)
+        binding.bind_cpu_input("rows", np.array(rows, np.int64))
+        binding.bind_cpu_input("count", np.array([min(count, vocab_size)], np.int64))
+        for name in CANDIDATE_OUTPUTS:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        logprobs, ids = binding.get_outputs()
+        logprobs_NC = logprobs.numpy()
+        return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
+
+
+class HeadPlan(NamedTuple):
+    """Where a scoring head runs, and what it leaves on that device."""
+
+    open_graph: Callable[[bytes], ort.InferenceSession]
+    """Opens the small graph that reads candidates of beams."""
+
+    exposes_rows: bool
+    """The logits rows are left."""
+
+    overlaps_steps: bool
+    """The greedy tokens are left, for a step that begins before they are read."""
+
+    has_bans: bool
+    """The graph takes the number of each row's list of tokens that it must not give."""
+
+    device: Device
+    kind: str = "untouched"
+    reason: str = "the graph runs as it is; its logits feed a second graph"
+    products: Sequence[tuple[int, int]] = ()
+    """(inner size, columns) of those besides the head's that run on scored rows only."""
+
+
+class ScoringHead:
+    """Computes a step's scores on the device, in the decoder's graph. Rows to sample from stay there unread."""
+
+    def __init__(self, plan: HeadPlan) -> None:
         self.next_ids: ort.OrtValue | None = None
         """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
 
-        self._place = place
-        self._candidates = CandidateReader(open_graph)
-        self._products = products
-        self._exposed = exposed
-        self._kept = kept
-        self._has_bans = has_bans
-        self._kind = kind
-        self._reason = reason
+        self._plan = plan
+        self._candidates = CandidateReader(plan.open_graph)
 
     @property
-    def async_decode(self) -> bool:
+    def overlaps_steps(self) -> bool:
         """Whether `next_ids` are kept."""
-        return self._kept is not None
+        return self._plan.overlaps_steps
 
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
+    def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
         go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
         starts = list(accumulate(map(len, [row.tokens for row in step.rows]), initial=0))
-        whole_rows = step.whole_rows
+        device, whole_rows = self._plan.device, step.whole_rows
         num_idle = output_rows(step)["sample_logits"] - len(whole_rows)
         indices = {
             "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
@@ -85,20 +109,21 @@ class Head:
             "target_ids": [token for _, token in step.targets],
             "sample_rows": [*whole_rows, *[0] * num_idle],
         }
-        if self._has_bans:
+        if self._plan.has_bans:
             indices["score_bans"] = [found.ban for found in step.logits_rows] or [0]
         for name, values in indices.items():
             feed.bind(binding, name, integers(values))
         for name in OUTPUTS:
             is_read = name != "sample_logits" or bool(step.samples and not step.beams)
-            binding.bind_output(name, *(() if is_read else (self._place.kind, self._place.index)))
+            binding.bind_output(name, *(() if is_read else (device.kind, device.index)))
         self.next_ids = None
-        if self._kept is not None:
-            binding.bind_output(NEXT_IDS, self._kept.kind, self._kept.index)
-        if self._exposed is not None:
-            binding.bind_output(ROWS_OUTPUT, self._exposed.kind, self._exposed.index)
+        if self._plan.overlaps_steps:
+            binding.bind_output(NEXT_IDS, device.kind, device.index)
+        if self._plan.exposes_rows:
+            binding.bind_output(ROWS_OUTPUT, device.kind, device.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
+        """The scores of a step that has run."""
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
         num_sampled, candidates = len(step.samples), NO_CANDIDATES
         sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
@@ -107,43 +132,33 @@ class Head:
             candidates = self._candidates.read(samples_KV, rows, step.num_candidates)
         output = StepOutput(logprobs_T.numpy(), greedy_R.numpy(), sampled_KV, candidates=candidates)
         rest = list(outputs[len(OUTPUTS) :])
-        if self._kept is not None:
+        if self._plan.overlaps_steps:
             self.next_ids = rest.pop(0)
         return replace(output, logits_RV=rest[0]) if rest else output
 
     def describe(self) -> Mapping[str, Any]:
+        """Where the head is, why, and the products that run on scored rows."""
         return {
-            "scoring_head": self._kind,
-            "scoring_head_reason": self._reason,
-            "scored_row_products": [list(sizes) for sizes in self._products],
+            "scoring_head": self._plan.kind,
+            "scoring_head_reason": self._plan.reason,
+            "scored_row_products": [list(sizes) for sizes in self._plan.products],
         }
 
 
-class SeparateHead(Head):
+class SeparateHead(ScoringHead):
     """The decoder's graph is untouched: its logits stay on the device and feed a second session."""
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        logits: str,
-        device: Device,
-        open_graph: Callable[[bytes], ort.InferenceSession],
-        *,
-        exposes_rows: bool,
-        async_decode: bool,
-        has_bans: bool,
-    ) -> None:
-        why = "the graph runs as it is; its logits feed a second graph"
-        places = (device if exposes_rows else None), (device if async_decode else None)
-        super().__init__("untouched", why, device, open_graph, *places, has_bans=has_bans)
+    def __init__(self, session: ort.InferenceSession, logits: str, plan: HeadPlan) -> None:
+        super().__init__(plan)
         self._session = session
         self._logits = logits
-        self._device = device
-        self._feed = Feed(session, device)
+        self._feed = InputFeed(session, plan.device)
 
-    def bind(self, binding: ort.IOBinding, feed: Feed, step: Step) -> None:
-        binding.bind_output(self._logits, self._device.kind, self._device.index)
+    @override
+    def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
+        binding.bind_output(self._logits, self._plan.device.kind, self._plan.device.index)
 
+    @override
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
         (logits,) = outputs
         binding = self._session.io_binding()
@@ -154,7 +169,6 @@ class SeparateHead(Head):
 
 
 def output_rows(step: Step) -> dict[str, int]:
-    """How many rows each output of the scoring head has. A step with a `width` has no empty ones, which not
-    every provider takes."""
+    """Rows of each output of the scoring head; none is empty where a step has a `width`, as some providers need."""
     num_samples = max(1, len(step.whole_rows)) if step.width is not None else len(step.whole_rows)
     return dict(zip(OUTPUTS, (len(step.targets), len(step.logits_rows), num_samples), strict=True))

@@ -6,29 +6,28 @@ positions.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media import MediaItem, rotary_positions, runs_within
+from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.requests import integers
-from olive_ext.engine.runners.ort.kv.kv_store import Device
-from olive_ext.engine.step import Row, Step, visible_cells
-from olive_ext.graph.tree_attention import BiasInput
-from olive_ext.model.role_inputs import COMPUTE, StepArrays, input_array
+from olive_ext.engine.step import Row, Step
+from olive_ext.errors import ModelError
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_session import read_adapter
+from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
 from olive_ext.model.types import InputSpec, Role
 
 Array = npt.NDArray[Any]
-
-BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
-"""numpy's type by ONNX type (FLOAT 1, FLOAT16 10), and the number that is added to an attention score to hide a cell:
-finite, because a block of cells that are all hidden must not make NaN."""
 
 KEPT_VALUES = 64
 """Device values that are kept for updating; the longest unused goes first."""
@@ -43,8 +42,7 @@ class Layout(StepArrays):
 
     @classmethod
     def of(cls, step: Step, pads_in_front: bool = False) -> Layout:
-        """The layout of a step's rows; those of a tree batch where it is one. A mask ends with the longest row where
-        the step gives no width."""
+        """The layout of a step's rows or tree batch; without a width masks end with the longest row."""
         rows, first_cell = step.rows, step.first_cell
         tokens = [row.tokens for row in rows]
         tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
@@ -79,7 +77,7 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
     return tuple(items), rotary_3N
 
 
-class Feed:
+class InputFeed:
     """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
     place, so that nothing is allocated for a shape that has been met, and only where its content changes."""
 
@@ -113,8 +111,7 @@ class Feed:
     def bind_inputs(
         self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
     ) -> None:
-        """Binds the inputs in `specs`, computed from a step's rows in the types that the graph declares; `tokens`
-        replace the token ids where given."""
+        """Binds the inputs in `specs`, computed from a step's rows; `tokens` replace the token ids where given."""
         for spec in specs:
             role, tensor = spec.role, spec.tensor
             if tokens is not None and role is Role.INPUT_IDS:
@@ -122,23 +119,59 @@ class Feed:
             elif role in COMPUTE:
                 self.bind(binding, tensor.name, input_array(spec, layout))
 
-    def bind_biases(self, binding: ort.IOBinding, inputs: Sequence[BiasInput], step: Step) -> None:
-        """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
-        for found in inputs:
-            dtype, hidden = BIASES[found.elem_type]
-            if step.first_cell is not None:
-                visible = visible_cells(step.rows, step.first_cell, found.window)
-            else:
-                visible = visible_positions(step.rows, found.window)
-            self.bind(binding, found.name, np.where(visible, dtype(0), dtype(hidden)))
+
+class Adapters:
+    """The parameters of LoRA adapters (.onnx_adapter), by the names of the inputs that take them; read once.
+
+    They are bound like other inputs, because ONNX Runtime ignores the adapters of its run options where inputs are
+    bound.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
+        self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
+        self._digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
+        self._origins: dict[str, str] = {}
+        self._values: dict[str, ort.OrtValue] = {}
+        for path, adapter in self._read:
+            for name, value in adapter.get_parameters().items():
+                if name in self._origins:
+                    raise ModelError(
+                        f"'{self._origins[name]}' and '{path}' in engine.adapters both give '{name}'; give one of them"
+                    )
+                self._origins[name] = path
+                self._values[name] = value
+
+    def attach(self, session: ort.InferenceSession, device: Device) -> None:
+        """Puts the parameters where `session` wants them. Raises `ModelError` for one that it does not take."""
+        taken = {value.name: value for value in (*session.get_inputs(), *session.get_overridable_initializers())}
+        for name, value in self._values.items():
+            if name not in taken:
+                raise ModelError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
+            wanted, shape = taken[name], value.shape()
+            if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
+                raise ModelError(
+                    f"adapter '{self._origins[name]}' gives '{name}' as {value.data_type()} {shape}; the decoder takes "
+                    f"{wanted.type} {wanted.shape}"
+                )
+        if device.kind != "cpu":
+            self._values = {
+                name: ort.OrtValue.ortvalue_from_numpy(value.numpy(), device.kind, device.index)
+                for name, value in self._values.items()
+            }
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        """Binds all parameters as inputs of the decoder."""
+        for name, value in self._values.items():
+            binding.bind_ortvalue_input(name, value)
+
+    def describe(self) -> Mapping[str, object]:
+        """The files and a digest of each, where there are any."""
+        return {"adapters": self._digests} if self._digests else {}
 
 
-def visible_positions(rows: Sequence[Row], window: int | None) -> Array:
-    """[1 or B, 1, S, T]: all positions, or those within the window."""
-    num_tokens = len(rows[0].tokens)
-    past_B = integers([row.past for row in rows])
-    num_positions = int(past_B.max()) + num_tokens
-    if window is None:
-        return np.ones((1, 1, num_tokens, num_positions), np.bool_)
-    distance_BST = past_B[:, None, None] + np.arange(num_tokens)[:, None] - np.arange(num_positions)
-    return (distance_BST < window)[:, None]
+def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
+    """A symbolic length takes any, and so does one of 0: that of a default that stands for no adapter."""
+    return len(shape) == len(wanted) and all(
+        size == length or length == 0 or not isinstance(length, int) for size, length in zip(shape, wanted, strict=True)
+    )

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.model.ort_session import reason_of
+from olive_ext.model.providers.ort_session import reason_of
 
 MEMORY_WORDS = (
     "to allocate",
@@ -22,18 +24,26 @@ MEMORY_WORDS = (
 """Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
 
 
+FAILURES: tuple[type[Exception], ...] = (
+    RuntimeError,
+    MemoryError,
+    *(found for found in vars(library).values() if isinstance(found, type) and issubclass(found, Exception)),
+)
+"""What ONNX Runtime, providers and allocators raise."""
+
+
 @contextmanager
 def named_ort_failures(doing: str) -> Iterator[None]:
     """Raises errors of ONNX Runtime as `named_failure`."""
     try:
         yield
-    except Exception as error:
+    except FAILURES as error:
         raise named_failure(error, doing) from error
 
 
 def named_failure(error: Exception, doing: str) -> Exception:
     """`MemoryShortageError` or `RunError` for what ONNX Runtime and allocators raise. Raises any other `error`."""
-    if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, (RuntimeError, MemoryError)):
+    if not isinstance(error, FAILURES):
         raise error
     shown = f"ONNX Runtime failed {doing}: {reason_of(error)}"
     return MemoryShortageError(shown) if is_memory_error(error) else RunError(shown)

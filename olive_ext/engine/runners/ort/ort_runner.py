@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import onnxruntime as ort
+from typing_extensions import override
 
-from olive_ext.engine.media import Media, MediaItem
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.rows.capture import NOT_CAPTURED, Capture, Captured, run_options
+from olive_ext.engine.media.embedding import Embedding
+from olive_ext.engine.media.items import Media, MediaItem
+from olive_ext.engine.media.source_encoder import SourceEncoder
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.capture import NOT_CAPTURED, Captured, run_options
-from olive_ext.engine.runners.ort.head import Head, output_rows
-from olive_ext.engine.runners.ort.inputs import Feed, Layout
-from olive_ext.engine.runners.ort.kv.kv_store import KvPlace, KvStore
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
+from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
-from olive_ext.engine.runners.ort.ort_parts import OrtParts
-from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import Batching, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.runners.runner import Runner, Traits
+from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
+from olive_ext.model.providers.compiled import Compiled
 
 logger = logging.getLogger(__name__)
 
@@ -31,26 +36,49 @@ ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 """ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
 
 
+@dataclass(frozen=True)
+class OrtParts:
+    """What some decoders need besides a session, a cache and a scoring head."""
+
+    compiled: Compiled
+    embedding: Embedding | None = None
+    encoder: SourceEncoder | None = None
+    adapters: Adapters | None = None
+    weights: BoundWeights | None = None
+    capture: Capture | None = None
+
+    def forget(self) -> None:
+        """Frees captured steps and what encoders have made."""
+        if self.capture is not None:
+            self.capture.forget()
+        for encoded in (self.embedding, self.encoder):
+            if encoded is not None:
+                encoded.close()
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the parts have to tell."""
+        told = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
+        told.append(self.compiled.describe())
+        return {name: value for facts in told for name, value in facts.items()}
+
+
 class OrtRunner(Runner):
     """A decoder session, its KV store and its scoring head."""
 
     host_bytes = 0
+    open_graph: Callable[[bytes], ort.InferenceSession]
 
-    def __init__(self, place: KvPlace, kv: KvStore, head: Head, facts: Mapping[str, Any], parts: OrtParts) -> None:
+    def __init__(
+        self, place: KvPlace, kv: KvStore, head: ScoringHead, facts: Mapping[str, Any], parts: OrtParts
+    ) -> None:
         spec, encoder = place.spec, parts.encoder
-        super().__init__(
-            Traits(
-                context_length=spec.context_length,
-                batching=kv.batching if encoder is None and spec.is_splittable else Batching.SINGLE,
-                can_rewind=not spec.states,
-                chunked_prefill=spec.is_splittable,
-                async_decode=head.async_decode,
-                tree_batches=parts.shared_prefix is not None,
-                source_kind=encoder.kind if encoder is not None else None,
-                source=encoder.source if encoder is not None else None,
-                lengths=spec.lengths,
-            )
-        )
+        length, lengths = spec.context_length, spec.lengths
+        traits = Traits(length, kv.form, not spec.states, overlaps_steps=head.overlaps_steps, lengths=lengths)
+        if encoder is not None or not spec.is_splittable:
+            traits = replace(traits.one_by_one(), chunked_prefill=spec.is_splittable)
+        if encoder is not None:
+            traits = replace(traits, source_kind=encoder.kind, source=encoder.source)
+        super().__init__(traits)
         self.device = place.device
         self.open_graph = place.open_graph
         self._session = place.session
@@ -59,17 +87,18 @@ class OrtRunner(Runner):
         self._head = head
         self._facts = facts
         self._parts = parts
-        self._feed = Feed(place.session, place.device)
+        self._feed = InputFeed(place.session, place.device)
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
 
     @property
+    @override
     def vocab_size(self) -> int:
         return self._spec.vocab_size
 
     @property
+    @override
     def capacity(self) -> Capacity:
-        cells = self._parts.shared_prefix.kv.capacity if self._parts.shared_prefix is not None else 0
-        return Capacity(self._kv.num_slots, self._kv.capacity, cells)
+        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
@@ -85,15 +114,15 @@ class OrtRunner(Runner):
         else:
             self._parts.embedding.check(media)
 
+    @override
     def expect_media(self, media: Media) -> None:
         if self._parts.embedding is not None:
             self._parts.embedding.expect(media)
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs the encoders of pictures and sound and what joins their features, for rows of up to `most` tokens.
-        Raises `RunError` where the device fails."""
+        """Runs encoders and what joins features, for rows of up to `most` tokens. `RunError` where the device fails."""
         if self._parts.embedding is not None:
-            most = most * self._kv.num_slots if self.traits.batching is Batching.ALIKE else most + self._kv.num_slots
+            most = self.traits.form.in_slots.most_step_tokens(most, self._kv.num_slots)
             with named_ort_failures("on a picture of the warm-up"):
                 self._parts.embedding.warm_up(items, most)
 
@@ -110,8 +139,8 @@ class OrtRunner(Runner):
             fixed = next((tensor.capacity for tensor in self._spec.kv if tensor.capacity is not None), None)
             grown = min(_grown(capacity.positions, positions), self.traits.context_length)
             self._reserve_slots(fixed or grown)
-        if self._parts.shared_prefix is not None and cells > capacity.cells:
-            self._parts.shared_prefix.kv.reserve(_grown(capacity.cells, cells))
+        if cells > capacity.cells:
+            self._kv.reserve_cells(_grown(capacity.cells, cells))
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
@@ -119,8 +148,7 @@ class OrtRunner(Runner):
             if step.copies:
                 self._kv.copy(step.copies)
             for move in step.moves:
-                assert self._parts.shared_prefix is not None
-                self._parts.shared_prefix.kv.move(move)
+                self._kv.move(move)
             return self._run(step)
         except Exception as error:
             row, many = step.rows[0], len(step.rows)
@@ -133,9 +161,8 @@ class OrtRunner(Runner):
         if self._parts.encoder is None:
             self._shrink_arena()
         self._kv.release_memory()
-        if self._parts.shared_prefix is not None:
-            self._parts.shared_prefix.kv.release_memory()
 
+    @override
     def describe(self) -> Mapping[str, Any]:
         return {
             **self._facts,
@@ -143,17 +170,19 @@ class OrtRunner(Runner):
             "providers": self._session.get_providers(),
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
-            "batching": self.traits.batching.value,
+            "batching": self.traits.form.name,
             "row_group": self.traits.row_group,
             **self._kv.describe(),
             **self._head.describe(),
             **self._parts.describe(),
         }
 
+    @override
     def close(self) -> None:
         self._kv.close()
-        self._parts.close()
+        self._parts.forget()
 
+    @override
     def bucket(self, shape: str) -> AbstractContextManager[None]:
         return self._parts.compiled.bucket(shape)
 
@@ -191,10 +220,7 @@ class OrtRunner(Runner):
 
     def _run(self, step: Step) -> StepOutput:
         layout = Layout.of(step, self._kv.pads_in_front)
-        if step.first_cell is not None and self._parts.shared_prefix is not None:
-            binding = self._parts.shared_prefix.kv.bind_slots(0, 1)
-        else:
-            binding = self._kv.bind(step.rows)
+        binding = self._kv.bind(step.rows)
         if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
             captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
@@ -210,19 +236,19 @@ class OrtRunner(Runner):
         self.host_bytes += output.scores_nbytes
         return output
 
-    def _bind(self, binding: ort.IOBinding | Captured, feed: Feed, layout: Layout, step: Step) -> None:
+    def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""
         tokens = self._head.next_ids if step.uses_previous_tokens else None
         assert tokens is not None or not step.uses_previous_tokens
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
-        if self._parts.shared_prefix is not None:
-            feed.bind_biases(binding, self._parts.shared_prefix.biases, step)
+        self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
             self._parts.embedding.bind(layout, binding, tokens)
         if self._parts.encoder is not None:
             self._parts.encoder.bind([row.source for row in step.rows], binding)
-        if self._parts.adapters is not None:
-            self._parts.adapters.bind(binding)
+        for values in (self._parts.adapters, self._parts.weights):
+            if values is not None:
+                values.bind(binding)
         self._head.bind(binding, feed, step)
 
 

@@ -11,24 +11,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnxruntime as ort
 
+from olive_ext.engine.forms.packed.rewrite import KERNELS
 from olive_ext.errors import ProviderError
 from olive_ext.graph.large_values import large_nodes
 from olive_ext.graph.onnx_file import ModelProto
 
+_CUDA_FLOATS = frozenset({"float16", "bfloat16"})
 _KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
-    ("cuda", "GroupQueryAttention"): (
-        frozenset({"float16", "bfloat16"}),
-        "CUDA's GroupQueryAttention takes float16 and bfloat16",
-    ),
-    ("cuda", "PagedAttention"): (
-        frozenset({"float16", "bfloat16"}),
-        "CUDA's PagedAttention takes float16 and bfloat16",
-    ),
-    ("webgpu", "PagedAttention"): (frozenset({"float16"}), "WebGPU's PagedAttention takes float16"),
+    ("cuda", "GroupQueryAttention"): (_CUDA_FLOATS, "CUDA's GroupQueryAttention takes float16 and bfloat16"),
     ("webgpu", "Attention"): (
         frozenset(),
         "WebGPU has no Attention of opset 23 and later: export with GroupQueryAttention",
     ),
+    **{
+        (device, "PagedAttention"): (
+            frozenset(kernel.floats),
+            f"{kernel.provider}'s PagedAttention takes {' and '.join(kernel.floats)}",
+        )
+        for device, kernel in KERNELS.items()
+    },
 }
 """By device and operator the types that the provider has kernels for, and that in words (ONNX Runtime 1.31.1,
 docs/OperatorKernels.md)."""
@@ -81,15 +82,13 @@ def _operator(words: str) -> str:
 
 
 def _hints(device: str, operators: Iterable[str]) -> list[str]:
-    """What the provider takes instead."""
     return [_KERNELS[device, operator][1] for operator in dict.fromkeys(operators) if (device, operator) in _KERNELS]
 
 
 def _large_nodes_elsewhere(
     session: ort.InferenceSession, model: ModelProto, floats_only: bool
 ) -> list[tuple[str, str]]:
-    """(operator, its words) of nodes with large values that are assigned to the CPU. Releases of ONNX Runtime before
-    1.24 keep no record of assignments: for these only `_on_host` speaks."""
+    """(operator, its words) of large nodes assigned to the CPU; releases before 1.24 keep no record."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
     large = large_nodes(model, floats_only=floats_only)

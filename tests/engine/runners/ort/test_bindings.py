@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from olive_ext.engine.runners.ort.kv.kv_store import KeptBinding
+from olive_ext.engine.forms.kv_store import KeptBinding
 
 
 def identity() -> ort.InferenceSession:

@@ -1,0 +1,199 @@
+"""The work that a model is asked to do: tasks, their documents, how they are asked, and a reference that does the same.
+
+What is made of the answers, a report or a map of losses, is for those that inherit these settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
+
+from olive_ext.config.base import (
+    UNCLEAR_PATH,
+    NonNegativeInt,
+    Place,
+    PositiveInt,
+    Seed,
+    Strict,
+    Word,
+    not_bool,
+    without_paths,
+    word,
+)
+from olive_ext.config.execution import ProviderOptions, ProviderRequest
+from olive_ext.config.model import ModelConfig
+from olive_ext.errors import ConfigError
+
+Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+
+
+INPUT_MODEL = "input_model"
+"""Stands for the model that an Olive workflow started from."""
+
+AT_HAND = "auto"
+"""Stands for the float ONNX model that a pass of an Olive workflow made of it."""
+
+EXPORT = "export"
+"""Stands for the float ONNX model that onnxruntime-genai's builder makes of a checkpoint."""
+
+
+def _input_model(value: Any) -> Any:
+    """Gives back the word where Olive made an absolute path of it: see `base.word`."""
+    is_word = isinstance(value, str) and Path(value) == Path.cwd() / INPUT_MODEL
+    return INPUT_MODEL if is_word else value
+
+
+def _float_word(value: Any) -> Any:
+    """As `_input_model`. Refuses the path of a folder here that has the name of another word: Olive may have made it of
+    the word."""
+    path = Path(value) if isinstance(value, str) else Path()
+    if path.parent == Path.cwd() and path.name in (AT_HAND, EXPORT):
+        raise PydanticCustomError(
+            UNCLEAR_PATH,
+            "the word '{name}', or what has that name in the working directory: rename that, or give the file in it",
+            {"name": path.name},
+        )
+    return _input_model(value)
+
+
+class ReferenceConfig(ModelConfig):
+    """The reference model and how it is run. A text alone is its `path`."""
+
+    path: Annotated[Place, BeforeValidator(_input_model)]
+    """As `model.path`: an ONNX model, a package, a Hugging Face model; or "input_model" in an Olive recipe: the model
+    the workflow started from."""
+
+    execution_provider: ProviderRequest | None = None
+    """Execution provider of the reference. None takes that of the evaluated model."""
+
+    provider_options: ProviderOptions | list[ProviderOptions] | None = None
+    """Options of the reference's providers. None takes those of the evaluated model where `execution_provider` is its
+    too."""
+
+    mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
+    """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
+    keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
+    fit in the free memory and neither speed nor memory is to be measured; in a workflow with "input_model" it is
+    "recorded", so that the input model is asked once, for its own row and for all output models."""
+
+    export: Annotated[Literal["auto", "never"], BeforeValidator(word)] = "auto"
+    """"auto" runs a Hugging Face model on the CPU as an ONNX export in fp32, which is made once for its content, kept
+    in the user's cache, and trusted where it scores random texts as transformers do: 20 of up to 192 tokens, and one
+    beyond each window of up to 1024 in its configuration. What cannot be exported runs on transformers. "never" always
+    runs it there. A Hugging Face model as the evaluated one goes the same way."""
+
+    records_dir: Place | None = None
+    """Folder of the records. None takes `olive_ext/records` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+
+    top: PositiveInt | None = None
+    """Recorded: the most likely tokens of a position that are kept with their log-probabilities. None takes a number
+    by the vocabulary: all of at most 2048 tokens, else 16 to 64, so that records take 2 % of the logits."""
+
+    drawn: Annotated[int, Field(ge=2), BeforeValidator(not_bool)] | None = None
+    """Recorded: tokens drawn from the rest of a position's distribution, from which the rest of the divergence is
+    estimated. None takes as many as `top`."""
+
+    float_model: Annotated[Place, BeforeValidator(_float_word)] | None = None
+    """The float ONNX model between a Hugging Face reference and the evaluated model, a quantized form of it. In an
+    Olive recipe also "input_model", or "auto": the last float ONNX model among those that the evaluated one was made
+    from. "export" has onnxruntime-genai's builder make one in fp32, once, into the user's cache. The report then says
+    what the conversion lost (reference to float) and what quantization did (float to evaluated), which takes an
+    evaluation of each."""
+
+    provider_stage: bool | None = None
+    """Whether the report says what the execution provider changes: the evaluated model on the CPU against itself, which
+    takes an evaluation of each; the other stages are then measured on the CPU. None does so where there is a
+    `float_model` and the provider is not the CPU; true needs one, or an ONNX model as the reference."""
+
+    tokenizer: Place | None = None
+    """As the evaluated model's: a folder or a name on the hub. None takes the one beside the reference."""
+
+    @property
+    def is_input_model(self) -> bool:
+        """Whether the reference is the workflow's input model, whose path is known only when the workflow runs."""
+        return self.path == INPUT_MODEL
+
+
+def _from_text(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+Reference = Annotated[
+    ReferenceConfig,
+    BeforeValidator(_from_text, json_schema_input_type=str | ReferenceConfig),
+    Field(description="a path or a mapping"),
+]
+"""A reference as recipes write it: a path, or the mapping."""
+
+
+class WorkSettings(Strict):
+    """Which documents are asked, and how. Keys of Olive's LMEvaluator keep their names and meanings."""
+
+    include_path: Place | list[Place] | None = None
+    """Folders with your own task YAML files."""
+
+    limit: Limit | None = None
+    """Documents per task: a count, or a fraction below 1. None takes all."""
+
+    num_fewshot: NonNegativeInt | None = None
+    """Examples in the prompt. None takes each task's own number."""
+
+    apply_chat_template: bool | Word = False
+    """Wraps requests in the tokenizer's chat template; a string names one of several templates."""
+
+    system_instruction: str | None = None
+    """System prompt put before each request."""
+
+    fewshot_as_multiturn: bool = False
+    """Gives examples as turns of a conversation. Needs `apply_chat_template`."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the metadata of every task (lm-eval's `metadata`), for tasks that make their documents by it: RULER's
+    take "max_seq_lengths" and "tokenizer"."""
+
+    gen_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Generation settings laid over those of every generation task (lm-eval's `gen_kwargs`)."""
+
+    seed: Seed | None = None
+    """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
+    are those of its other backends."""
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> Self:
+        if self.fewshot_as_multiturn and self.apply_chat_template is False:
+            raise ValueError("'fewshot_as_multiturn' needs 'apply_chat_template'")
+        return self
+
+
+class ModelWork(Strict):
+    """Work with the model that is to do it."""
+
+    call: ClassVar[str] = "evaluate"
+    """The function that takes these settings, for messages."""
+
+    model: ModelConfig
+    """The model to evaluate, or to look into."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | str | Path | Self | None, settings: Mapping[str, Any]) -> Self:
+        """The configuration from a call in Python: a model's path or a mapping of this class's keys, with `settings`
+        laid over it, or these alone. A path stands for a model where a mapping is expected. Raises `ConfigError`."""
+        if isinstance(given, cls):
+            given = given.model_dump(exclude_unset=True)
+        elif isinstance(given, str | Path):
+            if "model" in settings:
+                raise ConfigError(f"{cls.call}: the model is given twice, as '{given}' and as 'model'")
+            given = {"model": given}
+        elif given is not None and not isinstance(given, Mapping):
+            raise ConfigError(
+                f"{cls.call}: {type(given).__name__} is no model: give its path, or a mapping of settings"
+            )
+        values = without_paths({**(given or {}), **settings})
+        if isinstance(values.get("model"), str):
+            values["model"] = {"path": values["model"]}
+        return cls.parse(values)

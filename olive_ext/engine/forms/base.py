@@ -1,0 +1,276 @@
+"""A way of sharing a step, as the planner sees it: the scheduler asks the form which rows the next step has, and never
+which form it is. Knows no arrays, no runner and no graph.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
+
+from typing_extensions import override
+
+from olive_ext.config import ExecutionSettings
+from olive_ext.engine.media.items import chunk_end
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.step import Capacity, Move, Row, Step, StepOutput
+
+IDLE_TOKEN = 0
+"""Is fed where a step needs a token whose outputs nobody reads."""
+
+MIN_COPY, MIN_FORK = 16, 4
+"""Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
+is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
+
+REPEATS = 4
+"""Runs of each step that is timed; the first is not counted."""
+
+SequenceRow = tuple[Sequence, Row]
+
+
+@dataclass(frozen=True)
+class ReadySequences:
+    """The running sequences that have tokens to be computed, and what limits the next step."""
+
+    sequences: list[Sequence]
+    most_tokens: int
+    """Tokens of inputs that a step may have."""
+
+    limit: int
+    """Rows that a step may have."""
+
+    capacity: int
+    """Positions of a slot."""
+
+    can_rewind: bool
+    chunked_prefill: bool
+    row_group: int
+
+    def split(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The inputs, whose next rows may have several tokens, and those that are fed one token a step. The last row of
+        a text that is scored is filled up to a group of rows, but where it is fed one token a step."""
+        inputs: list[Sequence] = []
+        decoding: list[Sequence] = []
+        for one in self.sequences:
+            has_many = one.pending > 1 or (one.generation is None and self.row_group > 1)
+            (inputs if has_many and not one.is_answer else decoding).append(one)
+        return inputs, decoding
+
+    def row(self, sequence: Sequence, most: int) -> Row:
+        """The sequence's next tokens, up to `most` where it may be split; all of an item that they begin with."""
+        start, stop = sequence.computed, sequence.end
+        if self.chunked_prefill:
+            stop = min(stop, start + most)
+            if sequence.media and stop < sequence.end:
+                stop = chunk_end(sequence.media, start, stop, self.row_group)
+        if not self.can_rewind:
+            stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
+        is_checkpoint = not self.can_rewind and stop in sequence.checkpoints
+        tokens = tuple(sequence.tokens[start:stop].tolist())
+        if sequence.generation is None and stop == sequence.end and not sequence.is_answer:
+            missing = (start - stop) % self.row_group
+            if stop + missing <= self.capacity:  # else the slot has no room for a whole group
+                tokens += (IDLE_TOKEN,) * missing
+        return Row(sequence.slot, start, tokens, is_checkpoint, sequence.source, sequence.media)
+
+
+class StepForm(ABC):
+    """Which sequences may share a step, and which other rows the step must have."""
+
+    name: ClassVar[str]
+    """The word of `describe_execution` for it ("batching")."""
+
+    has_blocks: ClassVar[bool] = False
+    """Slots share memory, so that copies between them cost next to nothing."""
+
+    splits_rows: ClassVar[bool] = True
+    """A step of several rows can be cut into two steps of fewer rows."""
+
+    mixes_pasts: bool = True
+    """Rows of one token each may be behind different numbers of positions."""
+
+    @property
+    def in_slots(self) -> StepForm:
+        """The form of the steps of sequences that have slots, which is asked what follows here."""
+        return self
+
+    def over(self, slots: StepForm) -> StepForm:
+        """This form, with `slots` as the form of the steps of sequences that have slots."""
+        return slots
+
+    @abstractmethod
+    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+        """The rows of the next step."""
+
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        """The sequences of which one step computes one token each, `limit` at most."""
+        return sequences[:limit]
+
+    def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
+        """The slots of a step in which `slots` (ascending) have rows: those without a sequence get idle rows."""
+        return slots
+
+    def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
+        """Tokens and inputs to be admitted beside inputs with `pending` tokens: here one input after another."""
+        return (0, 0) if pending else (most_tokens, 1)
+
+    def min_copy(self, answer_tokens: int) -> int:
+        """Positions that a copy between slots must save: few for a short answer, because its steps are shared."""
+        return MIN_FORK if answer_tokens else MIN_COPY
+
+    def most_step_tokens(self, chunk_size: int, num_slots: int) -> int:
+        """Tokens of a step whose inputs have up to `chunk_size`."""
+        return chunk_size + num_slots
+
+    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+        """How texts that are scored are to share steps."""
+        return ScoredSteps("rows", rule.reason)
+
+    @abstractmethod
+    def runs(self, other: StepForm) -> bool:
+        """Whether a runner of this form can run steps of the `other` form, too."""
+
+    def with_other(self, other: StepForm) -> StepForm:
+        """This form for steps that a runner of the `other` form, which `runs` it, computes as well."""
+        return self
+
+    def for_slots(self, counts: Items[int]) -> StepForm:
+        """This form for runners with so many slots each."""
+        return self
+
+
+def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
+    """The form of steps that two runners compute, which have `counts` slots: what a compared step is made by."""
+    one, other, slots = first.in_slots, second.in_slots, cast(StepForm, ONE_ROW)
+    if other.runs(one):
+        slots = one.with_other(other).for_slots(counts)
+    elif one.runs(other):
+        slots = other.with_other(one).for_slots(counts)
+    return first.over(slots) if type(first) is type(second) else slots
+
+
+@dataclass(frozen=True)
+class OneRow(StepForm):
+    """A step has one row."""
+
+    name: ClassVar[str] = "single"
+    mixes_pasts: ClassVar[bool] = False  # type: ignore[misc]
+
+    @override
+    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+        inputs, decoding = ready.split()
+        return [(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]]
+
+    @override
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        return sequences[:1]
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return isinstance(other, OneRow)
+
+
+ONE_ROW = OneRow()
+
+
+class StepTarget(Protocol):
+    """What is timed: a runner, or one with a tap."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """The memory that it has."""
+
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Makes room, as `Runner.reserve`."""
+
+    def run(self, step: Step) -> StepOutput:
+        """Runs a step."""
+
+
+@dataclass(frozen=True)
+class ScoringRule:
+    """How scored texts share steps is decided by the chunk size, or by the cost of a step, measured or by a rule."""
+
+    is_open: bool = False
+    reason: str = "engine.chunk_size"
+    is_measured: bool = True
+
+    @classmethod
+    def of(cls, settings: ExecutionSettings) -> ScoringRule:
+        """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
+        is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
+        return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
+
+
+class ScoredBatch(NamedTuple):
+    """A planned step of scored texts that have no slots: rows with their sequences, and where the step writes."""
+
+    rows: tuple[SequenceRow, ...]
+    shared: tuple[int, ...]
+    """For each sequence that begins with this step how many of its tokens were resident."""
+
+    moves: tuple[Move, ...]
+    first_cell: int
+
+
+class ScoredBatches(Protocol):
+    """Scored texts that wait in sorted order, and are computed in no slots."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that are not computed to their ends."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes sequences in sorted order."""
+
+    def plan(self, limit: int) -> ScoredBatch:
+        """The next step, of `limit` tokens at most."""
+
+
+class ScoredSteps:
+    """The present choice of how scored texts share steps: here they are computed in slots, as all others."""
+
+    num_tokens = 0
+    """Tokens of a step of texts without slots; 0 where scored texts have slots."""
+
+    answer_tokens = 0
+    """The most tokens of a text, behind what it shares, that is fed one token a step."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """What a scheduler plans by."""
+        return self.num_tokens, self.answer_tokens
+
+    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
+        """Takes what is cheapest for these sequences. True where timing it has overwritten what is resident."""
+        return False
+
+    def batches(self, capacity: Capacity) -> ScoredBatches | None:
+        """The plan of scored texts where they have no slots."""
+        return None
+
+    def memory(self, scored: int, generated: int, context_length: int, row_group: int) -> tuple[int, int]:
+        """Positions of a slot, and cells beside the slots, for requests of so many positions at most."""
+        most = max(scored, generated)
+        return min(most + -most % row_group, context_length), 0
+
+    def describe(self) -> Mapping[str, Any]:
+        """The form, the reason, and what was measured."""
+        facts = {"scoring": self.name, "scoring_step": self.num_tokens, "scoring_reason": self.reason}
+        return {**facts, "answer_tokens": self.answer_tokens} if self.answer_tokens else facts
+
+
+def best_seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of the fastest of a few runs, behind one that is not counted."""
+    seconds = []
+    for _ in range(REPEATS):
+        begin = clock()
+        run()
+        seconds.append(clock() - begin)
+    return min(seconds[1:])

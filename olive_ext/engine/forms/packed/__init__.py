@@ -1,0 +1,1 @@
+"""Packed steps: the tokens of many slots, each behind its own past, which lies in blocks that a table names."""

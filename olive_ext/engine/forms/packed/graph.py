@@ -1,0 +1,129 @@
+"""Packed steps on ONNX Runtime: GroupQueryAttention is rewritten as PagedAttention where the device has a kernel for it
+that can be trusted. Knows no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from typing_extensions import override
+
+from olive_ext.engine.forms.agreement import STEM, SUFFIX, Text, targets_of, two_ends_problem
+from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, NotFittingError, OpenedDecoder, decoder_graph
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.packed.attention_trial import AttentionTrial, attends_otherwise, attention_trials
+from olive_ext.engine.forms.packed.kv import PagedKv
+from olive_ext.engine.forms.packed.rewrite import KERNELS, PackedInputs, with_packed_inputs, with_paged_attention
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
+from olive_ext.errors import ConfigError
+from olive_ext.graph.edits import WHOLE_LENGTH
+from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import Decision, against_buckets
+from olive_ext.model.spec.media_types import EmbeddingSpec
+from olive_ext.model.types import DecoderSpec, Role
+
+
+class PackedOnGraph(GraphForm):
+    """Attention over a paged cache, of the graph or in the place of its own."""
+
+    name = "packed"
+
+    def __init__(self, model: ResolvedModel) -> None:
+        super().__init__(model)
+        self._trials: list[AttentionTrial] | None = None
+
+    @classmethod
+    @override
+    def against(cls, model: ResolvedModel) -> str | None:
+        engine, spec, device = model.settings.engine, model.spec, model.device.kind
+        if spec.is_paged:
+            return None
+        if engine.scoring not in ("auto", "packed") or (engine.scoring == "auto" and device not in KERNELS):
+            return ""
+        if device not in KERNELS:
+            return f"CUDA and WebGPU have paged attention, {device} has not"
+        if engine.graph == "untouched":
+            return "the graph is to run as it is, and packed steps need another attention"
+        if model.buckets.steps != "none":
+            return "packed steps have any shape, and steps are to have few"
+        if reason := against_buckets(spec):
+            return reason
+        if any(one.role is Role.POSITION_IDS and len(one.tensor.shape) == 3 for one in spec.inputs):
+            return "positions are on three axes"
+        if device == "webgpu" and spec.rounds_rows:
+            return "packed steps add up in another order, which the rounding of activations would show"
+        if others := {tensor.elem_type for tensor in spec.kv} - KERNELS[device].caches:
+            return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
+        return None
+
+    @classmethod
+    @override
+    def refused(cls, model: ResolvedModel, reason: str) -> str:
+        if model.settings.engine.scoring == "packed":
+            raise ConfigError(f"'engine.scoring' = \"packed\": {reason}")
+        return f"{ONE_BY_ONE}: {reason}"
+
+    @classmethod
+    @override
+    def decision(cls, model: ResolvedModel, reason: str) -> Decision:
+        if model.spec.is_paged:
+            return Decision("scoring", "packed", "the graph has a paged cache")
+        asked = model.settings.engine.scoring
+        return Decision("scoring", "packed", f"{asked}: if attention over a paged cache agrees", "tried")
+
+    @override
+    def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
+        if spec.is_paged:
+            return proto, spec
+        tokens = [one.tensor.name for one in spec.inputs if one.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
+        kept = {*tokens, WHOLE_LENGTH}
+        lengths = [one.tensor.name for one in spec.inputs if one.tensor.name not in kept]
+        caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
+        inputs, kernel = PackedInputs(caches, tokens, lengths), KERNELS[self.model.device.kind]
+        paged = with_paged_attention(proto, inputs, kernel)
+        self._trials = attention_trials(proto, inputs, kernel)
+        return paged, replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
+
+    @override
+    def refusal_of_graph(self) -> str | None:
+        try:
+            self.rewrite(*decoder_graph(self.model))
+        except NotFittingError as error:
+            return str(error)
+        return None
+
+    @override
+    def allocate(self, place: KvPlace) -> KvStore:
+        return PagedKv(place)
+
+    @override
+    def trial(self, decoder: OpenedDecoder) -> None:
+        """Compares attention by itself, then a small tree through the model, where the graph was rewritten."""
+        runner = decoder.runner
+        if self._trials is None:
+            return
+        problem = attends_otherwise(runner, self._trials)
+        if problem is None and runner.capacity.num_slots > 1:
+            problem = check_packed_steps(runner, decoder.spec.vocab_size)
+        if problem is not None:
+            raise NotFittingError(problem)
+
+
+def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
+    """The graph that embeds tokens, for those of all rows of a step one behind the other."""
+    inputs = tuple(replace(one, tensor=replace(one.tensor, shape=("N",))) for one in spec.inputs)
+    return with_packed_inputs(proto, [one.tensor.name for one in inputs]), replace(spec, inputs=inputs)
+
+
+def check_packed_steps(runner: Runner, vocab_size: int) -> str | None:
+    """Why packed steps must not be used on this model and device; None where they score what single rows score."""
+
+    def together(stem: Text, left: Text, right: Text) -> FloatArray:
+        runner.run(Step((Row(0, 0, stem + left[:2]),)))
+        rows = Row(0, STEM + 2, left[2:]), Row(1, STEM, right)
+        read = LogitsRow(0, SUFFIX - 3), LogitsRow(1, SUFFIX - 1)
+        return runner.run(Step(rows, read, targets_of(2), copies=(Copy(0, 1, STEM),))).target_logprobs
+
+    return two_ends_problem(runner, vocab_size, "a packed step", "packed steps", together)

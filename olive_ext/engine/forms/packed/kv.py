@@ -1,0 +1,242 @@
+"""KV in blocks that a table assigns to rows (PagedAttention, on CUDA and WebGPU): rows of any lengths run together.
+
+Slots that share a prefix name its blocks; the blocks in which such a prefix ends are copied, all of a step in one run,
+when a slot is about to write there. A slot writes only into blocks that it alone names. The graph writes in place.
+
+blocks of 4      slot 0  7 3 9 4 | 1 5       table 0 1
+                 slot 1  7 3 9 4 | 1 8       table 0 2    block 2 began as a copy of block 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+from typing_extensions import override
+
+from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm
+from olive_ext.engine.forms.kv_store import KeptBinding, KvPlace, KvStore, allocate
+from olive_ext.engine.step import UNLIMITED, CellArray, Copy, Row
+from olive_ext.graph.standalone_graphs import fork_graph
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
+
+BLOCK_SIZE = 256
+"""Positions of a block. FlashAttention's tiles on CUDA are made for multiples of 256."""
+
+UINT8 = 2
+"""ONNX's element type."""
+
+
+@dataclass(frozen=True)
+class PackedSteps(StepForm):
+    """A step has any slots, with any numbers of tokens."""
+
+    name: ClassVar[str] = "packed"
+    has_blocks: ClassVar[bool] = True
+
+    @override
+    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+        inputs, short = ready.split()
+        rows = [(one, ready.row(one, 1)) for one in self.decoding(short, ready.limit)]
+        num_decoding, room = len(rows), ready.most_tokens - len(rows)
+        for one in inputs:
+            if room <= 0 and rows:
+                break
+            row = ready.row(one, max(1, room))
+            if one.media and len(row.tokens) > room:  # it begins with an item, which is not cut
+                if len(rows) == num_decoding:
+                    return [(one, row)]
+                continue
+            rows.append((one, row))
+            room -= len(row.tokens)
+        return rows
+
+    @override
+    def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
+        return most_tokens - pending, UNLIMITED
+
+    @override
+    def min_copy(self, answer_tokens: int) -> int:
+        return MIN_FORK
+
+    @override
+    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+        return ScoredSteps("packed", rule.reason)
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return True
+
+
+class BlockCopy(NamedTuple):
+    """Block `source` is copied to block `target` before the rows run."""
+
+    source: int
+    target: int
+
+
+class BlockTables:
+    """As many blocks as all slots need if they share nothing, so that there is always a free one."""
+
+    def __init__(self, num_slots: int, capacity: int, block_size: int) -> None:
+        """`capacity`: positions of a slot."""
+        self.block_size = block_size
+        self.blocks_per_slot = self._covering(capacity)
+        self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
+        """The blocks of each slot in the order of its positions, and any numbers of blocks behind those."""
+
+        self._lengths = [0] * num_slots
+        self._num_users = [0] * (num_slots * self.blocks_per_slot)
+        self._free = list(reversed(range(self.num_blocks)))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return len(self._num_users)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that hold something."""
+        return self.num_blocks - len(self._free)
+
+    def table(self, slot: int) -> list[int]:
+        """The slot's blocks, in the order of its positions."""
+        blocks: list[int] = self.tables_SP[slot, : self._lengths[slot]].tolist()
+        return blocks
+
+    def fork(self, copy: Copy) -> None:
+        """Makes the first positions of a slot those of another, by naming its blocks."""
+        shared = self.table(copy.source)[: self._covering(copy.length)]
+        for block in shared:
+            self._num_users[block] += 1
+        self._cut(copy.target, 0)
+        self.tables_SP[copy.target, : len(shared)] = shared
+        self._lengths[copy.target] = len(shared)
+
+    def make_room(self, slot: int, past: int, num_tokens: int) -> BlockCopy | None:
+        """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more; the copy that must be made
+        where the last of those positions lie in a block that others name, too. Calling it again changes nothing."""
+        kept, wanted = -(-past // self.block_size), -(-(past + num_tokens) // self.block_size)
+        if self._lengths[slot] > kept:
+            self._cut(slot, kept)
+        copy = None
+        if past % self.block_size and self._num_users[last := int(self.tables_SP[slot, kept - 1])] > 1:
+            copy = BlockCopy(last, self._take())
+            self._num_users[last] -= 1
+            self.tables_SP[slot, kept - 1] = copy.target
+        for place in range(self._lengths[slot], wanted):
+            self.tables_SP[slot, place] = self._take()
+        self._lengths[slot] = wanted
+        return copy
+
+    def _covering(self, positions: int) -> int:
+        return -(-positions // self.block_size)
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._num_users[block] = 1
+        return block
+
+    def _cut(self, slot: int, length: int) -> None:
+        for block in reversed(self.table(slot)[length:]):
+            self._num_users[block] -= 1
+            if not self._num_users[block]:
+                self._free.append(block)
+        self._lengths[slot] = length
+
+
+class PagedKv(KvStore):
+    """A pool of blocks for each KV tensor, past and present in one."""
+
+    form = PackedSteps()
+
+    def __init__(self, place: KvPlace) -> None:
+        super().__init__(place)
+        self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
+        self._forker: ort.InferenceSession | None = None
+        self._pools: list[Pool] = []
+        self._binding: ort.IOBinding | None = None
+        self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
+
+    @override
+    def reserve(self, capacity: int) -> None:
+        self.close()
+        self.capacity = capacity
+        self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
+        for tensor in self._spec.kv:
+            self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device))
+        self._binding = KeptBinding(self._session)
+        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
+            pool.bind(self._binding, tensor.past, tensor.present)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Moves nothing: the blocks get another name."""
+        for copy in copies:
+            self._tables.fork(copy)
+
+    @override
+    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        self._copy_blocks([copy for copy in copies if copy is not None])
+        assert self._binding is not None
+        self._binding.bind_cpu_input(self._table, self._tables.tables_SP[[row.slot for row in rows]])
+        return self._binding
+
+    @override
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kv_cache": "in_place",
+            "kv_binding": f"blocks of {BLOCK_SIZE} positions, which slots share where their prefixes are equal",
+            "kv_blocks": self._tables.num_blocks,
+        }
+
+    @override
+    def close(self) -> None:
+        self._binding = None
+        self._pools.clear()
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """All copies in one run, which reads before it writes: a block may be both source and target."""
+        if not copies:
+            return
+        if self._forker is None:
+            self._forker = self._open_graph(fork_graph([pool.copied_type for pool in self._pools]))
+        binding = self._forker.io_binding()
+        for i, pool in enumerate(self._pools):
+            pool.bind_copy(binding, f"x{i}", f"y{i}")
+        source_K, target_K = np.array(copies, np.int64).T
+        binding.bind_cpu_input("source", np.ascontiguousarray(source_K))
+        binding.bind_cpu_input("target", np.ascontiguousarray(target_K[:, None]))
+        self._forker.run_with_iobinding(binding)
+
+
+class Pool:
+    """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies behind a row's last position must
+    be finite. Held as bytes where values have addresses, because CUDA copies no fp8 by its type."""
+
+    def __init__(self, session: ort.InferenceSession, tensor: KvTensor, num_blocks: int, device: Device) -> None:
+        shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
+        self.copied_type = UINT8 if device.has_pointers else tensor.elem_type
+        if device.has_pointers:
+            memory = np.zeros([*shape[:-1], shape[-1] * ITEM_BYTES[tensor.elem_type]], np.uint8)
+            self._value = ort.OrtValue.ortvalue_from_numpy(memory, device.kind, device.index)
+        else:
+            self._value = allocate(session, shape, tensor.elem_type, device)
+        self._typed = (device.kind, device.index, tensor.elem_type, shape) if device.has_pointers else None
+
+    def bind(self, binding: ort.IOBinding, past: str, present: str) -> None:
+        """Binds the pool as the cache that goes in and comes out."""
+        if self._typed is None:
+            self.bind_copy(binding, past, present)
+            return
+        binding.bind_input(past, *self._typed, self._value.data_ptr())
+        binding.bind_output(present, *self._typed, self._value.data_ptr())
+
+    def bind_copy(self, binding: ort.IOBinding, past: str, present: str) -> None:
+        """Binds the pool in the type in which blocks are copied."""
+        binding.bind_ortvalue_input(past, self._value)
+        binding.bind_ortvalue_output(present, self._value)

@@ -1,0 +1,272 @@
+"""GroupQueryAttention becomes PagedAttention: the tokens of many sequences in one step, each behind its own past, which
+lies in blocks that a table names.
+
+Inside the graph the step is one row [1, N] of all new tokens; only the attention knows where a sequence begins. Inputs
+of tokens and positions come packed, [N], and what only the mask was for is cut off. Weights stay where they are. Knows
+no session; of devices only which inputs and attributes their kernels take.
+
+Axes: N tokens of all sequences of a step, D = heads x head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+
+from olive_ext.engine.forms.graph_form import NotFittingError
+from olive_ext.graph.head_pattern import label
+from olive_ext.graph.nodes import all_names, attribute, reads, remove_dead
+
+TABLE, STARTS, PASTS, BOUNDS = (
+    "block_table",
+    "cumulative_sequence_lengths",
+    "past_sequence_lengths",
+    "attention_metadata",
+)
+"""The new inputs, by the names that onnxruntime-genai's builder gives them. `BOUNDS` lie in the host's memory: without
+them each layer of CUDA's kernel waits for the host."""
+
+_INPUTS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
+
+_KEPT = (
+    *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"),
+    *("qk_norm_epsilon", "k_quant_type", "v_quant_type"),
+)
+"""Attributes that mean the same to both operators. Each has a default that does nothing."""
+
+_IGNORED = {"smooth_softmax": 0, "sliding_window_cache": 0, "causal": 1, "qk_output": 0, "kv_cache_bit_width": 0}
+"""Attributes that PagedAttention lacks, and the values at which they do nothing. A bit width of 8 or 16 is that of the
+cache's type."""
+
+_ROTARY, _POSITIONS, _BIAS, _SINK, _SCALES, _NORMS = (7, 8), 9, 10, 11, (12, 13), (14, 15)
+"""Places of GroupQueryAttention's inputs."""
+
+
+FLOAT16, BFLOAT16, INT8, FLOAT8 = 10, 16, 3, 17
+"""ONNX's element types."""
+
+
+@dataclass(frozen=True)
+class PagedKernel:
+    """What a device's PagedAttention takes."""
+
+    provider: str
+    floats: Mapping[str, int]
+    """Types of queries, and of caches that are not quantized: ONNX Runtime's words and ONNX's numbers."""
+
+    quantized: frozenset[int] = frozenset()
+    """Other types of caches."""
+
+    has_bounds: bool = False
+    """An input that bounds the lengths of the sequences."""
+
+    has_softcap: bool = False
+    has_norms: bool = False
+
+    @property
+    def caches(self) -> frozenset[int]:
+        """All types of caches."""
+        return self.quantized | frozenset(self.floats.values())
+
+
+KERNELS: Mapping[str, PagedKernel] = {
+    "cuda": PagedKernel(
+        "CUDA",
+        {"float16": FLOAT16, "bfloat16": BFLOAT16},
+        frozenset({INT8, FLOAT8}),
+        has_bounds=True,
+        has_softcap=True,
+        has_norms=True,
+    ),
+    "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}),
+}
+"""By ONNX Runtime's word for the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """The inputs of a graph whose shapes or meanings change."""
+
+    caches: Mapping[str, tuple[int, int]]
+    """Heads and head size of each KV input, as stored."""
+
+    tokens: Sequence[str]
+    """Inputs [B, S] of one number a token."""
+
+    lengths: Sequence[str]
+    """Masks and lengths, which the attention no longer reads."""
+
+
+class NotPagedError(NotFittingError):
+    """Why the attention of a graph cannot be made PagedAttention."""
+
+
+def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, kernel: PagedKernel) -> onnx.ModelProto:
+    """A copy of `model` in which every attention over `inputs.caches` is PagedAttention. Raises `NotPagedError` with
+    the reason where that cannot be done."""
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    _Rewrite(edited.graph, inputs, kernel).run()
+    return edited
+
+
+def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """A copy of `model` that takes the inputs `names`, [B, S], as [N], and sees them as one row."""
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    _pack(edited.graph, names)
+    return edited
+
+
+def paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel) -> tuple[onnx.NodeProto, ...]:
+    """What stands in the place of `node`, between its row [1, N, D] and the tokens [N, D].
+
+    `owner` writes the cache that it reads: the node itself, or an earlier layer, whose keys and values are then given
+    once more; writing them again changes nothing.
+    """
+    name, is_owner = node.output[0], node is owner
+    if not is_owner and not owner.input[1]:
+        raise NotPagedError(f"{label(owner)} has keys and queries in one value, and another layer reads its cache")
+    sources = [node.input[0], owner.input[1], owner.input[2]]
+    flat = [f"{name}/olive_ext_{part}" if source else "" for part, source in zip("qkv", sources, strict=True)]
+    cos, sin, sink, q_norm = (_input(node, place) for place in (*_ROTARY, _SINK, _NORMS[0]))
+    k_norm, *scales = (_input(owner, place) for place in (_NORMS[1], *_SCALES))
+    taken = [*flat, *owner.input[3:5], STARTS, PASTS, TABLE, cos, sin, "", sink, q_norm, k_norm, *scales]
+    taken += [BOUNDS if kernel.has_bounds else ""]
+    while not taken[-1]:
+        taken.pop()
+    made = [f"{name}/olive_ext_rows", *(node.output[1:3] if is_owner else ())]
+    kept = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute if entry.name in _KEPT}
+    paged = helper.make_node("PagedAttention", taken, made, name=node.name, domain="com.microsoft", **kept)
+    squeezed = [_reshaped("Squeeze", source, rows) for source, rows in zip(sources, flat, strict=True) if source]
+    return (*squeezed, paged, _reshaped("Unsqueeze", made[0], name))
+
+
+AXIS = "olive_ext/first_axis"
+"""The constant that Squeeze and Unsqueeze read."""
+
+
+def first_axis() -> onnx.TensorProto:
+    """The constant `AXIS`."""
+    return helper.make_tensor(AXIS, onnx.TensorProto.INT64, [1], [0])
+
+
+class _Rewrite:
+    def __init__(self, graph: onnx.GraphProto, inputs: PackedInputs, kernel: PagedKernel) -> None:
+        self._graph = graph
+        self._inputs = inputs
+        self._kernel = kernel
+
+    def run(self) -> None:
+        taken = {*_INPUTS, AXIS} & set(all_names(self._graph))
+        if taken:
+            raise NotPagedError(f"the graph has a value named '{min(taken)}'")
+        attentions = list(self._attentions())
+        lengths = {name for node, _ in attentions for name in node.input[5:7] if name}
+        paged = {node.output[0]: paged_nodes(node, owner, self._kernel) for node, owner in attentions}
+        nodes = onnx.GraphProto()
+        for node in self._graph.node:
+            nodes.node.extend(paged.get(next(iter(node.output), ""), (node,)))
+        del self._graph.node[:]
+        self._graph.node.extend(nodes.node)
+        self._graph.initializer.append(first_axis())
+        for value in lengths:
+            remove_dead(self._graph, value)
+        self._drop_lengths()
+        _pack(self._graph, self._inputs.tokens)
+        self._change_caches()
+        for name, shape in _INPUTS.items():
+            if name != BOUNDS or self._kernel.has_bounds:
+                self._graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
+
+    def _attentions(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+        """Each attention over a cache with the one that writes it."""
+        owners: dict[str, onnx.NodeProto] = {}
+        seen: set[str] = set()
+        for node in self._graph.node:
+            read = [name for name in node.input if name in self._inputs.caches]
+            if node.op_type != "GroupQueryAttention":
+                if read:
+                    raise NotPagedError(f"a cache is read by {label(node)}, which is not GroupQueryAttention")
+                if any(name in owners for name in node.input):
+                    raise NotPagedError(f"{label(node)} reads all keys of a cache")
+                continue
+            owner = owners.get(node.input[3], node)
+            if owner is node and read != list(node.input[3:5]):
+                raise NotPagedError(f"{label(node)} reads no cache of its own")
+            self._check(node)
+            owners |= {name: owner for name in (*node.input[3:5], *node.output[1:3]) if name}
+            seen.update(read)
+            yield node, owner
+        if missing := self._inputs.caches.keys() - seen:
+            raise NotPagedError(f"nothing reads the cache '{min(missing)}'")
+
+    def _check(self, node: onnx.NodeProto) -> None:
+        for entry in node.attribute:
+            value = helper.get_attribute_value(entry)
+            if entry.name == "kv_cache_bit_width" and value in (8, 16):
+                continue
+            if entry.name not in _KEPT and value != _IGNORED.get(entry.name):
+                raise NotPagedError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
+        if b"PER_CHANNEL" in [attribute(node, f"{part}_quant_type", b"") for part in "kv"]:
+            raise NotPagedError("the cache has a scale for each channel")
+        if _input(node, _BIAS):
+            raise NotPagedError("the attention has a bias")
+        if _input(node, _NORMS[0]) and not self._kernel.has_norms:
+            raise NotPagedError("the attention norms queries and keys, which this device's PagedAttention does not")
+        if attribute(node, "softcap", 0.0) and not self._kernel.has_softcap:
+            raise NotPagedError("the attention has a soft cap, which this device's PagedAttention lacks")
+
+    def _drop_lengths(self) -> None:
+        for name in self._inputs.lengths:
+            reader = next((node for node in self._graph.node if name in reads([node])), None)
+            if reader is not None:
+                raise NotPagedError(f"'{name}' is read by {label(reader)} besides the attention")
+        _remove_inputs(self._graph, set(self._inputs.lengths))
+
+    def _change_caches(self) -> None:
+        sizes = dict(self._inputs.caches)
+        for node in self._graph.node:
+            if node.op_type == "PagedAttention":
+                sizes |= {
+                    present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)
+                }
+        for value in (*self._graph.input, *self._graph.output, *self._graph.value_info):
+            if value.name in sizes:
+                _declare(value, ["blocks", "block_size", *sizes[value.name]])
+
+
+def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:
+    """Makes inputs packed, in place; those that nothing reads are removed."""
+    read = set(reads(graph.node))
+    packed = [value for value in graph.input if value.name in set(names) and value.name in read]
+    _remove_inputs(graph, set(names) - read)
+    for value in packed:
+        inner = f"{value.name}/olive_ext_row"
+        for node in graph.node:
+            node.input[:] = [inner if name == value.name else name for name in node.input]
+        graph.initializer.append(helper.make_tensor(f"{inner}_shape", onnx.TensorProto.INT64, [2], [1, -1]))
+        graph.node.insert(0, helper.make_node("Reshape", [value.name, f"{inner}_shape"], [inner], name=inner))
+        _declare(value, ["N"])
+
+
+def _declare(value: onnx.ValueInfoProto, shape: Sequence[int | str]) -> None:
+    kind = value.type.tensor_type.elem_type
+    value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shape))
+
+
+def _remove_inputs(graph: onnx.GraphProto, names: set[str]) -> None:
+    for index in reversed(range(len(graph.input))):
+        if graph.input[index].name in names:
+            del graph.input[index]
+
+
+def _input(node: onnx.NodeProto, place: int) -> str:
+    return str(node.input[place]) if len(node.input) > place else ""
+
+
+def _reshaped(operator: str, source: str, target: str) -> onnx.NodeProto:
+    return helper.make_node(operator, [source, AXIS], [target], name=target)

@@ -1,0 +1,169 @@
+"""Caches that the graph returns anew, on ONNX Runtime, and the trials that say which rows share a step.
+
+What an exporter's graph does with several rows does not show on it: it may make its mask for one row, or take positions
+from the past's shape. Axes: S tokens of a text, T targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from typing_extensions import override
+
+from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement
+from olive_ext.engine.forms.graph_form import OpenedDecoder
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.returned.kv import ReturnedKv
+from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.rows.graph import RowsOnGraph
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step
+from olive_ext.errors import ModelError, RunError
+from olive_ext.model import ResolvedModel
+
+TEXT_TOKENS = 5
+PROMPT = 3
+"""Tokens of the two texts, and of the part that is fed first."""
+
+
+def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
+    """`chunk_size`, or 1 and a note where the graph fails on several tokens behind resident positions.
+
+    onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
+    Mamba graphs that declare any number run with one.
+    Raises `ModelError` where the model cannot run a token at all.
+    """
+    runner.reserve(3)
+    try:
+        runner.run(Step((Row(0, 0, (0,)),)))
+    except RunError as error:
+        raise ModelError(f"the model cannot run one token: {error}") from error
+    if chunk_size == 1:
+        return 1
+    try:
+        runner.run(Step((Row(0, 1, (0, 0)),)))
+    except RunError as error:
+        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more behind a past: {error}")
+        return 1
+    return chunk_size
+
+
+def find_row_mix(
+    runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
+) -> AlikeRows | None:
+    """How far rows of one step must be alike, and None where they give other numbers together than alone. Rows with
+    fewer positions than others are filled up behind or, after `pad_in_front(True)`, in front, which stays set."""
+    rng = np.random.default_rng(0)
+    first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
+    trial = _RowsTrial(runner, (first, second), chunk_size)
+    mix = AlikeRows(prompts=trial.agrees(trial.prompts_together))
+    if trial.agrees(trial.decoded_behind_different_pasts):  # as GroupQueryAttention does, which refuses `continued`
+        return replace(mix, mixes_pasts=True)
+    pad_in_front(True)
+    mix = replace(mix, mixes_pasts=trial.agrees(trial.decoded_behind_different_pasts))
+    if not mix.mixes_pasts:
+        pad_in_front(False)
+        if not trial.agrees(trial.decoded_behind_equal_pasts):
+            return None
+    return replace(mix, continued=trial.agrees(trial.texts_continued_together))
+
+
+class _RowsTrial:
+    """Two texts in two slots, and the log-probabilities of `TARGETS` behind each of their tokens when fed alone."""
+
+    def __init__(self, runner: Runner, texts: tuple[Text, Text], chunk_size: int) -> None:
+        self._runner = runner
+        self._texts = texts
+        self._chunk_size = chunk_size
+        runner.reserve(TEXT_TOKENS)
+        self._expected = [self._alone(0, text) for text in texts]
+
+    def agrees(self, feed: Callable[[], list[tuple[int, int, FloatArray]]]) -> bool:
+        """Whether what `feed` finds, (text, its tokens so far, log-probabilities [T]), is what is found alone."""
+        try:
+            found = feed()
+        except RunError:
+            return False
+        pairs = [(self._expected[text][length - 1], logprobs_T) for text, length, logprobs_T in found]
+        wanted, seen = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        spread = [self._expected[0].ravel(), self._expected[1].ravel()]
+        return disagreement("rows together", [*spread, wanted], [*spread, seen], spread[1]) is None
+
+    def prompts_together(self) -> list[tuple[int, int, FloatArray]]:
+        self._check(PROMPT)
+        return self._together((0, PROMPT), (0, PROMPT))
+
+    def texts_continued_together(self) -> list[tuple[int, int, FloatArray]]:
+        self._check(TEXT_TOKENS - PROMPT)
+        self._prompts(PROMPT, PROMPT)
+        return self._together((PROMPT, TEXT_TOKENS), (PROMPT, TEXT_TOKENS))
+
+    def decoded_behind_different_pasts(self) -> list[tuple[int, int, FloatArray]]:
+        self._prompts(PROMPT, PROMPT - 1)
+        return [*self._together((3, 4), (2, 3)), *self._together((4, 5), (3, 4))]
+
+    def decoded_behind_equal_pasts(self) -> list[tuple[int, int, FloatArray]]:
+        self._prompts(PROMPT, PROMPT)
+        return [*self._together((3, 4), (3, 4)), *self._together((4, 5), (4, 5))]
+
+    def _check(self, num_tokens: int) -> None:
+        if num_tokens > self._chunk_size:
+            raise RunError(f"the graph takes {self._chunk_size} tokens at once")
+
+    def _prompts(self, *lengths: int) -> None:
+        for slot, (text, length) in enumerate(zip(self._texts, lengths, strict=True)):
+            self._alone(slot, text[:length])
+
+    def _alone(self, slot: int, tokens: Sequence[int]) -> FloatArray:
+        """[S, T]."""
+        found = []
+        for start in range(0, len(tokens), self._chunk_size):
+            row = Row(slot, start, tuple(tokens[start : start + self._chunk_size]))
+            found.append(self._run((row,), [LogitsRow(0, offset) for offset in range(len(row.tokens))]))
+        return np.concatenate(found)
+
+    def _together(self, *spans: tuple[int, int]) -> list[tuple[int, int, FloatArray]]:
+        rows = tuple(Row(slot, start, self._texts[slot][start:stop]) for slot, (start, stop) in enumerate(spans))
+        found_RT = self._run(rows, [LogitsRow(slot, len(row.tokens) - 1) for slot, row in enumerate(rows)])
+        return [(slot, stop, found_RT[slot]) for slot, (_, stop) in enumerate(spans)]
+
+    def _run(self, rows: tuple[Row, ...], logits_rows: Sequence[LogitsRow]) -> FloatArray:
+        """[R, T]."""
+        targets = tuple((place, token) for place in range(len(logits_rows)) for token in TARGETS)
+        output = self._runner.run(Step(rows, tuple(logits_rows), targets))
+        return output.target_logprobs.reshape(len(logits_rows), len(TARGETS))
+
+
+class ReturnedOnGraph(RowsOnGraph):
+    """Rows that are alike; an answer is a row as any other."""
+
+    @classmethod
+    def against(cls, model: ResolvedModel) -> str | None:
+        """Nothing where the graph returns its caches."""
+        return "" if model.spec.is_kv_in_place else None
+
+    def allocate(self, place: KvPlace) -> KvStore:
+        """A store that is told later where rows are filled up."""
+        self._store = ReturnedKv(place)
+        return self._store
+
+    @override
+    def trial(self, decoder: OpenedDecoder) -> None:
+        """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
+        would have to run: its rows are behind equally many positions, and masks hide what fills up a source."""
+        spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
+        if not spec.cross:
+            size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)
+        if not spec.is_splittable or runner.capacity.num_slots == 1:
+            return
+        mix: AlikeRows | None = AlikeRows(prompts=True, continued=True, sources=bool(spec.cross.masks))
+        if not spec.cross:
+            mix = find_row_mix(runner, spec.vocab_size, size, self._store.pad_in_front)
+        if mix is not None:
+            runner.traits = replace(runner.traits, form=mix)
+
+    @override
+    def finish(self, decoder: OpenedDecoder) -> None:
+        """Leaves the runner as it is."""

@@ -1,0 +1,264 @@
+"""Gives steps one of a few shapes, each of which is run once beforehand: for providers that plan, compile or tune for
+every shape they meet. Knows no graph.
+
+Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all slots; what is read of a step to one of
+`READS`; masks are as wide as the slots. What was added is cut off again, so numbers stay what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from typing_extensions import override
+
+from olive_ext.engine.forms.base import ONE_ROW
+from olive_ext.engine.forms.rows.steps import AllSlots
+from olive_ext.engine.halves import halve, joined
+from olive_ext.engine.media.items import Media, MediaItem
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
+from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.model.decisions import BUCKET_FORMS
+
+logger = logging.getLogger(__name__)
+
+READS = (1, 4, 16, 64, 256, 1024, 4096)
+"""Numbers of logits rows and of targets, both the same in one step."""
+
+FEW_READS = 16
+"""The most targets of a row where they are more than its tokens (the answers of a multiple choice)."""
+
+DECODING = (1,)
+"""The sizes where only steps that decode have few shapes."""
+
+PADDING = 0
+"""A token id that every vocabulary has."""
+
+Item = TypeVar("Item")
+
+
+class Shape(NamedTuple):
+    """The sizes in which two steps of one model differ."""
+
+    rows: int
+    tokens: int
+    """Tokens of each row."""
+
+    reads: int
+    """Head rows, and targets."""
+
+    whole: int
+    """Rows to sample from, and those of beams: at least 1, whether there are such or not."""
+
+    width: int
+    """Positions of a slot, which masks and caches have."""
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.tokens} tokens, {self.reads} reads, {self.whole} whole, {self.width} wide"
+
+
+def step_sizes(most: int) -> tuple[int, ...]:
+    """Tokens of a row, the last one `most`: 1, 8, 16, 32 and from there on a third to a half more each time."""
+    sizes = [1, 8, 16, 32]
+    while sizes[-1] < most:
+        sizes += [sizes[-1] * 3 // 2, sizes[-1] * 2]
+    return (*(size for size in sizes if size < most), most)
+
+
+class BucketedRunner(Runner):
+    """Pads every step to a shape bucket, one of the shapes that were run when the slots were made. With `sizes` of
+    nothing but 1 only the steps that decode are padded, and the others have any shape. Takes no tree batches.
+
+    With `is_strict` a step of another shape raises `RunError`.
+    """
+
+    def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
+        # A step has all slots or one: two numbers of rows. Padding has no next token, so no tokens stay on the device.
+        self._has_pool = inner.traits.form.in_slots.mixes_pasts
+        super().__init__(replace(inner.traits, form=AllSlots() if self._has_pool else ONE_ROW, overlaps_steps=False))
+        self.inner = inner
+        self._sizes = sizes
+        self._is_strict = is_strict
+        self._warmed: set[Shape] = set()
+        self._late: set[Shape] = set()
+        self._warmed_capacity = 0
+        self._seconds = 0.0
+
+    @property
+    @override
+    def capacity(self) -> Capacity:
+        return self.inner.capacity
+
+    @property
+    @override
+    def host_bytes(self) -> int:
+        return self.inner.host_bytes
+
+    @override
+    def check_source(self, source: Source | None) -> None:
+        self.inner.check_source(source)
+
+    @override
+    def check_media(self, media: Media) -> None:
+        self.inner.check_media(media)
+
+    @override
+    def expect_media(self, media: Media) -> None:
+        self.inner.expect_media(media)
+
+    @override
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        self.inner.warm_up(items, most)
+
+    @override
+    def warm_up_source(self, source: Source) -> None:
+        self.inner.warm_up_source(source)
+
+    @override
+    def bucket(self, shape: str) -> AbstractContextManager[None]:
+        return self.inner.bucket(shape)
+
+    @override
+    def close(self) -> None:
+        self.inner.close()
+
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Makes every slot hold `positions`, and runs all shapes of such slots."""
+        self.inner.reserve(positions)
+        if self.capacity.positions != self._warmed_capacity:
+            self._warm_up()
+            self._warmed_capacity = self.capacity.positions
+
+    def run(self, step: Step) -> StepOutput:
+        """Runs `step`, padded to its bucket; in several steps where the slot has no room for the padding of one."""
+        padded = self.padded(step)
+        if padded is None:
+            halves = halve(step)
+            assert halves is not None
+            return joined(self.run(replace(halves[0], copies=step.copies)), self.run(halves[1]))
+        if self._is_shaped(step):
+            self._note(shape_of(padded))
+        output = self.inner.run(padded)
+        return replace(
+            output,
+            target_logprobs=output.target_logprobs[: len(step.targets)],
+            greedy_ids=output.greedy_ids[: len(step.logits_rows)],
+            sample_logits_KV=output.sample_logits_KV[: len(step.samples)],
+            candidates=output.candidates.first(len(step.beams)),
+        )
+
+    def padded(self, step: Step) -> Step | None:
+        """The step in one of the shapes, or one of its own where it cannot be split; None without room for it."""
+        if not self._is_shaped(step):
+            return replace(step, logits_rows=step.logits_rows or (LogitsRow(0, 0),))
+        tokens = _next(self._sizes, len(step.rows[0].tokens))
+        if any(row.past + tokens > self.capacity.positions for row in step.rows):
+            if halve(step) is not None:
+                return None
+            tokens = len(step.rows[0].tokens)
+        reads = _next(READS, max(len(step.logits_rows), len(step.targets)))
+        whole = len(step.whole_rows)
+        more = self.capacity.num_slots - whole if whole > 1 else 0
+        return replace(
+            step,
+            rows=tuple(_padded_row(row, tokens) for row in step.rows),
+            logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
+            targets=_filled(step.targets, reads, (0, PADDING)),
+            samples=_filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),
+            beams=_filled(step.beams, len(step.beams) + (more if step.beams else 0), 0),
+            width=self.capacity.positions,
+        )
+
+    def release_memory(self) -> None:
+        """Slots that are made again run all shapes again: captured steps are gone."""
+        self.inner.release_memory()
+        self._warmed.clear()
+        self._warmed_capacity = 0
+
+    def describe(self) -> Mapping[str, Any]:
+        """How many shapes were run beforehand in how many seconds, and how many were met later."""
+        facts = {
+            "shapes": BUCKET_FORMS["decoding" if self._sizes == DECODING else "all"],
+            "shape_sizes": list(self._sizes),
+            "strict_shapes": self._is_strict,
+            "shapes_warmed": len(self._warmed),
+            "shapes_late": len(self._late),
+            "warm_up_s": self._seconds,
+        }
+        return {**self.inner.describe(), "batching": self.traits.form.name, **facts}
+
+    def _is_shaped(self, step: Step) -> bool:
+        return self._sizes != DECODING or len(step.rows[0].tokens) == 1
+
+    def _warm_up(self) -> None:
+        begin = time.perf_counter()
+        for step in self._every():
+            padded = self.padded(step)
+            assert padded is not None
+            if (shape := shape_of(padded)) not in self._warmed:
+                try:
+                    with self.inner.bucket(str(shape)):
+                        self.inner.run(padded)
+                    self._warmed.add(shape)
+                except MemoryShortageError as error:
+                    logger.warning("%s; steps of this shape are not run beforehand", error)
+        self._seconds += time.perf_counter() - begin
+
+    def _every(self) -> Iterator[Step]:
+        for size in (size for size in self._sizes if size <= self.capacity.positions):
+            for reads in _up_to(max(size, FEW_READS)):
+                yield _step(1, size, reads, 0)
+        num_slots = self.capacity.num_slots
+        if self._has_pool and num_slots > 1:
+            for reads in _up_to(max(num_slots, FEW_READS)):
+                yield _step(num_slots, 1, reads, 0)
+                yield _step(num_slots, 1, reads, 2)
+
+    def _note(self, shape: Shape) -> None:
+        if shape in self._warmed or shape in self._late:
+            return
+        if self._is_strict:
+            raise RunError(
+                f"'engine.strict_shapes' = true: {shape.rows} x {shape.tokens} tokens with {shape.reads} reads were "
+                f"not run beforehand; rows have up to {self._sizes[-1]} tokens, and as many targets or {FEW_READS}"
+            )
+        self._late.add(shape)
+
+
+def shape_of(step: Step) -> Shape:
+    """The shape of a step whose rows have as many tokens each."""
+    assert step.width is not None
+    whole = max(1, len(step.whole_rows))
+    return Shape(len(step.rows), len(step.rows[0].tokens), len(step.logits_rows), whole, step.width)
+
+
+def _padded_row(row: Row, num_tokens: int) -> Row:
+    media = tuple(run for run in row.media if run.start < row.past + len(row.tokens))
+    return row._replace(tokens=_filled(row.tokens, num_tokens, PADDING), media=media)
+
+
+def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
+    """A step that is padded to that shape, at the beginning of the first slots."""
+    filled = tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows))
+    return Step(filled, targets=((0, PADDING),) * reads, samples=(0,) * samples)
+
+
+def _up_to(number: int) -> tuple[int, ...]:
+    return READS[: bisect_left(READS, number) + 1]
+
+
+def _next(ladder: Sequence[int], number: int) -> int:
+    """The first that is not less than `number`; beyond the last its multiples."""
+    place = bisect_left(ladder, number)
+    return ladder[place] if place < len(ladder) else -(-number // ladder[-1]) * ladder[-1]
+
+
+def _filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
+    return (*values, *[more] * (length - len(values)))

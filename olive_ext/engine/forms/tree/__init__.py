@@ -1,0 +1,1 @@
+"""Tree batches: many texts that are scored in one row of the graph, behind the prefix that they share."""

@@ -1,0 +1,170 @@
+"""Tree batches on ONNX Runtime: the graph gets a bias that hides cells, the cache a slot of cells beside the others.
+
+Cells are moved in the host's memory, so that the form is for the CPU. Axes: B rows, S tokens of a step, T cells or
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from typing_extensions import override
+
+from olive_ext.engine.forms.agreement import STEM, SUFFIX, Text, targets_of, two_ends_problem
+from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, OpenedDecoder
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.rows.kv import ViewKv
+from olive_ext.engine.forms.rows.steps import NeighbouringSlots
+from olive_ext.engine.forms.tree.rewrite import BiasInput, NoTreeAttentionError, with_tree_attention
+from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.requests import integers
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
+from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import Decision, against_buckets
+from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
+
+BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
+"""numpy's type by ONNX type (FLOAT 1, FLOAT16 10), and the number that is added to an attention score to hide a cell:
+finite, because a block of cells that are all hidden must not make NaN."""
+
+
+class TreeOnGraph(GraphForm):
+    """Scored texts in tree batches."""
+
+    name = "branches"
+
+    def __init__(self, model: ResolvedModel) -> None:
+        super().__init__(model)
+        self._biases: Sequence[BiasInput] | None = None
+
+    @classmethod
+    @override
+    def against(cls, model: ResolvedModel) -> str | None:
+        asked, spec = model.settings.engine.scoring, model.spec
+        if asked not in ("auto", "branches"):
+            return ""
+        if model.buckets.steps != "none":
+            return "branches have any shape, and steps have few"
+        if reason := against_buckets(spec):
+            return reason
+        if model.device.kind != "cpu":
+            reason = "the cells of branches are moved in the host's memory, and this model's cache is not there"
+        elif asked == "auto" and spec.rounds_rows:
+            reason = "branches add up in another order, which the rounding of activations would show (engine.scoring)"
+        return f"{ONE_BY_ONE}: {reason}" if reason else None
+
+    @classmethod
+    @override
+    def decision(cls, model: ResolvedModel, reason: str) -> Decision:
+        asked = model.settings.engine.scoring
+        return Decision("scoring", "branches", f"{asked}: until there has been enough work to measure", "tried")
+
+    @override
+    def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
+        """The graph with inputs for tree batches; as it is, with a note, where it cannot take them."""
+        has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
+        try:
+            graph = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
+        except NoTreeAttentionError as error:
+            return proto, replace(spec, notes=(*spec.notes, f"{ONE_BY_ONE}: {error}"))
+        self._biases = graph.biases
+        if graph.positions is not None:
+            positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
+            spec = replace(spec, inputs=(*spec.inputs, positions))
+        return graph.model, spec
+
+    @override
+    def allocate(self, place: KvPlace) -> KvStore:
+        return ViewKv(place) if self._biases is None else TreeKv(place, self._biases)
+
+    @override
+    def trial(self, decoder: OpenedDecoder) -> None:
+        runner = decoder.runner
+        if self._biases is not None and (problem := check_tree_batches(runner, decoder.spec.vocab_size)):
+            runner.traits = replace(runner.traits, form=runner.traits.form.in_slots)
+            decoder.notes.append(f"{ONE_BY_ONE}: {problem}")
+
+
+class TreeKv(ViewKv):
+    """Slots, beside the shared-prefix cache: one slot of cells."""
+
+    def __init__(self, place: KvPlace, biases: Sequence[BiasInput]) -> None:
+        super().__init__(place)
+        self.form = TreeForm(NeighbouringSlots())
+        self._cells = ViewKv(replace(place, num_slots=1))
+        self._biases = biases
+
+    @property
+    @override
+    def num_cells(self) -> int:
+        return self._cells.capacity
+
+    @override
+    def reserve_cells(self, num_cells: int) -> None:
+        self._cells.reserve(num_cells)
+
+    @override
+    def move(self, move: Move) -> None:
+        self._cells.move(move)
+
+    @override
+    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+        return self._cells.bind_slots(0, 1) if rows[0].slot == SHARED_PREFIX else super().bind(rows)
+
+    @override
+    def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
+        """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
+        for bias in self._biases:
+            dtype, hidden = BIASES[bias.elem_type]
+            if step.first_cell is not None:
+                visible = visible_cells(step.rows, step.first_cell, bias.window)
+            else:
+                visible = visible_positions(step.rows, bias.window)
+            bind(bias.name, np.where(visible, dtype(0), dtype(hidden)))
+
+    @override
+    def release_memory(self) -> None:
+        super().release_memory()
+        self._cells.release_memory()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._cells.close()
+
+
+def visible_positions(rows: Sequence[Row], window: int | None) -> npt.NDArray[np.bool_]:
+    """[1 or B, 1, S, T]: all positions, or those within the window."""
+    num_tokens = len(rows[0].tokens)
+    past_B = integers([row.past for row in rows])
+    num_positions = int(past_B.max()) + num_tokens
+    if window is None:
+        return np.ones((1, 1, num_tokens, num_positions), np.bool_)
+    distance_BST = past_B[:, None, None] + np.arange(num_tokens)[:, None] - np.arange(num_positions)
+    visible: npt.NDArray[np.bool_] = (distance_BST < window)[:, None]
+    return visible
+
+
+def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
+    """Why tree batches must not be used on this model and device; None where they score what single rows score."""
+
+    def together(stem: Text, left: Text, right: Text) -> FloatArray:
+        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end behind
+        the stem together with the rest of the left one."""
+        stem_P = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
+        begun_P = np.arange(FIRST_CELL, FIRST_CELL + STEM + 2, dtype=np.int32)
+        first = Row(SHARED_PREFIX, 0, stem + left[:2], cells_P=stem_P[:0])
+        runner.run(Step((first,), first_cell=FIRST_CELL))
+        rows = Row(SHARED_PREFIX, STEM, right, cells_P=stem_P), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun_P)
+        read = LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1)
+        return runner.run(Step(rows, read, targets_of(2), first_cell=FIRST_CELL + len(begun_P))).target_logprobs
+
+    cells = FIRST_CELL + STEM + 2 * SUFFIX
+    return two_ends_problem(runner, vocab_size, "a step of branches", "branches", together, cells)

@@ -1,0 +1,229 @@
+"""Pictures and sounds of a request: which of its tokens stand for which item, and what an encoder is given of it.
+
+An item's tokens are a run of placeholders that the item's features replace. Knows no picture, no file and no session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.errors import LostItemError, MediaError, TaskError
+from olive_ext.model.spec.media_types import WORDS, Modality
+
+Array = npt.NDArray[Any]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One picture or sound as an encoder takes it. Two are equal when their content and its preparation are."""
+
+    modality: Modality
+    key: str
+    """Digest of what an encoder is given of it: of the content, and of how that is prepared."""
+
+    num_tokens: int
+    """Placeholders in the prompt, by the processor: the rows of features that the encoder must return."""
+
+    placeholder: int
+    """The token id in whose place the embedding graph puts a row of features."""
+
+    load: Callable[[], Mapping[str, Array]] = field(compare=False, repr=False)
+    """The processor's arrays of this item by name, made anew with each call: pixels of many pictures would not fit."""
+
+    grid: tuple[int, int, int] | None = None
+    """Features in time, height and width, for multimodal rotary positions; None where the processor names none."""
+
+    shown: str = field(default="an item", compare=False)
+    """The picture or sound in an error: its path where it has one, and its size."""
+
+    def arrays(self) -> Mapping[str, Array]:
+        """What `load` gives. Raises `LostItemError` where it cannot be had any more."""
+        with self.or_lost():
+            return self.load()
+
+    @contextmanager
+    def or_lost(self) -> Iterator[None]:
+        """Makes a `LostItemError` of a `TaskError`: this item costs the requests that have it, and no other."""
+        try:
+            yield
+        except TaskError as error:
+            raise LostItemError(str(error), self.key) from error
+
+
+@dataclass(frozen=True)
+class MediaRun:
+    """An item, and the position of the first of its placeholders in the sequence."""
+
+    start: int
+    item: MediaItem
+
+    @property
+    def stop(self) -> int:
+        """The position behind its last placeholder."""
+        return self.start + self.item.num_tokens
+
+
+Media = tuple[MediaRun, ...]
+"""The items of a sequence, in order."""
+
+
+@dataclass(frozen=True)
+class ItemLimit:
+    """The most tokens of an item, which is fed in one step: None where steps grow with it."""
+
+    tokens: int | None = None
+    reason: str = ""
+    """Which setting or device it comes from, and how it is raised."""
+
+    is_strict: bool = False
+    """Whether every shape is run beforehand: then a model all of whose items have more is refused when it is opened,
+    and not with its first item, which texts do not have."""
+
+    def problem(self, modality: Modality, num_tokens: int) -> str:
+        """What is wrong with an item of so many tokens; empty where nothing is."""
+        if self.tokens is None or num_tokens <= self.tokens:
+            return ""
+        return f"a {WORDS[modality].kind} takes {num_tokens} tokens and is fed in one step: {self.reason}"
+
+    def check(self, item: MediaItem) -> None:
+        """Raises `MediaError` for an item of more tokens."""
+        if problem := self.problem(item.modality, item.num_tokens):
+            raise MediaError(problem)
+
+    def both(self, other: ItemLimit) -> ItemLimit:
+        """The lower one."""
+        limits = [limit for limit in (self, other) if limit.tokens is not None]
+        return min(limits, key=lambda limit: limit.tokens or 0, default=self)
+
+
+def token_bucket(num_tokens: int) -> int:
+    """The bucket of items with so many tokens: 8, 16, 32 and from there on a third to a half more each time; always
+    larger, so that there is a tail to be filled."""
+    return next(size for size in _sizes() if size > num_tokens)
+
+
+def token_buckets(most: int) -> list[int]:
+    """All buckets of items with up to `most` tokens."""
+    return list(takewhile(lambda size: size <= token_bucket(most), _sizes()))
+
+
+def _sizes() -> Iterator[int]:
+    yield from (8, 16, 32)
+    size = 32
+    while True:
+        yield from (size * 3 // 2, size * 2)
+        size *= 2
+
+
+def media_key(media: Media) -> str:
+    """Digest of the items and their places; empty where there are none."""
+    if not media:
+        return ""
+    return hashlib.sha256(" ".join(f"{run.start}:{run.item.key}" for run in media).encode()).hexdigest()
+
+
+def moved(media: Media, distance: int) -> Media:
+    """The same items, each `distance` positions further on."""
+    return tuple(replace(run, start=run.start + distance) for run in media)
+
+
+def runs_within(media: Media, first: int, stop: int) -> list[MediaRun]:
+    """The items at positions `first` to `stop`, neither of which is within one."""
+    found = [run for run in media if run.start < stop and first < run.stop]
+    assert all(first <= run.start and run.stop <= stop for run in found), "a step cuts an item"
+    return found
+
+
+def border(media: Media, position: int, group: int = 1) -> int:
+    """The last position up to `position`, a multiple of `group`, that is not within an item."""
+    position -= position % group
+    for run in reversed(media):
+        if run.start < position < run.stop:
+            position = run.start - run.start % group
+    return position
+
+
+def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
+    """Where a chunk from `start` to `stop` ends that cuts no item, a multiple of `group` where there is one."""
+    for end in (border(media, stop, group), border(media, stop)):
+        if end > start:
+            return end
+    return next(run.stop for run in media if run.start == start)
+
+
+def filled_up(parts: Sequence[Array]) -> Array:
+    """The parts one behind the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    filled = []
+    for part in parts:
+        more = [most - size for most, size in zip(longest, part.shape[1:], strict=True)]
+        filled.append(np.pad(part, [(0, 0), *((0, size) for size in more)]))
+    return np.concatenate(filled)
+
+
+def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
+    """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
+
+    Tokens of text have one number for all three. An item with a grid counts from the number behind the token before it,
+    and the text behind it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    """
+    positions_N = np.asarray(positions_N, np.int64)
+    found_3N = np.stack([positions_N] * 3)
+    offset = 0
+    for run in media:
+        if run.item.grid is None:
+            continue
+        times, height, width = run.item.grid
+        begin = run.start + offset
+        inside = (positions_N >= run.start) & (positions_N < run.stop)
+        row = positions_N[inside] - run.start
+        found_3N[:, inside] = begin + np.stack([row // (height * width), row // width % height, row % width])
+        offset = begin + max(times, height, width) - run.stop
+        behind = positions_N >= run.stop
+        found_3N[:, behind] = positions_N[behind] + offset
+    return found_3N
+
+
+class ItemStore(Generic[Value]):
+    """What was made of the items used last, by their keys: up to `budget` bytes, or one that has more."""
+
+    def __init__(self, budget: int, nbytes: Callable[[Value], int]) -> None:
+        self.budget = budget
+        self.num_bytes = 0
+        self._nbytes = nbytes
+        self._values: OrderedDict[str, Value] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def get(self, key: str) -> Value | None:
+        """The value, which is now the one used last."""
+        if key in self._values:
+            self._values.move_to_end(key)
+        return self._values.get(key)
+
+    def put(self, key: str, value: Value) -> int:
+        """Keeps `value` as the one used last; returns how many others went for it."""
+        if key in self._values:
+            self.num_bytes -= self._nbytes(self._values.pop(key))
+        self._values[key] = value
+        self.num_bytes += self._nbytes(value)
+        before = len(self._values)
+        while len(self._values) > 1 and self.num_bytes > self.budget:
+            self.num_bytes -= self._nbytes(self._values.popitem(last=False)[1])
+        return before - len(self._values)
+
+    def clear(self) -> None:
+        """Drops all values."""
+        self._values.clear()
+        self.num_bytes = 0

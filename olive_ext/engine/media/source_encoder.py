@@ -1,0 +1,177 @@
+"""The encoder of an encoder-decoder: what a decoder takes of the sources of its rows. All of it stays on the device.
+
+Knows no step and no cache of the decoder. Axes: B rows, T positions of the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.forms.kv_store import StackedPart, Stacker, zeros
+from olive_ext.engine.media.graphs import CountedSession, ItemGraphs, SmallGraphs
+from olive_ext.engine.media.items import ItemStore
+from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.runner import refuse_other_source
+from olive_ext.graph.standalone_graphs import StackedTensor
+from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
+from olive_ext.model.types import TensorSpec
+
+_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
+"""numpy's type for the ONNX element types that features may have."""
+_INTEGERS = {6: np.int32, 7: np.int64}
+
+MOST_BATCHES = 2
+"""Steps whose rows' values are kept together: rows of two lengths decode in turns."""
+
+Values = Mapping[str, ort.OrtValue]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a decoder takes of the sources of some rows: hidden states and cross KV, by the decoder's inputs."""
+
+    values: Values
+    lengths: tuple[int, ...]
+    """The encoder's positions of each row."""
+
+    def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
+        """1 for each of a row's positions, [B, T], in the type that `tensor` declares."""
+        lengths_B1 = np.array(self.lengths)[:, None]
+        return (np.arange(max(self.lengths)) < lengths_B1).astype(_INTEGERS[tensor.elem_type])
+
+
+class SourceEncoder:
+    """The encoder's session, and the one that computes cross-attention KV where that is another graph's work.
+
+    What the last `num_kept` sources gave is kept, so that several targets behind one source encode it once. So is what
+    the rows of the last steps take together.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        cross: ort.InferenceSession | None,
+        spec: EncoderSpec,
+        graphs: ItemGraphs,
+        num_kept: int,
+    ) -> None:
+        self.kind = spec.kind
+        self.source = spec.source
+        self.num_runs = 0
+        self._graphs = graphs
+        self._session = graphs.count.of(session, "the encoder")
+        self._cross = graphs.count.of(cross, "the graph of cross-attention KV") if cross is not None else None
+        self._spec = spec
+        self._num_kept = num_kept
+        self._small = SmallGraphs(graphs, "behind the encoder")
+        self._stacker: Stacker | None = None
+        self._sources: ItemStore[Encoded] = ItemStore(num_kept, lambda _: 1)
+        self._batches: ItemStore[Encoded] = ItemStore(MOST_BATCHES, lambda _: 1)
+
+    def check(self, source: Source | None) -> None:
+        """Raises `OliveExtError` for a source that the graph does not take."""
+        refuse_other_source(source, self._spec.kind, self._spec.source)
+
+    def bind(self, sources: Sequence[Source | None], decoder: ort.IOBinding) -> None:
+        """Binds what the decoder takes of each row's source; computes it unless it is kept."""
+        given = [source for source in sources if source is not None]
+        assert len(given) == len(sources), "checked when the request came"
+        key = " ".join(source.key for source in given)
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._stacked([self._encoded(source) for source in given])
+            self._batches.put(key, batch)
+        for name, value in batch.values.items():
+            decoder.bind_ortvalue_input(name, value)
+        for tensor in self._spec.masks:
+            decoder.bind_cpu_input(tensor.name, batch.mask(tensor))
+        for tensor in self._spec.unused:
+            sizes = [len(given), *(size if isinstance(size, int) else 0 for size in tensor.shape[1:])]
+            decoder.bind_ortvalue_input(tensor.name, zeros(sizes, tensor.elem_type))
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the encoder takes, and its counters."""
+        facts = {"source": self._spec.kind.value, "encoder_runs": self.num_runs}
+        return {**facts, "encoder_outputs_kept": self._num_kept, **self._graphs.count.describe()}
+
+    def warm_up(self, source: Source) -> None:
+        """Runs the encoder on a source of the one shape, and what makes batches of up to as many as are kept."""
+        for num_rows in range(1, self._num_kept + 1):
+            self._stacked([self._encoded(source)] * num_rows)
+        self._graphs.count.freeze()
+        self.num_runs = 0
+        self.close()
+
+    def close(self) -> None:
+        """Releases what is kept."""
+        self._sources.clear()
+        self._batches.clear()
+
+    def _encoded(self, source: Source) -> Encoded:
+        encoded = self._sources.get(source.key)
+        if encoded is None:
+            encoded = self._encode(source)
+            self._sources.put(source.key, encoded)
+        return encoded
+
+    def _stacked(self, rows: Sequence[Encoded]) -> Encoded:
+        """The rows as one batch, shorter ones filled up, which masks hide."""
+        if len(rows) == 1:
+            return rows[0]
+        names, lengths = list(rows[0].values), [row.lengths[0] for row in rows]
+        if self._stacker is None:
+            ranks = [(value.element_type(), len(value.shape())) for value in rows[0].values.values()]
+            tensors = [StackedTensor(elem_type, rank, rank - 2) for elem_type, rank in ranks]  # [.., positions, size]
+            self._stacker = Stacker(self._small.open, self._graphs.device, tensors)
+        parts = [
+            StackedPart(
+                tuple(row.values[name] for name in names),
+                [0],
+                [*range(length), *[0] * (max(lengths) - length)],
+                is_whole=length == max(lengths),
+            )
+            for row, length in zip(rows, lengths, strict=True)
+        ]
+        return Encoded(dict(zip(names, self._stacker.stack(parts), strict=True)), tuple(lengths))
+
+    def _encode(self, source: Source) -> Encoded:
+        self.num_runs += 1
+        spec = self._spec
+        dtype = {**_FLOATS, **_INTEGERS}[spec.source.elem_type]
+        binding = self._session.io_binding()
+        binding.bind_cpu_input(spec.source.name, np.ascontiguousarray(source.array[None], dtype))
+        if spec.mask is not None:
+            binding.bind_cpu_input(spec.mask.name, _ones(spec.mask, len(source.array)))
+        outputs = self._run(self._session, binding, (*spec.outputs.values(), spec.states))
+        values = {name: outputs[output] for name, output in spec.outputs.items()}
+        states = outputs[spec.states]
+        if self._cross is not None and spec.first_step is not None:
+            values.update(self._cross_values(self._cross, spec.first_step, states))
+        return Encoded(values, (states.shape()[1],))
+
+    def _cross_values(self, session: CountedSession, spec: FirstStepSpec, states: ort.OrtValue) -> Values:
+        binding = session.io_binding()
+        binding.bind_ortvalue_input(spec.states, states)
+        for tensor in spec.masks:
+            binding.bind_cpu_input(tensor.name, _ones(tensor, states.shape()[1]))
+        for tensor in spec.tokens:
+            binding.bind_cpu_input(tensor.name, _ones(tensor, 1))
+        outputs = self._run(session, binding, spec.outputs.values())
+        return {name: outputs[output] for name, output in spec.outputs.items()}
+
+    def _run(self, session: CountedSession, binding: ort.IOBinding, outputs: Iterable[str]) -> Values:
+        names = list(dict.fromkeys(outputs))
+        for name in names:
+            binding.bind_output(name, self._graphs.device.kind, self._graphs.device.index)
+        session.run_with_iobinding(binding)
+        return dict(zip(names, binding.get_outputs(), strict=True))
+
+
+def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:
+    return np.ones((1, length), _INTEGERS[tensor.elem_type])

@@ -1,0 +1,88 @@
+"""A decoder's graph run once over a text, behind nothing, in a session that also returns values of its nodes; and the
+node whose output is the first with NaN or +inf. Knows no runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.forms.kv_store import zeros
+from olive_ext.engine.runners.ort.inputs import Layout
+from olive_ext.engine.step import Row, Step
+from olive_ext.errors import ModelError, first_line
+from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate, weights_of, with_outputs
+from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.model.spec.role_inputs import input_array
+from olive_ext.model.types import KvTensor
+
+
+class PlainGraph:
+    """The decoder's file as it is, with more outputs."""
+
+    def __init__(self, model: ResolvedModel, values: Collection[str] | None = None) -> None:
+        """`values` are returned beside the graph's own outputs; of every node where it is None. Raises `ModelError`
+        where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
+        spec, file = model.spec, model.files.decoder
+        if spec.embeddings or spec.cross or spec.is_paged or model.files.pipeline:
+            raise ModelError("which layer it is cannot be told: the decoder takes more than tokens")
+        proto = with_outputs(load_graph(file), values)
+        self.folder, renames = external_data_plan(file, external_locations(proto))
+        self.proto = relocate(proto, renames)
+        self._spec = spec
+        self._session = open_session(
+            self.proto.SerializeToString(),
+            model.providers,
+            model.settings,
+            external_data_folder=self.folder,
+            label=str(file),
+        )
+
+    def run(self, tokens: Sequence[int]) -> Mapping[str, npt.NDArray[Any]]:
+        """What the graph returns for `tokens`, by name, in the order of the nodes. Raises `ModelError` if it fails."""
+        binding = self._session.io_binding()
+        layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
+        for found in self._spec.inputs:
+            binding.bind_cpu_input(found.tensor.name, input_array(found, layout))
+        for cache in self._spec.caches:
+            shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
+            binding.bind_ortvalue_input(cache.past, zeros(shape, cache.elem_type))
+        names = [output.name for output in self._session.get_outputs()]
+        for name in names:
+            binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(binding)
+        except RuntimeError as error:
+            raise ModelError(f"the graph does not run over a whole text: {first_line(error)}") from error
+        return {name: value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}
+
+
+def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
+    """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed with
+    `tokens` behind nothing, and on its weight where that has them already; None where there is no such node. Lawful is
+    -inf, which masks have.
+
+    Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph.
+    """
+    graph = PlainGraph(model)
+    wrong = {name for name, value in graph.run(tokens).items() if _is_wrong(value)}
+    return _first(graph.proto, wrong, graph.folder)
+
+
+def _first(proto: ModelProto, wrong: set[str], folder: Path) -> str | None:
+    for node in proto.graph.node:
+        if output := next((name for name in node.output if name in wrong), None):
+            said = f"the first output that is not finite is '{output}' of the node '{node.name}' ({node.op_type})"
+            weights = [name for name, values in weights_of(proto, node, folder) if _is_wrong(values)]
+            return f"{said}, whose weight '{weights[0]}' is not finite" if weights else said
+    return None
+
+
+def _is_wrong(values: npt.NDArray[np.generic]) -> bool:
+    return values.dtype.kind == "f" and not bool(np.less(values, np.inf).all())

@@ -1,0 +1,1 @@
+"""The package's runtimes, one file each, listed in `model.runtimes`. Their modules import no library."""

@@ -1,0 +1,135 @@
+"""Changes to exported graphs that some providers or few shapes need. Knows no provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+
+from olive_ext.errors import ModelError
+from olive_ext.graph.nodes import NodeWriter, all_names, default_opset, delete_at, remove_dead, subgraphs
+
+NUM_ROWS = "num_real_rows"
+"""The output that has the number of rows that are not of padding, [1]."""
+
+
+def drop_shape_hints(graph: onnx.GraphProto) -> None:
+    """Removes in place the shapes that the exporter noted for intermediate values, where a length in one is symbolic.
+
+    A noted shape may be wrong (onnxruntime-genai's repeated keys have the length of the new tokens there, not of all
+    tokens). ONNX Runtime then puts values that seem equally large in one buffer, and fails. It infers what it needs.
+    """
+    hints = ((index, value.type.tensor_type.shape.dim) for index, value in enumerate(graph.value_info))
+    delete_at(graph.value_info, {index for index, dims in hints if any(dim.dim_param for dim in dims)})
+
+
+def clips_as_max(graph: onnx.GraphProto) -> None:
+    """Puts Max in place of each Clip of integers without an upper end, which is the same. OpenVINO 2025.4 returns 0
+    from such a Clip, with which embedding graphs count placeholders."""
+    lower = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            lower[node.output[0]] = node.attribute[0].t.data_type
+        is_open = node.op_type == "Clip" and len(node.input) > 1 and not any(node.input[2:])
+        if is_open and lower.get(node.input[1]) in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+            node.op_type = "Max"
+            del node.input[2:]
+
+
+def pad_rows(model: ModelProto, places: str, outputs: Sequence[str]) -> None:
+    """Makes an encoder's `outputs` [rows, size] to [1, places, size], with zeros behind the rows, and adds the output
+    `NUM_ROWS`. There are as many places as the first two axes of the input `places` have."""
+    graph = model.graph
+    writer = NodeWriter(graph, default_opset(model), "padded_rows")
+    first, second = writer.integers([0]), writer.integers([1])
+    sizes = writer.add("Slice", [writer.add("Shape", [places]), first, writer.integers([2])])
+    most = writer.add("ReduceProd", [sizes], keepdims=1)
+    for name in outputs:
+        own = f"{name}_of_rows"
+        _rename(graph, name, own)
+        rows = writer.add("Slice", [writer.add("Shape", [own]), first, second])
+        more = writer.add("Max", [writer.add("Sub", [most, rows]), first])
+        ends = writer.add("Concat", [first, first, more, first], axis=0)
+        writer.add("Unsqueeze", [writer.add("Pad", [own, ends]), first], name)
+        if name == outputs[0]:
+            writer.add("Identity", [rows], NUM_ROWS)
+    for value in graph.output:
+        if value.name in outputs:
+            kind = value.type.tensor_type
+            shape: list[int | str | None] = [1, "places", kind.shape.dim[-1].dim_value]
+            value.CopyFrom(helper.make_tensor_value_info(value.name, kind.elem_type, shape))
+    graph.output.append(helper.make_tensor_value_info(NUM_ROWS, TensorProto.INT64, [1]))
+
+
+def constants_as_inputs(graph: GraphProto, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Makes the constants named in `arrays`, which have their types and shapes, inputs of the graph, in place."""
+    delete_at(graph.initializer, {i for i, tensor in enumerate(graph.initializer) if tensor.name in arrays})
+    for node in graph.node:
+        for index, name in enumerate(node.output):
+            if name in arrays:
+                node.output[index] = f"{name}_constant"
+    for name, array in arrays.items():
+        remove_dead(graph, f"{name}_constant")
+        elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
+
+
+def _rename(graph: GraphProto, name: str, new: str) -> None:
+    for node in graph.node:
+        node.input[:] = [new if taken == name else taken for taken in node.input]
+        node.output[:] = [new if made == name else made for made in node.output]
+
+
+Choice = tuple[str, int, int, bool]
+"""A value [1, ...] of the graph, its rank, the most positions of a text on the first side, and whether the value is
+true for longer ones."""
+
+WHOLE_LENGTH = "olive_ext_whole_length"
+"""The input: positions of the texts that the rows of a step are parts of, a scalar."""
+
+
+def with_whole_length(model: onnx.ModelProto, choices: Sequence[Choice]) -> onnx.ModelProto:
+    """`model` itself, in which each of `choices` is made by an input.
+
+    Tables that a choice takes get as many rows as the longest beside them: padded steps and idle rows lie beyond the
+    positions of short texts. Raises `ModelError` where a value of the graph has the new input's name.
+    """
+    graph = model.graph
+    if WHOLE_LENGTH in set(all_names(graph)):
+        raise ModelError(f"the graph already has a value named '{WHOLE_LENGTH}'")
+    for number, (value, rank, length, is_true_beyond) in enumerate(choices):
+        node = next(node for node in graph.node if value in node.output)
+        replaced, last = f"{value}/olive_ext_of_step", f"{WHOLE_LENGTH}/last_{number}"
+        node.output[list(node.output).index(value)] = replaced
+        graph.initializer.append(helper.make_tensor(last, TensorProto.INT64, [1] * rank, [length]))
+        comparison = "Greater" if is_true_beyond else "LessOrEqual"
+        graph.node.insert(0, helper.make_node(comparison, [WHOLE_LENGTH, last], [value], name=value))
+        remove_dead(graph, replaced)
+        for reader in graph.node:
+            if reader.op_type == "If" and reader.input[0] == value:
+                _lengthen(reader)
+    graph.input.append(helper.make_tensor_value_info(WHOLE_LENGTH, TensorProto.INT64, []))
+    return model
+
+
+def _lengthen(node: onnx.NodeProto) -> None:
+    """Repeats the last rows of tables that are shorter than those of the other branch."""
+    for tables in zip(*map(_returned_tables, subgraphs(node)), strict=True):
+        most = max([table.dims[0] for table in tables if table is not None], default=0)
+        for table in tables:
+            if table is not None and 0 < table.dims[0] < most:
+                rows = numpy_helper.to_array(table)
+                longer = np.pad(rows, ((0, most - len(rows)), (0, 0)), "edge")
+                table.CopyFrom(numpy_helper.from_array(longer, table.name))
+
+
+def _returned_tables(body: onnx.GraphProto) -> list[onnx.TensorProto | None]:
+    """For each output of `body` the constant of two axes that it is; None for other values."""
+    found = {node.output[0]: node.attribute[0] for node in body.node if node.op_type == "Constant"}
+    tables = {name: entry.t for name, entry in found.items() if entry.name == "value" and len(entry.t.dims) == 2}
+    tables = {name: table for name, table in tables.items() if not table.external_data}
+    return [tables.get(output.name) for output in body.output]

@@ -1,0 +1,137 @@
+"""The Hugging Face hub before anything is asked of it: a hub that does not answer costs its libraries a minute of
+retries, which print lines of their own. Knows no model, and downloads nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import urlsplit
+
+from olive_ext.errors import ModelError
+from olive_ext.model.files.folders import is_hub_name
+from olive_ext.model.files.package_config import HfConfig, read_json
+from olive_ext.model.types import ModelFiles
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 1.0
+"""That the hub has to take a connection."""
+
+_SWITCH = "HF_HUB_OFFLINE"
+_READERS = ("huggingface_hub.constants", "datasets.config")
+"""Modules that read the switch as they are imported."""
+
+
+@contextmanager
+def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
+    """While the hub does not answer, its libraries are told to be offline: they then take what they have kept.
+
+    `names` are what users wrote for models and tokenizers; the hub is tried only where one of them, not being a path,
+    may be on it, or data may (`has_data`). Raises `ModelError` for a name that is not kept here while the hub does not
+    answer.
+    """
+    wanted = [name for name in names if is_hub_name(name)]
+    reason = why_silent() if wanted or has_data else None
+    if reason is None:
+        yield
+        return
+    for name in wanted:
+        if not _is_kept(name):
+            raise ModelError(
+                f"'{name}' is no file or folder here, and as a name on the hub it is not in the local cache, and "
+                f"{_endpoint()} cannot be asked: {reason}"
+            )
+    with told_to_be_offline():
+        yield
+
+
+def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
+    """The files of a checkpoint with its configurations here; of one on the hub they are fetched, or taken from `cache`
+    (the user's). Where the hub does not give them nothing changes: such a model cannot be opened either."""
+    if files.directory.is_dir():
+        return files
+    from huggingface_hub import snapshot_download
+
+    name = files.directory.as_posix()
+    try:
+        folder = Path(snapshot_download(name, cache_dir=cache, allow_patterns=["*.json"]))
+        return replace(files, directory=folder, decoder=folder, hf_config=read_json(folder / "config.json", HfConfig))
+    except (OSError, ValueError) as error:  # the hub's own errors are both
+        logger.debug("no configurations of '%s': %s", name, error)
+        return files
+
+
+@contextmanager
+def told_to_be_offline() -> Iterator[None]:
+    """The hub's libraries, in this process and in those that it starts, ask nothing of the hub."""
+    readers = [module for name in _READERS if (module := sys.modules.get(name)) is not None]
+    with ExitStack() as undo:
+        undo.callback(_restore, os.environ.get(_SWITCH))
+        os.environ[_SWITCH] = "1"
+        for module in readers:
+            undo.callback(setattr, module, _SWITCH, getattr(module, _SWITCH))
+            setattr(module, _SWITCH, True)
+        yield
+
+
+def why_silent() -> str | None:
+    """Why the hub, or the proxy on the way to it, cannot be asked; None where it takes connections."""
+    if _is_offline():
+        return f"{_SWITCH} is set"
+    address = urlsplit(_endpoint())
+    host, scheme = address.hostname or "", address.scheme
+    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+    if proxy is not None:
+        address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    endpoint = address.hostname or host, address.port or (443 if scheme == "https" else 80)
+    answers: list[str | None] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection(endpoint, SECONDS).close()
+            answers.append(None)
+        except TimeoutError:
+            pass
+        except OSError as error:
+            answers.append(error.strerror or str(error))
+        except (ValueError, OverflowError) as error:  # a name or a port of which no address can be made
+            answers.append(str(error))
+
+    # Names are looked up without a limit of time: the thread is left behind where that hangs.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return answers[0] if answers else f"no answer from {endpoint[0]} in {SECONDS:g} s"
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _is_offline() -> bool:
+    constants: ModuleType | None = sys.modules.get(_READERS[0])
+    if constants is not None:
+        return bool(getattr(constants, _SWITCH, False))
+    return os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _is_kept(name: str) -> bool:
+    from huggingface_hub import constants
+
+    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _restore(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(_SWITCH, None)
+    else:
+        os.environ[_SWITCH] = value

@@ -1,0 +1,251 @@
+"""Which execution providers run the model: names, options and what this build of ONNX Runtime has.
+
+Knows no model. What is particular to one provider stands in `table` alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ProviderError, joined_lines, warn_ignored
+from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.table import CPU, ROWS, TABLE, ProviderRow, owner_of
+
+logger = logging.getLogger(__name__)
+
+Written = tuple[str, Mapping[str, Any]]
+
+# Options in genai_config.json for onnxruntime-genai only: its captured graphs have fixed shapes, our steps vary.
+_GENAI_ONLY = {"enable_cuda_graph", "enable_graph_capture", "enableGraphCapture", "device_filtering_options"}
+
+_DEVICE_FACTS = ("version", "FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "ov_device", "npu_platform")
+"""What plugins say of a device that decides what is compiled for it; other facts change from run to run."""
+
+# Distributions that install the same package and so overwrite each other's files.
+_RUNTIMES = ("", "-gpu", "-directml", "-openvino", "-qnn", "-rocm", "-migraphx", "-webgpu", "-training", "-vitisai")
+_EXCLUSIVE = (
+    tuple(f"onnxruntime{build}" for build in _RUNTIMES),
+    ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime-genai-directml", "onnxruntime-genai-winml"),
+)
+
+
+def resolve_providers(
+    request: Any = None,
+    options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    handed_over: Any = None,
+    genai_config: Mapping[str, Any] | None = None,
+    available: Iterable[str] | None = None,
+    allow_cpu_fallback: bool = False,
+    setting: str = "execution_provider",
+    section: str = "decoder",
+) -> tuple[Provider, ...]:
+    """Providers in order of preference, the CPU last (once). The first source that names providers is taken: `request`
+    (the user's `setting`: a name, a list of names or of (name, options)), `handed_over` (Olive's, same forms), the
+    `section` of genai_config.json, the CPU.
+
+    `options` belong to the first provider, or as a list one entry to each; one that only another provider has is left
+    out with a warning, because recipes give CUDA's whatever their models run on. `available` are the full names of the
+    providers in this build (by default ONNX Runtime's list). Raises `ProviderError` for a name that is unknown, twice
+    there, or missing from this build; with `allow_cpu_fallback` a missing one is dropped with a warning.
+    """
+    written, origin = _written({setting: request, "Olive's accelerator": handed_over}, genai_config, section)
+    written = _with_options(written, options, origin)
+    names = frozenset(available_providers() if available is None else available) | {CPU}
+    providers: list[Provider] = []
+    for asked, asked_options in written:
+        row = _row(asked, names, origin)
+        if any(row.name == provider.name for provider in providers):
+            raise ProviderError(f"{origin} names {row.name} twice")
+        if row.name not in names:
+            missing = (
+                f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
+            )
+            if not allow_cpu_fallback:
+                raise ProviderError(f"{missing}; name another in '{setting}' or set 'allow_cpu_fallback'")
+            logger.warning("%s; running without it", missing)
+            continue
+        asked_options = _without_others(asked_options, row, origin)
+        if row.name == CPU and asked_options:
+            raise ProviderError(_cpu_options(asked_options, origin))
+        given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
+        providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
+    if all(provider.name != CPU for provider in providers):
+        providers.append(Provider(CPU, "cpu", {}, "always last"))
+    return tuple(providers)
+
+
+def _without_others(given: Mapping[str, Any], row: ProviderRow, origin: str) -> dict[str, Any]:
+    """The options but those that only other providers have."""
+    owners = {key: owner_of(key, row) for key in given}
+    for key, owner in owners.items():
+        if owner:
+            warn_ignored(f"the option '{key}' is one of {owner}, and the model runs on {row.name} ({origin})")
+    return {key: value for key, value in given.items() if not owners[key]}
+
+
+def _cpu_options(given: Mapping[str, Any], origin: str) -> str:
+    names = ", ".join(f"'{key}'" for key in given)
+    given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
+    return f"{CPU} takes no options, and was given {names}{given_by}; threads are 'engine.num_threads'"
+
+
+def available_providers() -> tuple[str, ...]:
+    """Full names of the providers that this build has or that a registered library adds, without the remote Azure."""
+    import onnxruntime
+
+    names = [*onnxruntime.get_available_providers(), *(device.ep_name for device in onnxruntime.get_ep_devices())]
+    return tuple(name for name in dict.fromkeys(names) if name != "AzureExecutionProvider")
+
+
+def register_libraries(libraries: Mapping[str, str]) -> None:
+    """Registers plugin provider libraries: a name of the user's choice, and the library's path or the Python package
+    that ships it (its `get_library_path()`). A library that is registered already stays as it is.
+
+    Raises `ProviderError` where there is no such library, or ONNX Runtime refuses it.
+    """
+    if not libraries:
+        return
+    import onnxruntime
+
+    for name, written in libraries.items():
+        path = _library_path(name, written)
+        if path in {_resolved(device.ep_metadata.get("library_path")) for device in onnxruntime.get_ep_devices()}:
+            continue
+        try:
+            onnxruntime.register_execution_provider_library(name, path)
+        except Exception as error:  # a plugin's library may fail with anything
+            # A library that found no device leaves no trace to look up before, only this refusal.
+            if "already registered" not in str(error):
+                raise ProviderError(f"provider library '{name}' = '{written}': {joined_lines(error)}") from error
+
+
+def plugin_devices() -> dict[str, Any]:
+    """The first device of each provider that a registered library added, by full name."""
+    import onnxruntime
+
+    plugins = [device for device in onnxruntime.get_ep_devices() if device.ep_metadata.get("library_path")]
+    return {device.ep_name: device for device in reversed(plugins)}
+
+
+def build_facts(names: Iterable[str]) -> dict[str, Any]:
+    """What decides what is compiled: ONNX Runtime's version, the machine's devices, and facts of those of `names`."""
+    import onnxruntime
+
+    devices = onnxruntime.get_ep_devices()
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "hardware": sorted({(str(one.device.type), one.device.vendor_id, one.device.device_id) for one in devices}),
+        "devices": [
+            [one.ep_name, *map(one.ep_metadata.get, _DEVICE_FACTS)] for one in devices if one.ep_name in set(names)
+        ],
+    }
+
+
+def _is_installed(distribution: str) -> bool:
+    """Whether it is installed as a build of ONNX Runtime, not a plugin (onnxruntime-qnn from 2.0 on)."""
+    try:
+        files = importlib.metadata.files(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return files is None or any(file.parts[0] in ("onnxruntime", "onnxruntime_genai") for file in files)
+
+
+def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> None:
+    """Raises `ProviderError` where two builds of ONNX Runtime (or genai) are installed: they share a folder."""
+    for builds in _EXCLUSIVE:
+        installed = [build for build in builds if is_installed(build)]
+        if len(installed) > 1:
+            raise ProviderError(
+                f"{' and '.join(installed)} are installed together and exclude each other: "
+                f"uninstall all of them, then install one"
+            )
+
+
+def _written(
+    given: Mapping[str, Any], genai_config: Mapping[str, Any] | None, section: str
+) -> tuple[list[Written], str]:
+    for origin, value in given.items():
+        if value:
+            return _pairs(value, origin), origin
+    written_section = ((genai_config or {}).get("model") or {}).get(section) or {}
+    entries = (written_section.get("session_options") or {}).get("provider_options") or []
+    written: list[Written] = [
+        (name, {key: value for key, value in (options or {}).items() if key not in _GENAI_ONLY})
+        for entry in entries
+        for name, options in entry.items()
+    ]
+    return (written, GENAI_CONFIG) if written else ([(CPU, {})], "default")
+
+
+def _pairs(value: Any, origin: str) -> list[Written]:
+    pairs: list[Written] = []
+    for item in [value] if isinstance(value, str) else value:
+        match item:
+            case str():
+                pairs.append((item, {}))
+            case [str() as name, Mapping() as options]:
+                pairs.append((name, options))
+            case _:
+                raise ProviderError(f"{origin} has the entry {item!r}: expected a name or a pair (name, options)")
+    return pairs
+
+
+def _with_options(written: list[Written], options: Any, origin: str) -> list[Written]:
+    if not options:
+        return written
+    extra = [options, *([{}] * (len(written) - 1))] if isinstance(options, Mapping) else list(options)
+    if len(extra) != len(written):
+        raise ProviderError(
+            f"provider_options has {len(extra)} entries for {len(written)} provider(s) from {origin} "
+            f"({', '.join(name for name, _ in written)}); expected one each"
+        )
+    merged: list[Written] = []
+    for (name, own), more in zip(written, extra, strict=True):
+        if own and more and origin == "execution_provider":
+            raise ProviderError(f"options of {name} are in execution_provider and in provider_options; give them once")
+        merged.append((name, {**own, **(more or {})}))
+    return merged
+
+
+def _row(asked: str, available: Iterable[str], origin: str) -> ProviderRow:
+    row = ROWS.get(asked.lower())
+    if row is not None:
+        return row
+    if asked in available:  # a plugin without a row, by its exact name; inputs in host memory suit any provider
+        return ProviderRow(asked, asked)
+    near = difflib.get_close_matches(asked.lower(), ROWS, n=1)
+    hint = f"did you mean '{ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
+    raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
+
+
+def _text(key: str, value: Any, provider: str) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ProviderError(f"option '{key}' of {provider} = {value!r}: expected a string, a number or a boolean")
+
+
+def _library_path(name: str, written: str) -> str:
+    path = Path(written).expanduser()
+    if path.is_file():
+        return _resolved(path)
+    if not written.isidentifier() or importlib.util.find_spec(written) is None:
+        raise ProviderError(f"provider library '{name}' = '{written}': neither a file nor an installed Python package")
+    package = importlib.import_module(written)
+    if not hasattr(package, "get_library_path"):
+        raise ProviderError(f"provider library '{name}': the package '{written}' has no get_library_path()")
+    return _resolved(package.get_library_path())
+
+
+def _resolved(path: str | Path | None) -> str:
+    return str(Path(path).resolve()) if path else ""

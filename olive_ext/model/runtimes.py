@@ -1,0 +1,156 @@
+"""The registry of runtimes: the libraries that run a model.
+
+Each runtime is one object in one file. The package's own are listed in `BUILT_IN`; another package adds one as an entry
+point of the group `RUNTIME_GROUP`, under the name that `engine.runtime` then takes. Knows no runner: opening one is up
+to the runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from olive_ext.config import EngineConfig
+from olive_ext.config.base import RUNTIME_GROUP
+from olive_ext.errors import ConfigError, ModelError, first_line, named_failures
+from olive_ext.model.decisions import Decision
+from olive_ext.model.files.locate import Kind
+from olive_ext.model.types import ModelFiles
+
+Resolved: TypeAlias = Any
+"""An `olive_ext.model.ResolvedModel`, which stands above this module, because it has a runtime. Runtimes name the class
+itself in their signatures."""
+
+BUILT_IN = {
+    "genai": "olive_ext.engine.runtimes.genai:Genai",
+    "onnxruntime": "olive_ext.engine.runtimes.ort:OnnxRuntime",
+    "transformers": "olive_ext.engine.runtimes.hf:Transformers",
+}
+"""Module and class of each runtime of this package, in the order in which "auto" asks them."""
+
+_DEFAULTS = EngineConfig()
+
+
+class Runtime(ABC):
+    """A library that runs models: which ones, and how a runner on one is opened. It has no state."""
+
+    name: ClassVar[str]
+    """The value of `engine.runtime`, and of the execution's `runtime`."""
+
+    kind: ClassVar[Kind] = "onnx"
+    """The kind of model files that the runtime opens; `engine.runtime` is about models of that kind."""
+
+    runs_graph: ClassVar[bool] = False
+    """Whether the decoder's graph is opened as this package reads it, so that what the graphs of a model show
+    (vocabulary, inputs, caches) is what the runner has."""
+
+    nothing_to_verify: ClassVar[str] = "there is nothing to verify: the runtime has the model as it is"
+    """Why `olive-ext check --verify` runs nothing; unused where `runs_graph`."""
+
+    follows: ClassVar[frozenset[str] | None] = None
+    """The settings of the engine that the runtime follows; None for all of them."""
+
+    def claim(self, model: Resolved) -> str:
+        """Why "auto" takes this runtime for a model of its `kind`; empty where it does not. Only built-in runtimes are
+        asked, so that "auto" chooses alike whatever else is installed."""
+        return ""
+
+    def alternative(self, files: ModelFiles) -> str:
+        """The end of a sentence that proposes this runtime for a model that another one refuses; empty for none."""
+        return ""
+
+    def is_on_host(self, model: Resolved) -> bool:
+        """Whether the model would be in the host's memory, and nowhere else."""
+        return bool(model.device.kind == "cpu")
+
+    def refuse(self, model: Resolved) -> None:  # noqa: B027 (a runtime may take every setting)
+        """Raises `ConfigError` for settings that the runtime cannot follow."""
+
+    @abstractmethod
+    def decisions(self, model: Resolved) -> Iterable[Decision]:
+        """What opening the model decides, under the names that `describe_execution` has for it."""
+
+    @abstractmethod
+    def open(self, model: Resolved, profile_prefix: Path | None) -> Any:
+        """An `engine.runners.runner.OpenedRunner`. The library is imported here, and not with the runtime's module.
+
+        Raises `ModelError` for a model that cannot be scored or run, and `ProviderError` where the library or a
+        provider does not come up. `profile_prefix` asks for a profile, which a runtime may ignore.
+        """
+
+
+def refuse_settings(model: Resolved) -> list[str]:
+    """A sentence for each setting of the engine that changes nothing, because the model's runtime does not follow it.
+
+    Raises `ConfigError` for those that a runtime cannot do without, and for all of them where `engine.runtime` names
+    that runtime: where "auto" chose it, the same recipe may be for other models, too."""
+    runtime, engine = model.runtime, model.settings.engine
+    with failures_named(runtime, "refuse"):
+        runtime.refuse(model)
+    if runtime.follows is None:
+        return []
+    ignored = {name: getattr(engine, name) for name in EngineConfig.model_fields.keys() - runtime.follows - {"runtime"}}
+    where = f"on '{runtime.name}' ({model.runtime_reason}), which takes {', '.join(sorted(runtime.follows))}"
+    told = [
+        f"'engine.{name}' = {json.dumps(value)} changes nothing {where}"
+        for name, value in sorted(ignored.items())
+        if value != getattr(_DEFAULTS, name)
+    ]
+    if told and engine.runtime == runtime.name:
+        raise ConfigError(f"{told[0]}: leave it out")
+    return told
+
+
+@contextmanager
+def failures_named(runtime: Runtime, doing: str) -> Iterator[None]:
+    """Whatever another package's runtime raises in `doing` is an error that names it."""
+    if runtime.name in BUILT_IN:
+        yield
+        return
+    with named_failures(f"'engine.runtime' = '{runtime.name}' failed in '{doing}'", kind=ModelError):
+        yield
+
+
+def choose(model: Resolved) -> tuple[Runtime, str]:
+    """The runtime of a model, and which rule chose it. Raises `ConfigError` as `load`."""
+    asked = model.settings.engine.runtime
+    if asked != "auto" and (runtime := load(asked)).kind == model.kind:
+        return runtime, "engine.runtime"
+    claims = ((runtime, runtime.claim(model)) for runtime in map(load, BUILT_IN) if runtime.kind == model.kind)
+    return next((runtime, reason) for runtime, reason in claims if reason)
+
+
+@lru_cache
+def load(name: str) -> Runtime:
+    """The runtime of that name. Raises `ConfigError` where no package brings it, several do, or its module
+    fails."""
+    if name in BUILT_IN:
+        found = [EntryPoint(name, BUILT_IN[name], RUNTIME_GROUP)]
+    else:
+        found = list(entry_points(group=RUNTIME_GROUP, name=name))
+    where = f"'engine.runtime' = {name!r}"
+    if not found:
+        raise ConfigError(f"{where}: no installed package has an entry point of that name in '{RUNTIME_GROUP}'")
+    if len(values := {entry.value for entry in found}) > 1:
+        raise ConfigError(
+            f"{where}: several installed packages bring a runtime of that name: {', '.join(sorted(values))}"
+        )
+    try:
+        runtime = found[0].load()()
+    except (Exception, SystemExit) as error:  # another package's module may fail with anything
+        raise ConfigError(f"{where}: '{found[0].value}' cannot be loaded: {first_line(error)}") from error
+    if not isinstance(runtime, Runtime) or runtime.name != name:
+        raise ConfigError(f"{where}: '{found[0].value}' is no olive_ext.model.runtimes.Runtime of that name")
+    return runtime
+
+
+def with_alternative(refusal: ModelError, files: ModelFiles) -> ModelError:
+    """The refusal of a graph, with the built-in runtime that may run the model all the same."""
+    proposals = filter(None, (load(name).alternative(files) for name in BUILT_IN))
+    return next((ModelError(f"{refusal}; {proposal}") for proposal in proposals), refusal)

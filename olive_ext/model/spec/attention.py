@@ -1,0 +1,203 @@
+"""Facts read from the nodes of a decoder's graph: which attention reads a KV input, the cache's shape by that node's
+attributes, and where activations are rounded, because scores then depend on which tokens are fed together. Knows no
+inputs' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx
+
+from olive_ext.errors import ModelError
+from olive_ext.model.types import KvTensor, TensorSpec
+
+_ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators that give all tokens of a step one scale; the second is what ONNX Runtime fuses the first into."""
+
+_INT8 = 4
+"""MatMulNBits' accuracy_level that rounds each row's blocks to 8 bits."""
+
+_FUSED_BLOCK = 16
+"""The smallest blocks of a DequantizeLinear along axis 0 that ONNX Runtime (1.31) fuses with the MatMul or Gemm that
+reads it, of 4 and 8 bits alike, into a MatMulNBits of that accuracy_level, unless its session entry
+"session.qdq_matmulnbits_accuracy_level" says another."""
+
+
+class AttentionNodes:
+    """The nodes that read the KV inputs directly."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in graph.node:
+            for index, name in enumerate(node.input):
+                self._readers.setdefault(name, []).append((node, index))
+
+    def node(self, past: str) -> onnx.NodeProto | None:
+        """The only reader of `past`."""
+        readers = self._readers.get(past, [])
+        return readers[0][0] if len(readers) == 1 else None
+
+    def present(self, past: str) -> str | None:
+        """The value in which GroupQueryAttention returns what it read from `past`: input 3 as output 1, 4 as 2."""
+        node, index = self._readers[past][0]
+        return node.output[index - 2] if index in (3, 4) and len(node.output) > index - 2 else None
+
+    def number(self, past: str, name: str) -> int:
+        """The attribute `name` of the only reader of `past`; 0 where it has none."""
+        node = self.node(past)
+        return 0 if node is None else attribute(node, name)
+
+    def window(self, past: str) -> int | None:
+        """Positions that the layer keeps where it drops older ones (sliding_window_cache=1); None for all."""
+        node = self.node(past)
+        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache"):
+            return None
+        return attribute(node, "local_window_size")
+
+    def stored(self, past: str, head_size: int) -> int:
+        """Numbers that the cache holds for `head_size` of the attention: 4-bit caches hold two in a byte."""
+        return (head_size + 1) // 2 if self.number(past, "kv_cache_bit_width") == 4 else head_size
+
+    def head_size(self, past: str) -> int | None:
+        """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
+        node = self.node(past)
+        if node is None or not (num_heads := attribute(node, "num_heads")):
+            return None
+        for value in self._graph.value_info:
+            if value.name == node.output[0] and isinstance(width := tensor_spec(value).shape[-1], int):
+                return self.stored(past, width // num_heads)
+        return None
+
+
+def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
+    """Rows of the smallest table that the token ids `tokens` are looked up in; None where there is none."""
+    dims = {tensor.name: tensor.dims for tensor in graph.initializer}
+    tables = (
+        dims.get(node.input[0])
+        for node in graph.node
+        if node.op_type in ("Gather", "GatherBlockQuantized") and list(node.input[1:2]) == [tokens]
+    )
+    return min((table[0] for table in tables if table), default=None)
+
+
+def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:
+    """How caches that drop old positions are treated, where there are any."""
+    windows = [tensor.window for tensor in kv if tensor.window is not None]
+    if windows:
+        sizes = " and ".join(map(str, sorted(set(windows))))
+        yield (
+            f"{len(windows)} of {len(kv)} KV tensors keep {sizes} positions in the file (sliding_window_cache); here "
+            "they keep all, so that slots can be rewound and shared: more memory, the same results"
+        )
+
+
+def tensor_spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    """Name, type and shape as a graph declares them; an axis without a name is "?"."""
+    tensor = value.type.tensor_type
+    dims = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim)
+    return TensorSpec(value.name, tensor.elem_type, tuple(dims))
+
+
+def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
+    """The inputs by name, without weights, which older graphs list among them."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
+
+
+def attribute(node: onnx.NodeProto, name: str) -> int:
+    """The integer attribute `name`; 0 where the node has none."""
+    return next((int(entry.i) for entry in node.attribute if entry.name == name), 0)
+
+
+def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
+    """Nodes that give all tokens of a step one scale, so that what is fed together changes the numbers."""
+    return sum(node.op_type in _ONE_SCALE for node in nodes)
+
+
+def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
+    """Nodes that round activations to few bits, each row by itself, in the file or as ONNX Runtime fuses them."""
+    fused = {node.output[0] for node in nodes if _is_fused_weight(node)}
+    return sum(
+        node.op_type == "QuantizeLinear"
+        or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level") == _INT8)
+        or (node.op_type in ("MatMul", "Gemm") and node.input[1] in fused)
+        for node in nodes
+    )
+
+
+def _is_fused_weight(node: onnx.NodeProto) -> bool:
+    if node.op_type != "DequantizeLinear" or attribute(node, "block_size") < _FUSED_BLOCK:
+        return False
+    return any(entry.name == "axis" and entry.i == 0 for entry in node.attribute)
+
+
+def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """One sentence for each kind of rounding; none where no activations are rounded."""
+    notes = []
+    if one_scale := num_step_scales(nodes):
+        notes.append(
+            f"the activations of all tokens of a step are quantized with one scale ({one_scale} nodes): each request "
+            "is fed whole and alone, because chunks, shared prefixes and batches would change its scores"
+        )
+    if by_row := num_row_roundings(nodes):
+        notes.append(
+            f"activations are rounded to few bits, each row by itself ({by_row} nodes, MatMulNBits of accuracy_level "
+            "4, what ONNX Runtime fuses into one, or QuantizeLinear): a difference in the last bit, as between "
+            "one token a step and several, or on another processor, can grow to hundredths or tenths of a nat"
+        )
+    return notes
+
+
+_TABLES = {"GroupQueryAttention": (7, 8), ("com.microsoft", "RotaryEmbedding"): (2, 3), ("", "RotaryEmbedding"): (1, 2)}
+"""Which inputs of an operator are its cosines and sines."""
+
+_VECTOR, _HEAD = 8, 16
+"""GroupQueryAttention (ONNX Runtime 1.31, group_query_attention_helper.h) takes tables of a width that the first
+divides, and heads that the second divides."""
+
+
+def rotary_rows(graph: onnx.GraphProto) -> int | None:
+    """Positions that rotary embeddings hold: those of the smallest table that a node reads, or where another node
+    chooses between tables, those of the largest whose name says what it is."""
+    dims = _dims(graph)
+    read = [dims[cosines][0] for _, cosines, _ in _nodes(graph) if len(dims.get(cosines, ())) == 2]
+    named = [size[0] for name, size in dims.items() if "cos_cache" in name and len(size) == 2]
+    return min(read, default=max(named, default=None))
+
+
+def refuse_rotary(graph: onnx.GraphProto, head_sizes: Mapping[str, int]) -> None:
+    """Raises `ModelError` for a table whose shape its kernel does not take; `head_sizes` by the caches' inputs."""
+    dims = _dims(graph)
+    for node, cosines, sines in _nodes(graph):
+        if cosines not in dims or sines not in dims:
+            continue
+        tables = (
+            f"the rotary tables '{cosines}' {list(dims[cosines])} and '{sines}' {list(dims[sines])} of '{node.name}'"
+        )
+        if dims[cosines] != dims[sines]:
+            raise ModelError(f"{tables} differ in shape, which {node.op_type} refuses")
+        width, rotated = dims[cosines][-1], attribute(node, "rotary_embedding_dim")
+        if node.op_type == "RotaryEmbedding":
+            if rotated and not node.domain and width != rotated // 2:  # the other one takes half of a head as well
+                raise ModelError(f"{tables} are {width} wide; 'rotary_embedding_dim' = {rotated} needs {rotated // 2}")
+            continue
+        head_size = head_sizes.get(node.input[3])
+        if width % _VECTOR or (head_size is not None and width > head_size // 2):
+            half = "half of the head" if head_size is None else head_size // 2
+            raise ModelError(f"{tables} are {width} wide; {node.op_type} takes multiples of {_VECTOR} up to {half}")
+        if head_size is not None and head_size % _HEAD:
+            raise ModelError(f"'{node.name}' rotates heads of {head_size}; {node.op_type} takes multiples of {_HEAD}")
+
+
+def _dims(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
+    for node in graph.node:
+        key = node.op_type if node.op_type == "GroupQueryAttention" else (node.domain, node.op_type)
+        indices = _TABLES.get(key)
+        is_on = node.op_type != "GroupQueryAttention" or attribute(node, "do_rotary")
+        if indices is not None and is_on and len(node.input) > indices[1] and node.input[indices[0]]:
+            yield node, node.input[indices[0]], node.input[indices[1]]

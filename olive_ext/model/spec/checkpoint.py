@@ -1,0 +1,71 @@
+"""What a Hugging Face checkpoint takes, by its config.json, in a folder or on the hub. Knows no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from olive_ext.model.spec.media_types import PLACEHOLDER_KEYS, MediaInput, MediaSpec, Modality
+from olive_ext.model.types import SourceKind, TensorSpec
+
+POSITIONS = (
+    "max_target_positions",
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+)
+"""Keys of config.json for the most positions of a decoder, in the order in which they are looked for."""
+
+_TOWERS = {Modality.IMAGE: "vision_config", Modality.AUDIO: "audio_config"}
+_FLOAT, _INT64 = 1, 7
+"""ONNX's element types."""
+
+
+def read_media(config: Mapping[str, Any]) -> MediaSpec | None:
+    """Pictures and sound, where there is a tower and a token for them; None where there is neither."""
+    inputs = []
+    for modality, tower in _TOWERS.items():
+        tokens = [config[key] for key in PLACEHOLDER_KEYS[modality] if isinstance(config.get(key), int)]
+        inputs += [MediaInput(modality, token) for token in tokens[:1] if tower in config]
+    return MediaSpec(tuple(inputs)) if inputs else None
+
+
+def read_source(config: Mapping[str, Any]) -> tuple[SourceKind, TensorSpec] | None:
+    """What an encoder-decoder's encoder takes, features of one length (Whisper) or token ids, and its input."""
+    if not config.get("is_encoder_decoder"):
+        return None
+    mels, frames = config.get("num_mel_bins"), 2 * config.get("max_source_positions", 0)
+    if config.get("model_type") == "whisper":
+        return SourceKind.FEATURES, TensorSpec("input_features", _FLOAT, ("B", mels or "mels", frames or "frames"))
+    return SourceKind.TOKENS, TensorSpec("input_ids", _INT64, ("B", "S"))
+
+
+def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Where transformers computes the positions of a text by its whole length: the most positions of texts with the
+    short factors (longrope), in ascending order; none where each length has its own (dynamic NTK); None where positions
+    are alike in all texts."""
+    lengths: set[int] = set()
+    is_by_length = False
+    own = config.get("original_max_position_embeddings")
+    for entry in _entries(config):
+        kind = entry.get("rope_type", entry.get("type"))
+        is_by_length |= kind in ("longrope", "dynamic")
+        last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
+        lengths |= {int(last)} if last else set()
+    return tuple(sorted(lengths)) if is_by_length else None
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield config
+    for value in config.values():
+        if isinstance(value, Mapping):
+            yield from _entries(value)
+
+
+def read_length(config: Mapping[str, Any]) -> int | None:
+    """The most positions of its decoder; None where none are named (a recurrent model)."""
+    text = config.get("text_config", config)
+    return next((text[key] for key in POSITIONS if text.get(key)), None)

@@ -1,0 +1,288 @@
+"""Reads what a decoder takes, returns and can do from its graph and genai_config.json.
+
+What the graph states wins over genai_config.json, which has one number for all layers and is at times wrong; the
+config gives names and fills in what the graph leaves symbolic. Knows no session, no provider and no files.
+
+Axes: B batch, S positions, T positions in the KV cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from olive_ext.errors import ModelError, listed
+from olive_ext.model.spec import attention, checkpoint, tensor_names
+from olive_ext.model.spec.attention import AttentionNodes, refuse_rotary, rotary_rows
+from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
+from olive_ext.model.spec.media_faults import read_item_masks
+from olive_ext.model.spec.media_spec import compared_ids
+from olive_ext.model.spec.media_types import EmbeddingSpec
+from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
+from olive_ext.model.spec.tensor_names import Names
+from olive_ext.model.types import DecoderSpec, InputSpec, ItemMasks, KvTensor, Role, StateTensor, TensorSpec
+
+logger = logging.getLogger(__name__)
+
+Config = Mapping[str, Any]
+
+NO_CACHE = "the decoder has no KV cache inputs such as 'past_key_values.0.key'; export it with a KV cache"
+
+
+def read_spec(
+    model: onnx.ModelProto,
+    genai_config: Config,
+    max_length: int | None = None,
+    hf_config: Config | None = None,
+    provided: Container[str] = (),
+) -> DecoderSpec:
+    """The decoder's interface. `genai_config` may be empty; `hf_config` is the config.json beside it, if any; inputs
+    in `provided` are filled by others (adapters) and left out.
+
+    Raises ModelError, naming the input or output, for a graph that is not understood or not supported yet.
+    """
+    return _Reader(model, genai_config, hf_config or {}, provided).read(max_length)
+
+
+def read_embedding(model: onnx.ModelProto, wanted: Iterable[str]) -> EmbeddingSpec:
+    """The interface of an embedding graph that returns the decoder's inputs `wanted`.
+
+    Raises ModelError where it does not return them, or takes something that text does not have.
+    """
+    return _Reader(model, {}, {}).read_embedding(tuple(wanted))
+
+
+class _Reader:
+    def __init__(
+        self, model: onnx.ModelProto, genai_config: Config, hf_config: Config, provided: Container[str] = ()
+    ) -> None:
+        self._model = model
+        self._graph = model.graph
+        self._model_config: Mapping[str, Any] = genai_config.get("model", {})
+        self._decoder_config: Mapping[str, Any] = self._model_config.get("decoder", {})
+        self._hf_config = hf_config
+        inputs = attention.graph_inputs(model.graph)
+        self._inputs = {name: tensor for name, tensor in inputs.items() if name not in provided}
+        self._outputs = {value.name: attention.tensor_spec(value) for value in model.graph.output}
+        self._attention = AttentionNodes(model.graph)
+        self._is_packed = any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.BLOCK_TABLE])
+        self._notes: list[str] = []
+
+    def read(self, max_length: int | None) -> DecoderSpec:
+        inputs, outputs = self._decoder_config.get("inputs", {}), self._decoder_config.get("outputs", {})
+        names = tensor_names.configured_names(tensor_names.pairs("past_{}_names", "present_{}_names"), inputs, outputs)
+        kv_names, state_names = self._pairs((*names, *tensor_names.KV_NAMES)), self._pairs(tensor_names.STATE_NAMES)
+        roles = tuple(entry for role in Role if (entry := self._input(role)) is not None)
+        embeddings = tuple(name for name in self._inputs if name in tensor_names.EMBEDDING_NAMES)
+        embeddings += tuple(name for name in self._inputs if embeddings and name in tensor_names.GATES)
+        cross = read_cross_inputs(self._inputs, self._model_config)
+        self._refuse_others(
+            {entry.tensor.name for entry in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
+        )
+        if not embeddings and not any(entry.role is Role.INPUT_IDS for entry in roles):
+            raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
+        if not kv_names and not state_names:
+            raise ModelError(NO_CACHE)
+        kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
+        states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
+        refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
+        logits = self._logits()
+        self._notes.extend(attention.window_notes(kv))
+        obstacle = self._in_place_obstacle(kv, states)
+        self._notes.append(
+            "past and present KV share one buffer" if obstacle is None else f"KV is returned grown: {obstacle}"
+        )
+        context_length = self._context_length(max_length, kv)
+        choices = read_step_choices(self._model, roles, (*kv, *states), context_length)
+        self._notes.extend(choice_notes(choices))
+        return DecoderSpec(
+            inputs=roles,
+            kv=kv,
+            logits=logits,
+            vocab_size=self._vocab_size(logits),
+            context_length=context_length,
+            is_kv_in_place=obstacle is None,
+            states=states,
+            embeddings=embeddings,
+            embedding_rows=self._embedding_rows(roles),
+            cross=cross,
+            is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
+            choices=choices,
+            item_masks=self._item_masks(embeddings, kv_names),
+            rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
+            notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
+        )
+
+    def _item_masks(self, embeddings: tuple[str, ...], past: Iterable[str]) -> ItemMasks:
+        """In which layers an item's tokens see each other: where masks look for their placeholder (Gemma 4)."""
+        tokens = self._input(Role.INPUT_IDS) if embeddings else None
+        if tokens is None or not (placeholders := compared_ids(self._graph, tokens.tensor.name)):
+            return ItemMasks()
+        window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
+        return read_item_masks(self._model, tokens.tensor.name, tuple(past), placeholders, max(window, 0) + 2)
+
+    def _head_size(self, tensor: KvTensor) -> int:
+        """The attention's head size; a cache of 4 bits holds two numbers in a byte."""
+        return tensor.head_size * (2 if self._attention.number(tensor.past, "kv_cache_bit_width") == 4 else 1)
+
+    def _embedding_rows(self, roles: Iterable[InputSpec]) -> int | None:
+        tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
+        return None if tokens is None else attention.embedding_rows(self._graph, tokens)
+
+    def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
+        missing = [name for name in wanted if name not in self._outputs]
+        if missing:
+            raise ModelError(f"the embedding graph returns {listed(self._outputs)}; the decoder takes '{missing[0]}'")
+        tokens = self._input(Role.INPUT_IDS)
+        if tokens is None:
+            raise ModelError(f"the embedding graph has no input 'input_ids'; it has {listed(self._inputs)}")
+        features = tuple(tensor for tensor in self._inputs.values() if tensor != tokens.tensor)
+        for tensor in features:
+            if len(tensor.shape) != 2 or not isinstance(tensor.shape[1], int):
+                raise ModelError(f"the embedding graph's input '{tensor.name}' {list(tensor.shape)} is not understood")
+        return EmbeddingSpec((tokens,), features, wanted)
+
+    def _input(self, role: Role) -> InputSpec | None:
+        configured = self._decoder_config.get("inputs", {}).get(role.value)
+        tensor = next(
+            (self._inputs[name] for name in (configured, *tensor_names.ROLE_NAMES[role]) if name in self._inputs), None
+        )
+        if tensor is None:
+            return None
+        accepted = {TensorProto.BOOL} if role is Role.USE_CACHE_BRANCH else TOKEN_TYPES
+        if tensor.elem_type not in accepted:
+            kind = TensorProto.DataType.Name(tensor.elem_type)
+            names = " and ".join(sorted(TensorProto.DataType.Name(entry) for entry in accepted))
+            raise ModelError(f"input '{tensor.name}' is of type {kind}; {names} are supported")
+        accepted_ranks = (tensor_names.PACKED_RANKS if self._is_packed else tensor_names.ROLE_RANKS)[role]
+        if len(tensor.shape) not in accepted_ranks:
+            ranks = " or ".join(map(str, accepted_ranks))
+            raise ModelError(f"input '{tensor.name}' has rank {len(tensor.shape)}; rank {ranks} is supported")
+        return InputSpec(role, tensor)
+
+    def _refuse_others(self, known: set[str]) -> None:
+        others = [name for name in self._inputs if name not in known]
+        for pattern, reason in tensor_names.UNSUPPORTED:
+            for name in others:
+                if re.search(pattern, name):
+                    raise ModelError(f"input '{name}' is not supported yet: {reason}")
+        if others:
+            raise ModelError(f"input '{others[0]}' is not understood; the decoder takes {listed(self._inputs)}")
+
+    def _pairs(self, names: Iterable[Names]) -> dict[str, str]:
+        pairs: dict[str, tuple[int, str]] = {}
+        for past, layer, present in tensor_names.by_layer(self._inputs, names):
+            if past not in pairs or (pairs[past][1] not in self._outputs and present in self._outputs):
+                pairs[past] = layer, present
+        for past, (_, present) in pairs.items():
+            if present not in self._outputs:
+                raise ModelError(f"input '{past}' has no output '{present}'; there are {listed(self._outputs)}")
+        return {past: pairs[past][1] for past in sorted(pairs, key=lambda past: pairs[past][0])}
+
+    def _kv_tensor(self, past: str, present: str) -> KvTensor:
+        tensor = self._inputs[past]
+        if len(tensor.shape) == 3 and any(name in self._inputs for name in tensor_names.ROLE_NAMES[Role.WRITE_INDICES]):
+            # A static cache [batch, positions, width]: the graph writes at indices that it is given.
+            capacity, width = _fixed(tensor, tensor.shape[1:], "a static cache is")
+            return KvTensor(past, present, tensor.elem_type, 1, width, position_axis=1, capacity=capacity)
+        if len(tensor.shape) != 4:
+            raise ModelError(f"input '{past}' has rank {len(tensor.shape)}; [batch, heads, positions, size] is needed")
+        if self._is_packed:  # blocks [blocks, positions, heads, size]
+            heads, head_size = _fixed(tensor, tensor.shape[2:], "heads and size are")
+            return KvTensor(past, present, tensor.elem_type, heads, head_size, position_axis=1)
+        heads = self._static(tensor, 1, "num_key_value_heads", self._attention.number(past, "kv_num_heads") or None)
+        head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
+        return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
+
+    def _state_tensor(self, past: str, present: str) -> StateTensor:
+        tensor = self._inputs[past]
+        return StateTensor(past, present, tensor.elem_type, _fixed(tensor, tensor.shape[1:], "a state's size is"))
+
+    def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
+        """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""
+        size = tensor.shape[axis]
+        if isinstance(size, int):
+            return size
+        if self._decoder_config.get(key, 0) > 0:
+            self._note(f"{key} {self._decoder_config[key]} is genai_config.json's: the graph has '{size}'")
+            configured = int(self._decoder_config[key])
+            stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
+            if from_graph is not None and from_graph != stored:
+                raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
+            return stored
+        if from_graph is None:
+            raise ModelError(f"input '{tensor.name}' has the symbolic {key} '{size}'; no genai_config.json states it")
+        self._note(f"{key} {from_graph} is that of the attention node: the graph's inputs have '{size}'")
+        return from_graph
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _logits(self) -> TensorSpec:
+        name = self._decoder_config.get("outputs", {}).get("logits", "logits")
+        if name in self._outputs:
+            return self._outputs[name]
+        candidates = [output for output in self._outputs if output.startswith("logits")]
+        if len(candidates) != 1:
+            listing = f"several could be meant: {listed(candidates)}" if candidates else listed(self._outputs)
+            raise ModelError(f"the decoder has no output '{name}'; {'' if candidates else 'it returns '}{listing}")
+        self._note(f"the logits are '{candidates[0]}', the only output whose name starts with 'logits'")
+        return self._outputs[candidates[0]]
+
+    def _vocab_size(self, logits: TensorSpec) -> int:
+        configured = self._model_config.get("vocab_size", self._hf_config.get("vocab_size"))
+        declared = logits.shape[-1] if logits.shape else "unknown"
+        if not isinstance(declared, int):
+            if configured is None:
+                raise ModelError(f"output '{logits.name}' does not declare its vocabulary size, nor does a config")
+            return int(configured)
+        if configured is not None and configured != declared:
+            self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
+        return declared
+
+    def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
+        limits = {
+            "genai_config.json": self._model_config.get("context_length"),
+            "config.json": checkpoint.read_length(self._hf_config),
+            "the rows of the rotary cache": rotary_rows(self._graph),
+            "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
+            "max_length": max_length,
+        }
+        known = {origin: int(limit) for origin, limit in limits.items() if limit}
+        if not known:
+            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        if max_length is not None and max_length > min(known.values()):
+            text = "'max_length' = %d is beyond the model's context length, which is used: %d"
+            logger.warning(text, max_length, min(known.values()))
+        winner = min(known, key=lambda origin: known[origin])
+        others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
+        self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))
+        return known[winner]
+
+    def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
+        """Why past and present cannot be one buffer; None where they can."""
+        if states:
+            return f"'{states[0].past}' is a state, which must be kept as it was at every fork"
+        for tensor in kv:
+            if tensor.capacity is not None or self._is_packed:
+                continue
+            node = self._attention.node(tensor.past)
+            if node is None or node.op_type != "GroupQueryAttention":
+                return f"'{tensor.past}' is not read by one GroupQueryAttention alone"
+            if self._attention.present(tensor.past) != tensor.present:
+                return f"'{tensor.present}' does not come from the GroupQueryAttention that reads '{tensor.past}'"
+        return None
+
+
+def _fixed(tensor: TensorSpec, sizes: Sequence[int | str], subject: str) -> tuple[int, ...]:
+    """`sizes` of an input's shape, which are numbers. `subject` begins the error's words where one is a symbol."""
+    numbers = tuple(size for size in sizes if isinstance(size, int))
+    if len(numbers) < len(sizes):
+        raise ModelError(f"input '{tensor.name}' has the symbolic shape {list(tensor.shape)}; {subject} fixed")
+    return numbers

@@ -1,0 +1,108 @@
+"""What the inputs of a decoder hold besides its caches, computed from the rows of a step: one function for each role.
+
+Knows no session and no cache. Axes: B rows, S tokens of a row where all have as many, N tokens of all rows, W width of
+the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.model.types import InputSpec, Role, TensorSpec
+
+Array = npt.NDArray[Any]
+
+DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
+"""numpy's type for the ONNX element types that such inputs have (INT32, INT64, BOOL)."""
+
+
+@dataclass(frozen=True)
+class StepArrays:
+    """The rows of a step as arrays."""
+
+    tokens_N: Array
+    lengths_B: Array
+    past_B: Array
+    total_B: Array
+    """Positions, or cells, of each row after the step."""
+
+    positions_N: Array
+    width: int
+    """Positions, or cells, that a mask covers."""
+
+    rotary_3N: Array | None = None
+    """Time, height and width of each token where these differ: in sequences with pictures."""
+
+    pads_in_front: bool = False
+    """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
+
+    whole_length: int = 0
+    """Positions of the whole texts that the rows are parts of, as far as the graph can tell lengths apart."""
+
+    @property
+    def starts_B1(self) -> Array:
+        """Offsets at which each row's tokens begin among all tokens, and where the last row's end; [B + 1]."""
+        starts = np.zeros(len(self.lengths_B) + 1, np.int64)
+        np.cumsum(self.lengths_B, out=starts[1:])
+        return starts
+
+
+def _positions(rows: StepArrays, tensor: TensorSpec) -> Array:
+    if len(tensor.shape) < 3 or rows.rotary_3N is None:
+        return _by_rank(rows.positions_N, rows, tensor)
+    return rows.rotary_3N.reshape(3, len(rows.past_B), -1)
+
+
+def _by_rank(values_N: Array, rows: StepArrays, tensor: TensorSpec) -> Array:
+    """[N], [B, S] or [3, B, S], as the graph declares."""
+    if len(tensor.shape) == 1:
+        return values_N
+    values_BS = values_N.reshape(len(rows.past_B), -1)
+    return values_BS if len(tensor.shape) == 2 else np.stack([values_BS] * 3)
+
+
+def _mask(rows: StepArrays, _: TensorSpec) -> Array:
+    if rows.pads_in_front:
+        return np.arange(rows.width) >= rows.width - rows.total_B[:, None]
+    return np.arange(rows.width) < rows.total_B[:, None]
+
+
+def _last_positions(rows: StepArrays, tensor: TensorSpec) -> Array:
+    return (rows.total_B - 1).reshape([-1, 1] if len(tensor.shape) == 2 else [-1])
+
+
+def _total_length(rows: StepArrays, tensor: TensorSpec) -> Array:
+    return np.full([1] * len(tensor.shape), rows.width)
+
+
+def _bounds(rows: StepArrays, tensor: TensorSpec) -> Array:
+    longest, most = np.maximum.reduce(rows.lengths_B), np.maximum.reduce(rows.total_B)
+    return np.array([longest, most, most][: int(tensor.shape[0])])
+
+
+COMPUTE: Mapping[Role, Callable[[StepArrays, TensorSpec], Array]] = {
+    Role.INPUT_IDS: lambda rows, tensor: _by_rank(rows.tokens_N, rows, tensor),
+    Role.ATTENTION_MASK: _mask,
+    Role.POSITION_IDS: _positions,
+    Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
+    Role.LAST_POSITIONS: _last_positions,
+    Role.TOTAL_LENGTH: _total_length,
+    Role.WRITE_INDICES: lambda rows, _: rows.past_B,
+    Role.VALID_LENGTHS: lambda rows, _: rows.total_B,
+    Role.CUMULATIVE_LENGTHS: lambda rows, _: rows.starts_B1,
+    Role.PAST_LENGTHS: lambda rows, _: rows.past_B,
+    Role.ATTENTION_BOUNDS: _bounds,
+    Role.USE_CACHE_BRANCH: lambda rows, _: rows.past_B[:1] > 0,
+    Role.WHOLE_LENGTH: lambda rows, _: np.array(rows.whole_length),
+}
+"""What each role's input holds. A block table is not here: the KV store knows it."""
+
+
+def input_array(spec: InputSpec, rows: StepArrays) -> Array:
+    """What the input holds for these rows, in the type that the graph declares; its shape is the role's (`Role`)."""
+    return np.ascontiguousarray(COMPUTE[spec.role](rows, spec.tensor), DTYPES[spec.tensor.elem_type])

@@ -1,0 +1,76 @@
+"""The documents of tasks as the requests that a model answers of each, collected while lm-eval runs them.
+
+Prompts, templates, windows and examples are those of an evaluation. What is generated becomes a target: the answers
+are those of the model that is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import TaskError
+from olive_ext.media.pictures import media_digest
+from olive_ext.run.reference.observer import Observer, Scoring, score_generated
+from olive_ext.session import Session
+
+if TYPE_CHECKING:
+    from olive_ext.backends.task_loading import LoadedTasks, Seeds
+
+Document: TypeAlias = Sequence[Scoring]
+"""The requests of one document: what is scored of it."""
+
+
+def document_key(document: Document) -> bytes:
+    """Digest of all that is asked of a document, pictures, sounds and features by their content."""
+    asked = [[type(one).__name__, *(getattr(one, part.name) for part in fields(one))] for one in document]
+    if all(_is_text(value) for request in asked for value in request):
+        return hashlib.blake2b(repr(document).encode(), digest_size=8).digest()
+    return media_digest(asked).encode()
+
+
+def _is_text(value: object) -> bool:
+    """Whether `repr` tells it apart from all others."""
+    is_ids = isinstance(value, tuple) and all(isinstance(one, int) for one in value)
+    return is_ids or value is None or isinstance(value, str | int)
+
+
+class _Collector(Observer):
+    """Keeps the scoring requests by document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: dict[tuple[str, int], list[Scoring]] = {}
+
+    def __call__(self, instance: Any, request: Any, output: Any) -> None:
+        super().__call__(instance, request, output)
+        if hasattr(output, "token_logprobs"):
+            self.requests.setdefault((str(instance.task_name), int(instance.doc_id)), []).append(request)
+
+    def documents(self) -> Mapping[tuple[str, int], Document]:
+        """By task and number, with the generated answers as targets."""
+        for item in self.generated:
+            self.requests.setdefault((item.task_name, item.doc_id), []).append(item.target)
+        return dict(sorted(self.requests.items()))
+
+
+def answered(
+    session: Session, config: EvaluationConfig, tasks: LoadedTasks, seeds: Seeds, *, progress: bool
+) -> Mapping[tuple[str, int], Document]:
+    """The documents of `tasks`, which the model of `session` has answered and scored. Raises `TaskError` where nothing
+    is asked of it."""
+    from olive_ext.backends.lm_eval import OrtLM
+    from olive_ext.backends.lm_eval_run import run_tasks
+
+    collector = _Collector()
+    lm = OrtLM(session=session, observer=collector, seed=config.seed or 0)
+    quick = config.model_copy(update={"bootstrap_iters": 0})
+    run_tasks(lm, tasks, quick, seeds=seeds, progress=progress)
+    score_generated(lm, collector.generated)
+    documents = collector.documents()
+    if not documents:
+        raise TaskError(f"tasks {list(tasks.tasks)} ask nothing of a model")
+    return documents

@@ -1,0 +1,42 @@
+"""What has been measured of variants, by the content of documents and the weights that were quantized in them: kept in
+a journal, so that an interrupted map goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from olive_ext.records.journal import Journal
+from olive_ext.remedy.documents import Document, document_key
+from olive_ext.remedy.roundings import AnyTarget
+from olive_ext.remedy.variants import Floats, Variants
+
+
+class Measurements:
+    """KL(float || variant), by documents that are recorded."""
+
+    def __init__(self, variants: Variants, documents: Sequence[Document], journal: Journal | None) -> None:
+        """`journal` is of the facts of `variants` and of the quantized model."""
+        self._variants, self._documents, self._journal = variants, documents, journal
+        self._keys = [document_key(document) for document in documents]
+
+    def kl(self, targets: Collection[AnyTarget], numbers: Sequence[int]) -> Floats:
+        """Nats summed over the positions of each of N documents, by their numbers [N]; the variant has the quantized
+        numbers of `targets`."""
+        names = repr(sorted((target.what, node) for target in targets for node in target.nodes))
+        return self.kept(names, numbers, lambda documents: self._variants.kl(targets, documents))
+
+    def kept(self, name: str, numbers: Sequence[int], measure: Callable[[Sequence[Document]], Floats]) -> Floats:
+        """As `kl`, of a variant that has this name in the journal and is measured by `measure`."""
+        keys = [hashlib.blake2b(name.encode() + self._keys[number], digest_size=16).digest() for number in numbers]
+        known = {key: self._journal[key] for key in keys if key in self._journal} if self._journal is not None else {}
+        missing = [(key, number) for key, number in zip(keys, numbers, strict=True) if key not in known]
+        if missing:
+            measured = measure([self._documents[number] for _, number in missing])
+            made = dict(zip((key for key, _ in missing), measured.tolist(), strict=True))
+            if self._journal is not None:
+                self._journal.add(made)
+            known |= made
+        return np.array([known[key] for key in keys], np.float64)

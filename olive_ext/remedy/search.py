@@ -1,0 +1,107 @@
+"""The search for the smallest model that keeps a bound, or the best one in a size.
+
+A menu predicts by adding up what single weights lose; errors that meet make a model lose less or more than that. So
+models are written and measured, and the next one is chosen by what the last one lost for each nat of its prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from olive_ext.errors import RequirementError
+from olive_ext.remedy.bill import Trial, with_interval
+from olive_ext.remedy.choices import Answer, Menu
+from olive_ext.remedy.drafts import Drafts
+from olive_ext.remedy.race import Estimate
+from olive_ext.report import numbers
+
+MOST_ROUNDS = 6
+"""Models that are measured for a bound. The last one has every weight in its finest precision."""
+
+WORTH_MEASURING = 0.01
+"""Share of the loss that is allowed from which on an estimated one is measured before it is chosen."""
+
+WORTH_WRITING = 0.99
+"""Share of a model's bytes below which a smaller one is tried, too."""
+
+NEXT = 0.98
+"""Share of the smallest prediction that broke the bound up to which the next one may go."""
+
+
+class Search:
+    """One search, on the documents that choose."""
+
+    def __init__(self, menu: Menu, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
+        """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""
+        self._menu, self._drafts, self._choosing, self._goal = menu, drafts, choosing, goal
+        self._others = own_size - menu.num_bytes(menu.unchanged)
+        self.trials: dict[Answer, Trial] = {}
+
+    def best_in(self, size: int) -> Answer:
+        """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
+        room = size
+        while True:
+            answer = self._priced(partial(self._menu.best, room - self._others))
+            over = self._drafts.num_bytes(answer) - size
+            if over <= 0 or not any(answer):
+                return answer
+            room -= over
+
+    def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Answer:
+        """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
+        model loses. Raises `RequirementError` where none does."""
+        menu, kept = self._menu, None
+        if before.high <= most_kl:
+            return menu.unchanged
+        ratio = before.high / (menu.kl(menu.unchanged) or before.high)
+        for rounds in range(1, MOST_ROUNDS + 1):
+            broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]
+            limit = min([most_kl / ratio, *broken])
+            answer = menu.finest
+            if rounds < MOST_ROUNDS or kept is not None:
+                answer = self._priced(partial(menu.smallest, limit), limit)
+            wanted = self._drafts.num_bytes(answer)
+            last = f"every weight in its finest precision ({numbers.size(wanted)})" if answer == menu.finest else ""
+            if size is not None and wanted > size:
+                answer = self.best_in(size)
+                last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
+            if kept is not None and menu.num_bytes(answer) >= WORTH_WRITING * menu.num_bytes(kept):
+                break
+            trial = self._tried(answer)
+            if trial.measured.high <= most_kl:
+                kept = answer
+            elif last:
+                measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
+                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(answer)}")
+            ratio = trial.measured.high / (menu.kl(answer) or trial.measured.high)
+        assert kept is not None  # the last round is of the finest
+        return kept
+
+    def _stuck(self, answer: Answer) -> str:
+        """The weight that loses most, where it has no other choice."""
+        chosen = [self._menu.of_target(number)[choice].kl for number, choice in enumerate(answer)]
+        worst = max(range(len(chosen)), key=chosen.__getitem__)
+        if len(self._menu.of_target(worst)) > 1 or not chosen[worst]:
+            return ""
+        target, lost = self._menu.targets[worst], numbers.nats(chosen[worst])
+        return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
+
+    def _tried(self, answer: Answer) -> Trial:
+        if answer not in self.trials:
+            loss = self._drafts.loss(answer, self._choosing)
+            self.trials[answer] = Trial(self._drafts.num_bytes(answer), self._menu.kl(answer), loss)
+        return self.trials[answer]
+
+    def _priced(self, solve: Callable[[], Answer], limit: float | None = None) -> Answer:
+        """The answer, with the estimates that matter for it measured."""
+        menu = self._menu
+        while True:
+            answer = solve()
+            wanted = WORTH_MEASURING * (menu.kl(answer) if limit is None else limit)
+            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(answer)]
+            unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
+            if not unsure:
+                return answer
+            for number, choice in unsure:
+                self._drafts.learn(number, choice, self._choosing)

@@ -1,0 +1,152 @@
+"""Reports as plain text: tables and verdicts on a terminal, reports and chains as GitHub markdown. Knows where cells
+stand, not how they are made."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from olive_ext.errors import counted, printable
+from olive_ext.report.numbers import MARKDOWN, fact
+from olive_ext.report.page import Page, page_of
+from olive_ext.report.report import Report
+from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
+from olive_ext.report.verdict import verdict
+from olive_ext.report.view import SIGNS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOST_EVIDENCE = 4
+_NO_WRAP = 10_000
+"""Characters; a file or a pipe has no width, and 80 would fold cells."""
+
+
+def print_cells(table: Table, file: IO[str] | None = None) -> Console:
+    """Prints the table to stdout, or to `file`, and never cuts a cell; returns the console for more lines."""
+    from rich import table as rich_table
+    from rich.console import Console
+    from rich.text import Text  # a plain string would be read as markup: "[a]" would vanish
+
+    console = Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console.width = _NO_WRAP
+    shown = rich_table.Table(title=Text(printable(table.title), style="table.title"), title_justify="left")
+    for head in table.heads:
+        shown.add_column(Text(printable(head)), justify="left" if head in table.texts else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
+    return console
+
+
+def print_table(report: Report, file: IO[str] | None = None, page: Path | None = None) -> None:
+    """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
+    print_page(page_of(report), file, _notes(report))
+    print_lines([] if page is None else [f"page: {page}"], file)
+
+
+def print_page(page: Page, file: IO[str] | None = None, notes: Iterable[str] = ()) -> None:
+    """Prints the table of all models, `notes`, and the verdict on each candidate."""
+    table = page_table(page)
+    print_cells(table, file)
+    if page.contrasts:
+        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
+    print_lines([*notes, *verdict_lines(page)], file)
+
+
+def print_verdicts(reports: Sequence[tuple[Report, Path | None]], file: IO[str] | None = None) -> None:
+    """Prints the verdict on each model that was compared, and its page; the pages alone where none was. Of more than
+    `_MOST_EVIDENCE` models the headlines alone."""
+    compared = [item for item in reports if item[0].comparison is not None]
+    for report, page in compared or reports:
+        lines = list(verdict_lines(page_of(report)))
+        lines = lines if len(compared) <= _MOST_EVIDENCE else lines[:1]
+        print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
+
+
+def print_lines(lines: Iterable[str], file: IO[str] | None = None) -> None:
+    """Prints lines as they are, but for control characters."""
+    for line in lines:
+        (file or sys.stdout).write(f"{printable(line)}\n")
+
+
+def verdict_lines(page: Page) -> Iterator[str]:
+    """The verdict on each candidate, and below it its evidence."""
+    for contrast in page.contrasts:
+        headline, *evidence = verdict(contrast.comparison).lines
+        yield f"{contrast.candidate}: {headline}"
+        yield from (f"  {text}" for text in [*evidence, contrast.note] if text)
+
+
+def _notes(report: Report) -> Iterator[str]:
+    """The providers; how a Hugging Face model was run; what was not computed again."""
+    if names := ", ".join(str(provider.get("name", provider)) for provider in report.providers):
+        yield f"providers: {names}"
+    reference = report.comparison.reference if report.comparison is not None else {}
+    for name, facts in (("the model", report.model), ("the reference", reference)):
+        if facts.get("export"):
+            yield f"{name} {facts['export']}"
+    if earlier := (report.model.get("journal") or {}).get("answers_known"):
+        yield f"{counted(earlier, 'answer')} from an earlier run"
+
+
+_MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
+"""What GitHub's markdown takes for markup within a line, addresses of pages that become links by themselves included.
+Between letters and digits `_` is none."""
+
+_REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=GH-)(?=\d)", re.IGNORECASE)
+"""Where an address of mail, a name or an issue becomes a link on GitHub, escaped or not; an empty comment parts it."""
+
+
+def to_markdown(report: Report) -> str:
+    """The report as GitHub markdown: the verdict and the table first, then model, providers, engine and versions."""
+    page = page_of(report)
+    table = page_table(page)
+    heads = ("name", "device", "options", "origin")
+    providers = [[fact(provider.get(head, ""), MARKDOWN) for head in heads] for provider in report.providers]
+    judged = [verdict(contrast.comparison) for contrast in page.contrasts]
+    parts = [
+        f"# Evaluation of {literal(page.title)}",
+        f"Created {literal(report.created)}." if report.created else "",
+        *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
+        *(f"- {literal(text)}" for item in judged for text in item.evidence),
+        markdown_table(table.heads, table.rows),
+        _facts("Model", report.model),
+        f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",
+        _facts("Engine", report.engine),
+        _facts("Versions", report.versions),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def chain_markdown(steps: Sequence[ChainStep]) -> str:
+    """One row for each step of a chain of passes."""
+    table = chain_table(steps)
+    return f"# {literal(table.title)}\n\n{markdown_table(table.heads, table.rows)}\n"
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """GitHub markdown of a table; cells may hold any text."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(literal, line))} |" for line in lines)
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> str:
+    cells = [(str(key), fact(value, MARKDOWN)) for key, value in facts.items()]
+    return f"## {title}\n\n{markdown_table(('', ''), cells)}" if cells else ""
+
+
+def literal(text: str) -> str:
+    """Markdown of one line that shows exactly `text`: names and answers are written by others, who could put links,
+    pictures and HTML into them. Control characters are replaced, as on a terminal."""
+    return _REFERENCE.sub("<!-- -->", _MARKUP.sub(r"\\\g<0>", " ".join(printable(text).split())))
+
+
+def markdown_page(sentences: Iterable[str], *tables: Table) -> str:
+    """A page titled as its first table: the sentences, and the tables."""
+    texts = (markdown_table(one.heads, one.rows) for one in tables)
+    return "\n\n".join([f"# {literal(tables[0].title)}", *map(literal, sentences), *texts]) + "\n"

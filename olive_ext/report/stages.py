@@ -1,0 +1,121 @@
+"""The stages between a checkpoint and the model as it runs, and the sentence that says which of them lost something.
+
+A stage is called innocent only where its KL is certainly a small part of the largest one's, and where the stage alone
+would not be noticed: its interval stays within the nearest band of the verdict, and its own verdict is no loss. Knows
+no comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from olive_ext.report import numbers
+from olive_ext.report.numbers import Z95, Number, joined
+
+StageName = Literal["conversion", "quantization", "provider"]
+
+_TITLES: dict[StageName, str] = {
+    "conversion": "the conversion",
+    "quantization": "quantization",
+    "provider": "the provider",
+}
+_SAME_NATS = 1e-6
+_SMALL_PART = 0.1
+"""Of the largest stage's mean KL: the most that an innocent one's interval reaches."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage between reference and candidate did; `finding` says where in the model, where that is known."""
+
+    name: StageName
+    kl_mean: Number
+    """In nats, of the stage's model from the one before it, over all tasks' positions."""
+
+    kl_stderr: float | None
+    top1_agreement: Number
+    right_to_wrong: int = 0
+    wrong_to_right: int = 0
+    finding: str = ""
+    top1_agreement_stderr: float | None = None
+    is_loss: bool = False
+    """Whether the verdict on this stage alone is a loss."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether only rounding is between the stage's two models."""
+        return self.kl_mean < _SAME_NATS
+
+    @property
+    def most_kl(self) -> float:
+        """The upper end of the 95 % interval of the mean KL, in nats; infinite where a single document gives none."""
+        if self.is_exact:
+            return self.kl_mean
+        return math.inf if self.kl_stderr is None else self.kl_mean + Z95 * self.kl_stderr
+
+    @property
+    def least_agreement(self) -> float:
+        """The lower end of the 95 % interval of the share of equal top tokens; the share where no error is known."""
+        return self.top1_agreement - Z95 * (self.top1_agreement_stderr or 0.0)
+
+    @property
+    def title(self) -> str:
+        """The name within a sentence."""
+        return _TITLES[self.name]
+
+    @property
+    def distance(self) -> str:
+        """ "KL 0.820 nats"."""
+        return f"KL {numbers.nats(self.kl_mean)} nats"
+
+
+class Unnoticed(NamedTuple):
+    """What a stage may do alone without being noticed."""
+
+    most_kl: float
+    least_agreement: float
+
+
+def stage_sentences(stages: Sequence[Stage], unnoticed: Unnoticed) -> Iterator[str]:
+    """Which stages lost something, and where in the model the conversion did."""
+    if len(stages) < 2:
+        return
+    ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)
+    largest = ranked[0].kl_mean
+    guilty = [stage for stage in ranked if not _is_innocent(stage, largest, unnoticed)]
+    innocent = [stage for stage in stages if stage not in guilty]
+    if not all(math.isfinite(stage.kl_mean) for stage in stages):
+        yield f"the stages cannot be told apart: {_listed(ranked)}"
+    elif all(stage.is_exact and not stage.is_loss for stage in stages):
+        titles = " nor ".join(stage.title for stage in stages)
+        yield f"neither {titles} lost anything: at most {ranked[0].distance}"
+    else:
+        yield "; ".join([_lost(guilty, len(stages)), *_not_lost(innocent)])
+    yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
+
+
+def _is_innocent(stage: Stage, largest: float, unnoticed: Unnoticed) -> bool:
+    if stage.is_exact or stage.is_loss:
+        return not stage.is_loss
+    is_unnoticed = stage.most_kl <= unnoticed.most_kl and stage.least_agreement >= unnoticed.least_agreement
+    return is_unnoticed and stage.most_kl <= _SMALL_PART * largest
+
+
+def _listed(stages: Sequence[Stage]) -> str:
+    return ", ".join(f"{stage.title} {stage.distance}" for stage in stages)
+
+
+def _lost(guilty: Sequence[Stage], number: int) -> str:
+    if len(guilty) == 1:
+        return f"{guilty[0].title} lost it ({guilty[0].distance})"
+    how_many = "two" if len(guilty) < number else {2: "both", 3: "all three"}[number]
+    return f"{how_many} stages lost: {_listed(guilty)}"
+
+
+def _not_lost(innocent: Sequence[Stage]) -> Iterator[str]:
+    if innocent:
+        distances = joined([numbers.nats(stage.kl_mean) for stage in innocent])
+        yield f"{joined([stage.title for stage in innocent])} did not (KL {distances} nats)"

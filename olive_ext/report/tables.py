@@ -1,0 +1,138 @@
+"""The one table of a page, and the one of a chain of passes, as cells. Knows no terminal and no markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from olive_ext.report.comparison import ALL
+from olive_ext.report.metrics import COMPARISON_NAMES, Metric
+from olive_ext.report.numbers import number
+from olive_ext.report.page import Page, joined_passes
+from olive_ext.report.report import Report
+from olive_ext.report.scores import COSTS, cost_rows, score_rows
+from olive_ext.report.view import SIGNS, difference_rows, divergence_rows
+
+_CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
+_CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
+"""Columns of a chain that stand before those of its tasks; the distances are over all tasks."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by row, in the order of `heads`; columns in `texts` hold words, the others numbers."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: Sequence[str]
+
+
+def page_table(page: Page) -> Table:
+    """A row for each score, paired difference, distance and cost, a column for each model."""
+    heads = ("task", "metric", "n", *(column.name for column in page.columns))
+    rows = [*_scores(page), *_differences(page), *_distances(page), *_counts(page)]
+    rows += [("", name, "", *cells) for name, cells in cost_rows(page.columns)]
+    return Table(page.title, heads, rows, heads[:2])
+
+
+def _scores(page: Page) -> Iterator[Sequence[str]]:
+    for row in score_rows(page.columns):
+        cells = (f"{cell.shown} ({cell.change})" if cell.change else str(cell.shown) for cell in row.cells)
+        yield row.task, f"{row.metric} {'↑' if row.higher_is_better else '↓'}", row.documents, *cells
+
+
+def _differences(page: Page) -> Iterator[Sequence[str]]:
+    """The difference of each candidate with its 95 % interval, what it lost and won, and the p-value."""
+    rows = difference_rows(page.contrasts)
+    for task, metric in dict.fromkeys((row.task, row.metric) for row in rows):
+        cells, documents = {}, ""
+        for row in (row for row in rows if (row.task, row.metric) == (task, metric)):
+            flips = f"lost {row.outcome.right_to_wrong}, won {row.outcome.wrong_to_right}"
+            more = [flips if row.outcome.is_binary else "", f"p {row.p}" if row.p else ""]
+            cells[row.candidate] = ", ".join(filter(None, [f"{SIGNS[row.tone]} {row.shown} ({row.interval})", *more]))
+            documents = row.documents
+        yield task, f"{metric}, difference (95 %)", documents, *(cells.get(item.name, "") for item in page.columns)
+
+
+def _distances(page: Page) -> Iterator[Sequence[str]]:
+    rows = divergence_rows(page.contrasts)
+    for task in dict.fromkeys(row.task for row in rows):
+        own = [row for row in rows if row.task == task]
+        means = {row.candidate: f"{row.mean}{f' ({row.estimate})' if row.estimate else ''}" for row in own}
+        texts = {row.candidate: str(row.perplexity) for row in own if row.perplexity is not None}
+        lines = {
+            "mean KL, nats ↓": means,
+            "same top token ↑": {row.candidate: row.agreement for row in own},
+            "perplexity, change ↓": texts,
+        }
+        for name, cells in lines.items():
+            if cells:
+                yield task, name, "", *(cells.get(column.name, "") for column in page.columns)
+
+
+def _counts(page: Page) -> Iterator[Sequence[str]]:
+    """What comes from no documents and is no cost: requests without an answer, for instance."""
+    compared = COMPARISON_NAMES if page.contrasts else ()
+    metrics = [
+        {(item.task, item.metric): item for item in column.metrics if item.n is None and item.metric not in compared}
+        for column in page.columns
+    ]
+    for key in dict.fromkeys(key for own in metrics for key in own if not {*key} & COSTS.keys()):
+        cells = (number(own[key].value) if key in own else "" for own in metrics)
+        yield *key, "", *cells
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A model of a chain of passes: its name, and what was measured of it by column."""
+
+    name: str
+    values: dict[str, float]
+    documents: dict[str, str] = field(default_factory=dict)
+    """For columns of drawn documents, how many of how many they are."""
+
+
+def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
+    """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
+    first metric. What a report does not have is left out."""
+    names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
+    return [_chain_step(name, list(_chain_metrics(report))) for name, report in zip(names, reports, strict=True)]
+
+
+def _chain_step(name: str, columns: Sequence[tuple[str, Metric]]) -> ChainStep:
+    drawn = {column: metric.documents for column, metric in columns if metric.num_population is not None}
+    return ChainStep(name, {column: metric.value for column, metric in columns}, drawn)
+
+
+def _chain_metrics(report: Report) -> Iterator[tuple[str, Metric]]:
+    first: dict[str, Metric] = {}
+    for metric in report.metrics:
+        if metric.metric in _CHAIN_DISTANCES and metric.task == ALL:
+            yield metric.metric, metric
+        elif metric.task in _CHAIN_COSTS:
+            if metric.task != "tokens_per_second" or metric.value > 0:  # a baseline counts no tokens
+                yield metric.task, metric
+        elif metric.task not in (ALL, "requests_per_second") and metric.metric not in COMPARISON_NAMES:
+            first.setdefault(metric.task, metric)
+    yield from ((f"{metric.task} {metric.metric}", metric) for metric in first.values())
+
+
+def chain_table(steps: Sequence[ChainStep]) -> Table:
+    """A row for each step; the columns that some step has: costs first, then distances, then tasks as they come."""
+    seen = dict.fromkeys(name for step in steps for name in step.values)
+    known = [name for name in (*_CHAIN_COSTS, *_CHAIN_DISTANCES) if name in seen]
+    columns = [*known, *(name for name in seen if name not in known)]
+    rows = [[step.name, *(_chain_cell(name, step) for name in columns)] for step in steps]
+    return Table("The chain, step by step", ["step", *columns], rows, ("step",))
+
+
+def _chain_cell(column: str, step: ChainStep) -> str:
+    value = step.values.get(column)
+    if value is None:
+        return ""
+    if column == "size_on_disk" and math.isfinite(value):
+        return f"{value / 1e6:,.2f} MB"
+    shown = f"{value:,.0f}" if column == "tokens_per_second" and math.isfinite(value) else number(value)
+    return f"{shown} ({step.documents[column]})" if column in step.documents else shown

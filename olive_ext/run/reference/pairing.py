@@ -1,0 +1,153 @@
+"""Two models' answers to the same documents: outcomes of every metric, and the documents that flip. Knows no model and
+no session; the statistics are of `olive_ext.stats.paired_answers`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.errors import first_line
+from olive_ext.media.pictures import thumbnail
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of
+from olive_ext.run.reference.observer import Weights
+from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
+
+FloatArray = npt.NDArray[np.float64]
+logger = logging.getLogger(__name__)
+
+MOST_THUMBNAILS = 4
+"""Thumbnails of one document; others are left out."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One metric of one task: both models' values [D] for `documents`."""
+
+    reference: Answers
+    candidate: Answers
+    metric: str
+    documents: Sequence[int]
+    reference_values: FloatArray
+    candidate_values: FloatArray
+    matters: float
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.candidate.metrics[self.metric]
+
+    def outcome(self, weights: Weights | None) -> Outcome:
+        names, better = (self.candidate.task, self.metric, self.candidate.filter), self.higher_is_better
+        both = self.reference_values, self.candidate_values
+        if weights is None or len(self.documents) == len(self.whole()):
+            return compare_outcomes(*names, *both, better, self.matters)
+        return sampled_outcome(*names, self.whole(), *both, self.weights(weights), better)
+
+    def whole(self) -> list[float]:
+        """The reference's values of all documents, the drawn ones among them."""
+        return [item.values[self.metric] for item in self.reference.by_document.values() if self.metric in item.values]
+
+    def weights(self, weights: Weights) -> list[float]:
+        return [weights[self.candidate.task][number] for number in self.documents]
+
+
+def compare_answers(
+    reference: Sequence[Answers],
+    candidate: Sequence[Answers],
+    samples: Mapping[str, Any],
+    tasks: Mapping[str, Any],
+    matters: float = Comparison.matters,
+    weights: Weights | None = None,
+) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
+    """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
+    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
+    `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
+    documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
+    """
+    pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
+    outcomes = [pair.outcome(weights) for pair in pairs]
+    firsts: dict[str, _Pair] = {}
+    for pair, outcome in zip(pairs, outcomes, strict=True):
+        if outcome.is_binary:
+            firsts.setdefault(outcome.task, pair)
+    asked = {item.task for item in (reference if weights is None else candidate)}
+    binary = {item.task: (item, name) for item in reversed(reference) if (name := item.first_binary()) is not None}
+    undrawn = [item.with_value(name).right(name) for task, (item, name) in binary.items() if task not in asked]
+    if firsts and len(firsts) + len(undrawn) > 1:
+        outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
+    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
+    return tuple(outcomes), tuple(flips)
+
+
+def _pairs(
+    reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
+) -> Iterator[_Pair]:
+    theirs = {(item.task, item.filter): item for item in reference}
+    for own in candidate:
+        other = theirs[own.task, own.filter]
+        check_same_questions(other.of(own.by_document) if is_sample else other, own)
+        first, second = other.by_document, own.by_document
+        for metric in own.metrics:
+            numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
+            if numbers:
+                one, two = (np.array([answers[item].values[metric] for item in numbers]) for answers in (first, second))
+                yield _Pair(other, own, metric, numbers, one, two, matters)
+
+
+def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
+    """The outcome over all documents, those of `undrawn` tasks among them, where a right answer counts 1 always."""
+    names = ALL, ACCURACY, "none"
+    first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
+    second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
+    whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])
+    if weights is None or len(first) == len(whole):
+        return compare_outcomes(*names, first, second, matters=pairs[0].matters)
+    return sampled_outcome(*names, whole, first, second, np.concatenate([pair.weights(weights) for pair in pairs]))
+
+
+def _right(values: FloatArray, pair: _Pair) -> FloatArray:
+    return values if pair.higher_is_better else 1 - values
+
+
+def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> Iterator[Flip]:
+    task, filter_name = pair.candidate.task, pair.candidate.filter
+    flipped = {
+        number: one > two if pair.higher_is_better else one < two
+        for number, one, two in zip(pair.documents, pair.reference_values, pair.candidate_values, strict=True)
+        if one != two
+    }
+    for sample in samples:
+        number = int(sample["doc_id"])
+        if number in flipped and sample["filter"] == filter_name:
+            yield Flip(
+                task=task,
+                doc_id=number,
+                direction="right_to_wrong" if flipped[number] else "wrong_to_right",
+                question=question_of(tasks[task], sample),
+                target=target_of(tasks[task], sample),
+                reference_answer=pair.reference.by_document[number].text,
+                candidate_answer=pair.candidate.by_document[number].text,
+                metric=pair.metric,
+                filter=filter_name,
+                pictures=thumbnails_of(tasks[task], number),
+            )
+
+
+def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:
+    """Data URLs of the first pictures of a task's document; none where it has none, or its code gives none. (A sample
+    has digests in place of pictures.)"""
+    if getattr(getattr(task, "config", None), "doc_to_image", None) is None:
+        return ()
+    try:
+        pictures = task.doc_to_image(task.eval_docs[doc_id])
+        given = pictures if isinstance(pictures, list | tuple) else [pictures]
+        return tuple(map(thumbnail, given[:MOST_THUMBNAILS]))
+    except Exception as error:  # noqa: BLE001 - whatever a task's code throws: the numbers may have taken hours
+        logger.warning("no thumbnails of document %d: %s", doc_id, first_line(error))
+        return ()

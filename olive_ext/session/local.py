@@ -1,0 +1,158 @@
+"""Opens a resolved model in this process: its texts, its runner, and with a reference the tap that compares them.
+
+The reference is resident, or its records are read, or the model is one and writes them. Knows no step and no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from olive_ext.config import Strict
+from olive_ext.engine.opening import engine_on, open_runner
+from olive_ext.engine.reference.kernels import DivergenceKernels, refuse_other_vocabulary, vocab_size_of
+from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
+from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.requests import NUMBERS, Source
+from olive_ext.engine.runners.runner import OpenedRunner, Runner
+from olive_ext.errors import ModelError
+from olive_ext.media.sound import tell_other_features
+from olive_ext.model import ResolvedModel
+from olive_ext.records import Form, Records
+from olive_ext.session.session import Session
+from olive_ext.session.texts import Texts, read_texts
+from olive_ext.text.placeholders import MediaText
+from olive_ext.text.tokenizer_fit import refuse_other_tokenizer, tokenizer_traits
+
+RecordTo = str | Path | Mapping[str, Any]
+"""Where a session's distributions are recorded: a folder, or the keys of `RecordSettings`."""
+
+_DECIDING = ("runtime", "runtime_version", "dtype", "providers", "adapters")
+"""Facts of an execution that change a model's numbers."""
+
+
+class RecordSettings(Strict):
+    """Where and how a session's distributions are recorded, for candidates to be compared with them."""
+
+    folder: Annotated[str, BeforeValidator(str)]
+    """Root of the records; each reference has a folder of its own in it."""
+
+    top: int | None = None
+    """Most probable tokens of a position that are kept. None takes 64, fewer of small vocabularies."""
+
+    drawn: int | None = None
+    """Tokens drawn from the rest. None takes 32, fewer of small vocabularies."""
+
+    seed: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that is open in this process, and is no session yet."""
+
+    texts: Texts
+    opened: OpenedRunner
+    media: MediaText | None
+
+    @property
+    def runner(self) -> Runner:
+        """The runner, which the engine of a session takes over."""
+        return self.opened.runner
+
+    def session(
+        self, tap: Tap | None = None, *, records: Records | None = None, beside: Session | None = None
+    ) -> Session:
+        """A session with an engine in this process; `tap` notes what is scored."""
+        engine = engine_on(self.opened, self.texts.model, tap)
+        return self.texts.session(engine, self.media, records=records, beside=beside)
+
+
+def open_local(
+    model: ResolvedModel, reference: ResolvedModel | Records | None = None, record_to: RecordTo | None = None
+) -> Session:
+    """A session on `model` in this process; closing it closes a resident reference, too.
+
+    Raises `ModelError`, `ProviderError` or `ConfigError`; nothing is open then.
+    """
+    is_compared = reference is not None or record_to is not None
+    with ExitStack() as on_failure:
+        other = _open(reference, on_failure) if isinstance(reference, ResolvedModel) else None
+        own = _open(model, on_failure, is_compared=is_compared)
+        records = None if record_to is None else new_records(own, record_to)
+        tap: Tap | None = None
+        if other is not None:
+            tap = _resident_tap(own, other)
+        elif isinstance(reference, Records):
+            tap = _reading_tap(own, reference)
+        elif records is not None:
+            tap = WritingTap(records, DivergenceKernels.at(own.runner))
+        on_failure.pop_all()
+    session = own.session(tap, records=records)
+    session.reference = None if other is None else other.session(beside=session)
+    return session
+
+
+def _open(model: ResolvedModel, on_failure: ExitStack, *, is_compared: bool = True) -> LocalModel:
+    """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is told
+    before the weights are read; where models are compared, logits rows stay where they are computed."""
+    model = replace(model, is_compared=True) if is_compared else model
+    texts = read_texts(model)
+    opened = open_runner(model)
+    on_failure.callback(opened.runner.close)
+    local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
+    if model.warms_encoders:
+        _warm_up(local, is_strict=model.settings.engine.strict_shapes)
+    return local
+
+
+def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
+    """Runs a model's encoders beforehand, on items of nothing. `ModelError` where that fails and `is_strict`."""
+    (runner, chunk_size), media, encoding = local.opened, local.media, local.texts.encoding
+    if media is not None:
+        longest = min(media.limit.tokens or runner.traits.context_length, runner.traits.context_length)
+        runner.warm_up(media.processor.dummies(longest), max(longest, chunk_size))
+    if encoding is not None and encoding.sound is not None:
+        # Without an extractor's file users give features of their own, of shapes that they choose.
+        with nullcontext() if is_strict else suppress(ModelError):
+            runner.warm_up_source(Source(encoding.sound.silence()))
+
+
+def _resident_tap(own: LocalModel, reference: LocalModel) -> Tap:
+    names = reference.texts.name, own.texts.name
+    refuse_other_tokenizer(tokenizer_traits(reference.texts.tokenizer), tokenizer_traits(own.texts.tokenizer), *names)
+    refuse_other_vocabulary(vocab_size_of(reference.runner), vocab_size_of(own.runner))
+    if reference.texts.encoding is not None and own.texts.encoding is not None:
+        tell_other_features(reference.texts.encoding.sound, own.texts.encoding.sound)
+    own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
+    return ResidentTap(own.runner, reference.opened, DivergenceKernels.at(own.runner), **own_item)
+
+
+def _reading_tap(own: LocalModel, records: Records) -> Tap:
+    traits = tokenizer_traits(own.texts.tokenizer)
+    refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.texts.name)
+    refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.runner))
+    return ReadingTap(records, DivergenceKernels.at(own.runner))
+
+
+def new_records(own: LocalModel, record_to: RecordTo) -> Records:
+    """The records of the distributions that a reference's targets are scored with."""
+    given = record_to if isinstance(record_to, Mapping) else {"folder": record_to}
+    settings = RecordSettings.parse(given, where="record_to")
+    form = Form.choose(vocab_size_of(own.runner), settings.top, settings.drawn, settings.seed)
+    return Records.write(settings.folder, form, _facts_of(own))
+
+
+def _facts_of(local: LocalModel) -> dict[str, Any]:
+    """The facts that decide a model's numbers, JSON-ready: the key by which records are found."""
+    execution, model = local.runner.describe(), local.texts.model
+    deciding = {"numbers": NUMBERS, **{name: execution[name] for name in _DECIDING if name in execution}}
+    digest = model.digest or "{model}@{revision}".format_map(execution)
+    if lengths := local.runner.traits.lengths:
+        deciding["lengths"] = list(lengths)
+    tokenizer = tokenizer_traits(local.texts.tokenizer)
+    return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}

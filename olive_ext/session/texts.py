@@ -1,0 +1,90 @@
+"""What turns texts into requests to one model, and its answers into texts: tokenizer, stop ids, an encoder-decoder's
+source, pictures and sounds. Opens no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from olive_ext.engine.media.items import ItemLimit
+from olive_ext.media import MediaProcessor
+from olive_ext.model import ResolvedModel
+from olive_ext.records import Records
+from olive_ext.session.executor import Executor, RecordsElsewhere
+from olive_ext.session.session import Session
+from olive_ext.text.encoder_decoder import Encoding, read_encoding
+from olive_ext.text.generation_bounds import read_stop_ids
+from olive_ext.text.placeholders import MediaText, read_markers
+from olive_ext.text.token_ids import Rows
+from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
+from olive_ext.text.tokenizer_fit import refuse_smaller_vocabulary
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How requests of texts become requests of tokens for one model."""
+
+    model: ResolvedModel
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    """Tokens that end every generation."""
+
+    encoding: Encoding | None
+    """How an encoder-decoder's requests are converted; None for a decoder."""
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it, for errors."""
+        return self.model.settings.model
+
+    def media(self, limit: ItemLimit) -> MediaText | None:
+        """How pictures and sounds of at most `limit` tokens are put into prompts; None for a model without them."""
+        if self.model.media is None:
+            return None
+        files = self.model.processor_files
+        processor = MediaProcessor(self.model.media, files, self.model.settings.engine.threads)
+        return read_markers(processor, files, self.tokenizer, limit)
+
+    def session(
+        self,
+        executor: Executor,
+        media: MediaText | None,
+        *,
+        records: Records | RecordsElsewhere | None = None,
+        beside: Session | None = None,
+    ) -> Session:
+        """A session whose requests `executor` runs."""
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        return Session(
+            executor,
+            self.tokenizer,
+            stop_ids=self.stop_ids,
+            facts=facts,
+            encoding=self.encoding,
+            records=records,
+            model=self.model,
+            media=media,
+            beside=beside,
+        )
+
+
+def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Texts:
+    """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
+    that opening the model refuses of its tokenizer and of the configurations of a generation."""
+    tokenizer = tokenizer or open_tokenizer(model)
+    stop_ids = read_stop_ids(tokenizer, model.processor_files)
+    return Texts(model, tokenizer, stop_ids, read_encoding(tokenizer, model, model.source or (None, None)))
+
+
+def open_tokenizer(model: ResolvedModel) -> Tokenizer:
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
+    settings = model.settings
+    tokenizer = load_tokenizer(
+        model.files.tokenizer,
+        add_bos_token=settings.add_bos_token,
+        prefix_token_id=settings.prefix_token_id,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    tokenizer.rows = Rows.of(model)
+    if model.runtime.runs_graph:
+        refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
+    return tokenizer

@@ -1,0 +1,108 @@
+"""What is held against a tokenizer: the model's vocabulary, the reference's tokenizer, its own chat template. Knows no
+file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from typing import Any
+
+from olive_ext.engine.requests import Request
+from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.text.tokenizer import Tokenizer
+
+Traits = Mapping[str, Any]
+
+_PROBES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  leading, double  and trailing spaces  ",
+    "tabs\tand\n\nlines\r\n",
+    "don't we'll I'VE",
+    "3.14159 1,234,567 0x7f 2024-06-30",
+    "Ünïcödé naïve café e\u0301 ﬁ Å ½ Ⅷ",
+    "漢字かな交じり文 한국어 русский العربية हिन्दी",
+    "🙂👩‍👩‍👧 ∑∞≠ €",
+    "def f(x):\n    return x**2  # comment\n",
+    "https://example.com/a?b=c&d=%20 user@example.com",
+    "<|endoftext|></s>[INST]<unk>",
+)
+"""Texts on which normalizers and pre-tokenizers show."""
+
+
+def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
+    """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
+    where they are written out only, may lie beyond: some published models have such."""
+    added = tokenizer.hf.added_tokens_decoder.keys()
+    beyond = [number for number in tokenizer.hf.get_vocab().values() if number >= vocab_size and number not in added]
+    if beyond:
+        raise ModelError(
+            f"the tokenizer in '{tokenizer.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
+            f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
+        )
+
+
+def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Container[int] = ()) -> None:
+    """Raises `TaskError`, with its number and text, for a token of a request that the tokenizer's model has no row for.
+    `placeholders` of pictures and sounds are not looked up."""
+    rows = tokenizer.rows
+    targets = request.tokens[len(request.tokens) - request.num_targets :]
+    for tokens, size, what in ((request.tokens, rows.embedding, "embedding"), (targets, rows.vocabulary, "vocabulary")):
+        if size is None or max(tokens, default=0) < size:
+            continue
+        unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
+        if unknown is not None:
+            text = tokenizer.token_text(unknown)
+            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size} tokens")
+
+
+def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:
+    """Raises `ConfigError` where a chat template renders no message of a user, be it a text or a list of parts."""
+    try:
+        tokenizer.render_chat([{"role": "user", "content": "a"}], **kwargs)
+    except ConfigError:
+        with suppress(ConfigError, TypeError):
+            tokenizer.render_chat([{"role": "user", "content": [{"type": "text", "text": "a"}]}], **kwargs)
+            return
+        raise
+
+
+def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Everything that decides a tokenizer's ids, as JSON-ready digests by name. Special tokens that begin or end a text
+    are left out, since both models get the ids of one tokenizer."""
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
+    merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
+    vocabulary = sorted(tokenizer.hf.get_vocab().items())
+    added = sorted((number, str(token)) for number, token in tokenizer.hf.added_tokens_decoder.items())
+    return {
+        "num_tokens": len(vocabulary),
+        "vocabulary": _digest(vocabulary),
+        "merges": _digest(merges),
+        "added tokens": _digest(added),
+        "encoding": _digest([tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]),
+    }
+
+
+def special_traits(tokenizer: Tokenizer) -> list[Any]:
+    """What `tokenizer_traits` leave out: the special tokens around a text, and the chat template."""
+    template = getattr(tokenizer.hf, "chat_template", None)
+    return [tokenizer.encode("a"), tokenizer.prefix_token_id, tokenizer.eos_token_id, template]
+
+
+def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
+    """Raises `ConfigError` that names what differs between the traits of two tokenizers."""
+    differing = [name for name in own if name != "num_tokens" and reference.get(name) != own[name]]
+    if not differing:
+        return
+    sizes = ""
+    if reference.get("num_tokens") != own["num_tokens"]:
+        sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
+    raise ConfigError(
+        f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
+        f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"
+    )
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

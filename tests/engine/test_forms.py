@@ -1,0 +1,161 @@
+"""Forms of a step: one that is added by one class and one line, which form a model is opened with, what two share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import olive_ext
+from olive_ext.config import ModelSettings
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm, joined
+from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.packed.rewrite import KERNELS
+from olive_ext.engine.forms.registry import FORMS, choose, scoring_decision
+from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.rows.graph import RowsOnGraph
+from olive_ext.engine.forms.rows.kv import ViewKv
+from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.requests import Request
+from olive_ext.errors import ConfigError
+from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.decisions import Decision
+from tests.engine.fake_runner import FORMS as STEP_FORMS
+from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
+from tests.engine.strategies import assert_runs_as_oracle, requests_of
+from tests.exports import genai_export
+
+
+@dataclass(frozen=True)
+class OneToken(StepForm):
+    """A toy: a step has one row of one token."""
+
+    name: ClassVar[str] = "one_token"
+
+    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+        return [(ready.sequences[0], ready.row(ready.sequences[0], 1))]
+
+    def decoding(self, sequences: list[Any], limit: int) -> list[Any]:
+        return sequences[:1]
+
+    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+        return ScoredSteps("one_token", "a toy")
+
+    def runs(self, other: StepForm) -> bool:
+        return isinstance(other, OneToken)
+
+
+class OneTokenOnGraph(RowsOnGraph):
+    """The toy on ONNX Runtime, for every graph that writes its caches in place."""
+
+    name = "one_token"
+
+    @classmethod
+    def against(cls, model: ResolvedModel) -> str | None:
+        return None if model.spec.is_kv_in_place else ""
+
+    @classmethod
+    def decision(cls, model: ResolvedModel, reason: str) -> Decision:
+        return Decision("scoring", cls.name, "a toy")
+
+    def allocate(self, place: KvPlace) -> KvStore:
+        store = ViewKv(place)
+        store.form = OneToken()
+        return store
+
+    def finish(self, decoder: OpenedDecoder) -> None:
+        """Leaves the runner as it is."""
+
+
+@pytest.fixture
+def toy() -> Iterator[None]:
+    FORMS.insert(0, OneTokenOnGraph)
+    yield
+    FORMS.remove(OneTokenOnGraph)
+
+
+@given(calls=st.lists(requests_of(), min_size=1, max_size=2), num_slots=st.integers(1, 4), overlaps_steps=st.booleans())
+def test_toy_form_equals_the_oracle_and_is_the_planner_s_only_word(
+    calls: list[list[Request]], num_slots: int, overlaps_steps: bool
+) -> None:
+    runner = FakeRunner(num_slots, OneToken(), overlaps_steps=overlaps_steps)
+    engine = Engine(runner, 32)
+    assert_runs_as_oracle(engine, calls)
+    assert {step.num_tokens for step in runner.steps} <= {1}
+    engine.close()
+
+
+def test_toy_form_opens_a_model_by_one_line_in_the_registry(toy: None) -> None:
+    texts = [([1, 5, 9, 7], [3, 4]), ([1, 5, 9, 8], [6])]
+    with olive_ext.open(genai_export("llama")) as session:
+        scores = [score for output in session.loglikelihood(texts) for score in output.token_logprobs]
+        facts = session.describe_execution()
+        assert (facts["scoring"], facts["scoring_reason"], facts["batching"]) == ("one_token", "a toy", "one_token")
+        assert session.counters.steps == session.counters.tokens_fed
+    FORMS.remove(OneTokenOnGraph)
+    with olive_ext.open(genai_export("llama")) as session:
+        plain = [score for output in session.loglikelihood(texts) for score in output.token_logprobs]
+    FORMS.insert(0, OneTokenOnGraph)
+    np.testing.assert_allclose(scores, plain, atol=2e-5)
+
+
+def _model(**engine: Any) -> ResolvedModel:
+    settings = {"model": genai_export("llama"), "execution_provider": "cpu", "engine": engine}
+    return resolve(ModelSettings.of(settings))
+
+
+def _form(model: ResolvedModel) -> tuple[type[GraphForm], str]:
+    form, decision = choose(model)
+    return type(form), decision.value
+
+
+def test_form_follows_settings_device_and_graph_and_says_why() -> None:
+    assert _form(_model())[1] == "branches"
+    assert scoring_decision(_model(scoring="rows")) == Decision("scoring", "rows", "engine.scoring")
+    assert scoring_decision(_model(scoring="answers")).value == "answers"
+    assert scoring_decision(_model(shapes="bucketed")).reason.startswith("branches have any shape, and steps have few")
+    with pytest.raises(ConfigError, match=r"'engine.scoring' = \"packed\": CUDA and WebGPU have paged attention, cpu"):
+        choose(_model(scoring="packed"))
+
+
+def test_form_that_failed_is_not_asked_again_and_its_problem_is_the_reason() -> None:
+    decision = scoring_decision(_model(), {"branches": "planted"})
+    assert (decision.value, decision.reason.split(";")[0]) == ("answers", "planted")
+
+
+def test_what_a_device_s_paged_attention_takes_is_one_table() -> None:
+    assert KERNELS["cuda"].caches == {3, 10, 16, 17}
+    assert KERNELS["webgpu"].caches == {10}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "counts", "both"),
+    [
+        (PACKED, RANGE, (4, 2), RANGE),
+        (POOL, RANGE, (4, 4), POOL),
+        (POOL, RANGE, (4, 2), SINGLE),
+        (POOL, POOL, (4, 2), SINGLE),
+        (AlikeRows(True, True), AlikeRows(True, False, True), (4, 2), AlikeRows(True)),
+        (AlikeRows(True, True, True), PACKED, (4, 4), AlikeRows()),
+        (AlikeRows(True), RANGE, (4, 4), SINGLE),
+        (TreeForm(RANGE), TreeForm(POOL), (4, 4), TreeForm(POOL)),
+        (TreeForm(RANGE), RANGE, (4, 2), RANGE),
+        (replace(RANGE, answers=True), RANGE, (4, 4), RANGE),
+        (replace(RANGE, answers=True), replace(POOL, answers=True), (4, 4), replace(POOL, answers=True)),
+    ],
+)
+def test_two_forms_state_the_steps_that_both_run(
+    first: StepForm, second: StepForm, counts: Sequence[int], both: StepForm
+) -> None:
+    assert joined(first, second, counts) == joined(second, first, counts) == both
+
+
+def test_every_form_runs_its_own_steps() -> None:
+    assert all(joined(form, form, (4, 4)) == form for form in STEP_FORMS)

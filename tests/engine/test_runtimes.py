@@ -1,0 +1,233 @@
+"""The registry of runtimes: which one "auto" takes, and a runtime that another package brings."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import olive_ext
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.opening import open_runner
+from olive_ext.engine.runners.genai.generator_traits import input_window
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model import ResolvedModel
+from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
+from olive_ext.model.types import ModelFiles
+from tests.model.tiny import put_graph
+from tests.text.tiny import byte_level
+
+TOY = '''
+from dataclasses import replace
+
+import numpy as np
+
+from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Runner, Traits
+from olive_ext.engine.step import StepOutput
+from olive_ext.model.decisions import Decision
+from olive_ext.model.runtimes import Runtime
+
+VOCAB = 512
+
+
+class UniformRunner(Runner):
+    """Every token is as probable as any other."""
+
+    capacity, host_bytes = Capacity(num_slots=1), 0
+
+    def run(self, step):
+        logits_RV = np.zeros((len(step.logits_rows), VOCAB), np.float32)
+        logprobs_T = np.full(len(step.targets), -np.log(VOCAB), np.float32)
+        greedy_R = np.zeros(len(step.logits_rows), np.int64)
+        return StepOutput(logprobs_T, greedy_R, logits_RV[list(step.samples)], logits_RV)
+
+    def reserve(self, positions, cells=0):
+        self.capacity = self.capacity._replace(positions=positions)
+
+    def release_memory(self):
+        self.capacity = Capacity(num_slots=1)
+
+    def describe(self):
+        return {"runtime": "toy", "num_slots": 1, "batching": self.traits.form.name}
+
+    def close(self):
+        pass
+
+
+class Toy(Runtime):
+    name = "toy"
+
+    def decisions(self, model):
+        yield Decision("num_slots", 1, "a toy has one")
+
+    def open(self, model, profile_prefix):
+        return OpenedRunner(UniformRunner(Traits(context_length=64)), 16)
+'''
+
+
+def resolved(
+    settings: EngineConfig, pipeline: tuple[str, ...] = (), kind: Any = "onnx", **decoder: Any
+) -> ResolvedModel:
+    config = {"model": {"decoder": decoder}}
+    files = ModelFiles(Path("/m/model.onnx"), Path("/m"), config, {}, "/m", pipeline=pipeline)
+    return ResolvedModel(ModelSettings(model="/m", engine=settings), kind, "by the files", files)
+
+
+def chosen(*given: Any, **decoder: Any) -> tuple[str, str]:
+    runtime, reason = choose(resolved(EngineConfig(), *given, **decoder))
+    return runtime.name, reason
+
+
+def test_one_graph_runs_on_onnxruntime() -> None:
+    assert chosen()[0] == "onnxruntime"
+    window = {"window_size": 16, "slide_key_value_cache": False, "slide_inputs": False, "layers": [0]}
+    assert chosen(sliding_window=window)[0] == "onnxruntime"
+
+
+def test_pipeline_runs_on_genai_and_the_reason_names_its_graphs() -> None:
+    name, origin = chosen(("embeddings", "lm_head"))
+    assert name == "genai"
+    assert origin.startswith("auto: ")
+    assert "embeddings, lm_head" in origin
+
+
+def test_inputs_of_fixed_length_run_on_genai() -> None:
+    window = {"window_size": 64, "pad_value": 0, "alignment": "left"}
+    assert input_window(resolved(EngineConfig(), sliding_window=window).files) == 64
+    origin = "auto: genai_config.json feeds the decoder windows of 64 tokens"
+    assert chosen(sliding_window=window) == ("genai", origin)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "genai"])
+def test_setting_wins_for_models_of_its_kind(name: Any) -> None:
+    settings = EngineConfig(runtime=name)
+    for model in (resolved(settings), resolved(settings, ("a", "b"))):
+        runtime, origin = choose(model)
+        assert (runtime.name, origin) == (name, "engine.runtime")
+    runtime, origin = choose(resolved(settings, kind="hf"))
+    assert (runtime.name, origin) == ("transformers", "kind: by the files")
+
+
+def test_refused_graph_of_a_genai_package_is_told_the_other_runtime() -> None:
+    refusal = ModelError("input 'x' is not supported yet")
+    assert "'engine.runtime' = \"genai\"" in str(with_alternative(refusal, resolved(EngineConfig()).files))
+    plain = ModelFiles(Path("/m/model.onnx"), Path("/m"), {}, {}, "/m")
+    assert with_alternative(refusal, plain) is refusal
+
+
+def test_every_built_in_runtime_has_the_name_it_is_listed_under() -> None:
+    assert [load(name).name for name in BUILT_IN] == list(BUILT_IN)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, code: str) -> None:
+    """What pip leaves of a package with one module and an entry point: both lie in a folder on the path."""
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[olive_ext.runtimes]\n{name} = {module}:Toy\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_runtime_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("package", "model"):
+        (tmp_path / folder).mkdir()
+    install(tmp_path / "package", monkeypatch, "toy", "olive_ext_toy", TOY)
+    put_graph(tmp_path / "model" / "model.onnx")
+    byte_level().hf.save_pretrained(tmp_path / "model")
+    with olive_ext.open(tmp_path / "model", engine={"runtime": "toy"}) as session:
+        (output,) = session.loglikelihood([("the cat", " sat")])
+        facts = session.describe_execution()
+    assert output.logprob == pytest.approx(-output.token_count * math.log(512), rel=1e-6)
+    assert (facts["runtime"], facts["num_slots"]) == ("toy", 1)
+    assert choose(resolved(EngineConfig()))[0].name == "onnxruntime"  # "auto" chooses as without it
+
+
+def test_runtime_that_fails_to_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "broken", "olive_ext_broken", "raise RuntimeError('no driver')\n")
+    with pytest.raises(ConfigError, match=r"'engine\.runtime' = 'broken': 'olive_ext_broken:Toy' .* no driver"):
+        choose(resolved(EngineConfig(runtime="broken")))
+
+
+def test_module_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "leaving", "olive_ext_leaving", "raise SystemExit('no driver')\n")
+    with pytest.raises(ConfigError, match=r"'olive_ext_leaving:Toy' cannot be loaded: no driver"):
+        choose(resolved(EngineConfig(runtime="leaving")))
+
+
+def test_name_of_two_packages_is_refused_whichever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("olive_ext_one", "olive_ext_two"):
+        install(tmp_path, monkeypatch, "twofold", module, TOY)
+    with pytest.raises(ConfigError, match=r"several .* of that name: olive_ext_one:Toy, olive_ext_two:Toy"):
+        choose(resolved(EngineConfig(runtime="twofold")))
+
+
+@pytest.mark.parametrize("method", ["decisions", "open", "refuse"])
+def test_runtime_that_fails_later_is_named_with_what_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    name = f"failing_{method}"
+    failing = f"\n    def {method}(self, model, *others):\n        raise KeyError('n_ctx')\n"
+    install(tmp_path, monkeypatch, name, f"olive_ext_{name}", TOY.replace('"toy"', f'"{name}"') + failing)
+    model = resolved(EngineConfig(runtime=name))
+    with pytest.raises(ModelError, match=f"'engine.runtime' = '{name}' failed in '{method}': KeyError: 'n_ctx'"):
+        model.decisions if method == "decisions" else open_runner(model)
+
+
+def test_runtime_that_opens_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = TOY.replace('"toy"', '"pair"').replace("OpenedRunner(Uni", "(Uni")
+    install(tmp_path, monkeypatch, "pair", "olive_ext_pair", code)
+    with pytest.raises(ModelError, match=r"'engine\.runtime' = 'pair' opened tuple: give an OpenedRunner"):
+        open_runner(resolved(EngineConfig(runtime="pair")))
+
+
+def test_setting_that_the_named_runtime_does_not_follow_is_refused_with_those_that_it_takes() -> None:
+    taken = "chunk_size, num_slots, num_threads, session_options"
+    with pytest.raises(ConfigError) as caught:
+        refuse_settings(resolved(EngineConfig(runtime="genai", scoring="rows")))
+    why = f"changes nothing on 'genai' (engine.runtime), which takes {taken}: leave it out"
+    assert str(caught.value) == f"'engine.scoring' = \"rows\" {why}"
+    followed = EngineConfig(runtime="genai", chunk_size=64, num_threads=1, shapes="auto")
+    assert refuse_settings(resolved(followed)) == []
+
+
+def test_setting_that_a_chosen_runtime_does_not_follow_is_told() -> None:
+    settings = EngineConfig(decode_ahead=True, num_threads=1)
+    (told,) = refuse_settings(resolved(settings, ("a", "b")))
+    assert told.startswith("'engine.decode_ahead' = true changes nothing on 'genai' (auto: genai_config.json makes")
+    (told,) = refuse_settings(resolved(settings, kind="hf"))
+    assert told.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
+    assert refuse_settings(resolved(settings)) == []
+
+
+def test_class_that_is_no_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "other", "olive_ext_other", "class Toy:\n    name = 'other'\n")
+    with pytest.raises(ConfigError, match=r"'olive_ext_other:Toy' is no olive_ext\.model\.runtimes\.Runtime"):
+        choose(resolved(EngineConfig(runtime="other")))
+
+
+def test_unknown_runtime_is_refused_with_what_is_accepted() -> None:
+    with pytest.raises(ConfigError, match=r"'runtime' = 'genia': give \"auto\", \"onnxruntime\" or \"genai\" or the"):
+        EngineConfig.parse({"runtime": "genia"})
+
+
+def test_missing_genai_names_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['onnxruntime_genai'] = None\n"
+        "from pathlib import Path\n"
+        "from olive_ext.config import ModelSettings\n"
+        "from olive_ext.engine.runners.genai.genai_runner import open_genai_runner\n"
+        "from olive_ext.model import ResolvedModel\n"
+        "from olive_ext.model.providers.devices import Provider\n"
+        "from olive_ext.model.types import ModelFiles\n"
+        "files = ModelFiles(Path('m.onnx'), Path('.'), {'model': {'decoder': {'filename': 'm.onnx'}}}, {}, '.')\n"
+        "settings, used = ModelSettings(model='m.onnx'), (Provider('CPUExecutionProvider', 'cpu'),)\n"
+        "open_genai_runner(ResolvedModel(settings, 'onnx', '', files, session_providers=used))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "ProviderError: this model needs onnxruntime-genai" in done.stderr
+    assert "olive-ext[cpu] or olive-ext[gpu]" in done.stderr

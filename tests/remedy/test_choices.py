@@ -1,0 +1,102 @@
+"""The choices of a weight and the answers of a menu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olive_ext.remedy.choices import Choice, Menu
+from olive_ext.remedy.constants import Constants
+from olive_ext.remedy.pairing import Target, pair
+from olive_ext.remedy.precision import FLOAT, Precision
+from olive_ext.remedy.sources import Sources
+from olive_ext.remedy.weights import GraphWeights
+from tests.remedy import graphs
+
+
+def menu_of(stored: graphs.Stored, kl: float = 1e-3) -> tuple[Menu, Target]:
+    origin = (stored.matrix + graphs.random_weight() * 0.02).astype(np.float32)
+    floats = graphs.plain(origin)
+    own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
+    (target,) = pair(own, other).targets
+    sources = Sources(Constants(floats, Path("a.onnx")), Constants(stored.model, Path("b.onnx")))
+    return Menu.of({target: kl}, sources, own, other), target
+
+
+def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
+    menu, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
+    choices = menu.of_target(0)
+    assert [one.name for one in choices] == ["as it is", "int4 in blocks of 32", "int8 in blocks of 32", "float"]
+    assert choices[0] == Choice(None, target.bytes, 1e-3, is_measured=True)
+    assert choices[-1] == Choice(FLOAT, graphs.NUM_INPUTS * graphs.NUM_OUTPUTS * 4, 0.0, is_measured=True)
+    sizes = [one.bytes for one in choices]
+    assert sizes == sorted(sizes)
+    assert choices[2].kl < choices[0].kl / 3
+    assert [one.is_measured for one in choices] == [True, False, False, True]
+
+
+def test_weights_that_are_fine_have_fewer_choices() -> None:
+    assert [one.name for one in menu_of(graphs.nbits(8, 32, has_zero_points=False))[0].of_target(0)] == [
+        "as it is",
+        "float",
+    ]
+    assert [one.name for one in menu_of(graphs.qdq(None))[0].of_target(0)] == [
+        "as it is",
+        "int8 in blocks of 32",
+        "float",
+    ]
+
+
+def test_experts_stay_as_they_are() -> None:
+    quantized, float_model = graphs.experts(4, 32)
+    other = GraphWeights(quantized, Path())
+    matrices = {name.rpartition("/")[2]: other.matrix(use) for name, use in other.uses.items()}
+    floats = float_model({part: (matrix + 0.001).astype(np.float32) for part, matrix in matrices.items()})
+    own = GraphWeights(floats, Path())
+    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
+    targets = pair(own, other).targets
+    menu = Menu.of(dict.fromkeys(targets, 1e-3), sources, own, other)
+    assert [[one.name for one in menu.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
+
+
+def test_negative_estimates_of_a_loss_count_as_none() -> None:
+    assert menu_of(graphs.nbits(4, 64, has_zero_points=False), -1e-6)[0].kl((0,)) == 0
+
+
+@pytest.fixture
+def menu() -> Menu:
+    """Three weights that differ in what they lose."""
+    _, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
+    targets = [Target(f"w{n}", target.floats, target.quantized, 0, 0) for n in range(3)]
+    made = {
+        one: [Choice(None, 100, kl, True), Choice(Precision(8, 32), 200, kl / 100, False), Choice(FLOAT, 800, 0, True)]
+        for one, kl in zip(targets, (5e-3, 1e-4, 2e-3), strict=True)
+    }
+    return Menu(made)
+
+
+def test_smallest_within_a_bound_and_best_within_a_size(menu: Menu) -> None:
+    assert menu.smallest(1) == (0, 0, 0)
+    assert menu.smallest(3e-3) == (1, 0, 0)
+    assert menu.smallest(2e-4) == (1, 0, 1)
+    assert menu.smallest(-1.0) == menu.finest == (2, 2, 2)
+    assert menu.best(299) == menu.unchanged == (0, 0, 0)
+    assert menu.best(400) == (1, 0, 0)
+    assert menu.num_bytes((1, 0, 0)) == 400
+    assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
+
+
+def test_front_and_uniform_points(menu: Menu) -> None:
+    sizes = [menu.num_bytes(one) for one in menu.front(30)]
+    assert sizes[0] == 300
+    assert sizes[-1] == 2400
+    assert menu.uniform(Precision(8, 32)) == (1, 1, 1)
+    assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
+
+
+def test_measured_loss_replaces_an_estimate(menu: Menu) -> None:
+    menu.learn(0, 1, 4e-3)
+    assert menu.of_target(0)[1].is_measured
+    assert menu.smallest(3e-3) == (2, 0, 0)

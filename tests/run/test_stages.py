@@ -1,0 +1,296 @@
+"""The distance to a checkpoint by stage: of a quantized export, and of one whose conversion changed a layer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.model import resolve
+from olive_ext.model.providers.devices import Provider
+from olive_ext.report import Report, from_json
+from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.report.verdict import verdict
+from olive_ext.run import conversion, evaluate, stages
+from olive_ext.run.export import float_export
+from olive_ext.run.models import Models
+from olive_ext.run.reference.comparison_run import Comparer
+from olive_ext.run.stages import refuse_stages, stage_of, with_stages
+from tests.backends.local_tasks import write_tasks
+from tests.device.open import LIBRARY, why_no_webgpu
+from tests.exports import export, genai_export, hf_model
+from tests.report.test_comparison import divergence, outcome
+from tests.run.conversion.test_checkpoint import edited, weight
+from tests.run.reference.test_sampled_run import COUNT, write_many
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def rounded(model: onnx.ModelProto) -> None:
+    """A weight to 4 bits, as quantization would."""
+    tensor = weight(model, "layers.0", "down_proj")
+    values = numpy_helper.to_array(tensor)
+    scale = np.abs(values).max() / 7
+    tensor.CopyFrom(numpy_helper.from_array((np.round(values / scale) * scale).astype(np.float32), tensor.name))
+
+
+def staged(folder: Path, model: Path, family: str, float_model: Path, **more: Any) -> Report:
+    reference = {"path": str(hf_model(family)), "float_model": str(float_model), "mode": "resident", "export": "never"}
+    reference |= {key: more.pop(key) for key in ("mode", "records_dir", "export") if key in more}
+    values = {"tasks": ["tiny_choice"], "include_path": str(folder), "bootstrap_iters": 0, "max_length": 64}
+    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": reference, **values, **more}))
+
+
+def test_quantization_is_charged_where_the_conversion_lost_nothing(folder: Path, tmp_path: Path) -> None:
+    package = export("llama-genai-0.14-int4")
+    report = staged(folder, package.path, "llama", genai_export("llama"), output_dir=str(tmp_path / "out"))
+    assert report.comparison is not None
+    conversion, quantization = report.comparison.stages
+    assert (conversion.name, quantization.name) == ("conversion", "quantization")
+    assert conversion.kl_mean < 1e-6
+    overall = report.comparison.overall_divergence()
+    assert overall is not None
+    assert quantization.kl_mean == pytest.approx(overall.kl.mean, rel=1e-3)
+    assert conversion.finding == ""
+    assert "quantization lost it (KL" in (tmp_path / "out" / "report.md").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert 'class="parts"' in page
+    text = (tmp_path / "out" / "report.json").read_text()
+    assert json.loads(text)["comparison"]["stages"][1]["kl_mean"] == quantization.kl_mean
+    assert from_json(text).comparison == report.comparison
+
+
+def test_conversion_is_charged_and_its_layer_is_named(folder: Path, tmp_path: Path) -> None:
+    def changed(model: onnx.ModelProto) -> None:
+        tensor = weight(model, "layers.1", "o_proj")
+        tensor.CopyFrom(numpy_helper.from_array(3 * numpy_helper.to_array(tensor), tensor.name))
+
+    converted = edited(genai_export("llama"), tmp_path / "float", changed)
+    quantized = edited(converted, tmp_path / "quantized", rounded)
+    report = staged(folder, quantized, "llama", converted, output_dir=str(tmp_path / "out"))
+    assert report.comparison is not None
+    conversion, quantization = report.comparison.stages
+    assert conversion.kl_mean > quantization.kl_mean > 0
+    assert "hidden states part in layer 1 (self_attn)" in conversion.finding
+    assert "the conversion: differs from" in (tmp_path / "out" / "report.md").read_text().replace("\\", "")
+
+
+def test_float_model_that_is_exported_is_held_against_transformers(folder: Path) -> None:
+    report = staged(folder, export("llama-genai-0.14-int4").path, "llama", Path("export"), export="auto")
+    assert report.comparison is not None
+    checkpoint = resolve(ModelSettings(model=str(hf_model("llama")), device="cpu"))
+    conversion, quantization = report.comparison.stages
+    assert 0 < conversion.kl_mean < 1e-6 < quantization.kl_mean
+    assert report.comparison.reference["float_model"] == str(float_export(checkpoint))
+
+
+def test_float_model_that_is_the_evaluated_one_has_no_stages(folder: Path) -> None:
+    report = staged(folder, genai_export("llama"), "llama", genai_export("llama"))
+    assert report.comparison is not None
+    assert report.comparison.stages == ()
+
+
+def test_stage_that_fails_is_a_warning_and_the_report_stands(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = edited(genai_export("llama"), tmp_path / "float", lambda model: model.graph.initializer.pop())
+    with caplog.at_level(logging.WARNING, "olive"):
+        report = staged(folder, export("llama-genai-0.14-int4").path, "llama", broken)
+    assert report.comparison is not None
+    assert report.comparison.stages == ()
+    assert "the stages of the difference are not told" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ({"path": "onnx", "float_model": "onnx"}, "needs a Hugging Face model as the reference"),
+        ({"path": "hf", "float_model": "hf"}, "is no ONNX model"),
+        ({"path": "hf", "float_model": "int4"}, r"is quantized \(MatMulNBits\): give the float model"),
+        ({"path": "hf", "float_model": "/nowhere"}, "/nowhere"),
+        ({"path": "hf", "float_model": "auto"}, "no workflow is running: give its path, or 'export'"),
+        ({"path": "owner/name", "float_model": "export"}, "'export': its files are not in a folder here"),
+        ({"path": "onnx", "float_model": "export"}, "needs a Hugging Face model as the reference"),
+    ],
+)
+def test_float_model_that_cannot_be_is_refused_before_anything_runs(
+    folder: Path, reference: dict[str, str], message: str
+) -> None:
+    places = {"onnx": str(genai_export("llama")), "hf": str(hf_model("llama"))}
+    places["int4"] = str(export("llama-genai-0.14-int4").path)
+    named = {key: places.get(value, value) for key, value in reference.items()}
+    values = {"tasks": ["tiny_choice"], "include_path": str(folder), "model": {"path": str(genai_export("qwen3"))}}
+    with pytest.raises(OliveExtError, match=message):
+        evaluate(EvaluationConfig.parse({**values, "reference": named}))
+
+
+@pytest.mark.parametrize("mode", ["recorded", "resident"])
+def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> None:
+    folder = write_tasks(tmp_path / "tasks")
+    write_many(folder)
+    evaluated: list[tuple[str, set[int]]] = []
+    original = Comparer.finish
+
+    def noted(self: Comparer, lm: Any, results: Any) -> Any:
+        samples = {int(line["doc_id"]) for line in results["samples"]["many_choice"]}
+        evaluated.append((self._models.config.documents, samples))
+        return original(self, lm, results)
+
+    claim = {"metric": "kl_mean", "above": 0.01}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Comparer, "finish", noted)
+        report = staged(
+            folder, export("llama-genai-0.14-int4").path, "llama", genai_export("llama"), tasks=["many_choice"],
+            documents="enough", certain=claim, mode=mode, records_dir=str(tmp_path / "records"),
+        )  # fmt: skip
+    comparison = report.comparison
+    assert comparison is not None
+    assert comparison.certainty is not None
+    assert comparison.certainty.num_evaluated < COUNT
+    assert [documents for documents, _ in evaluated] == ["enough", "all", "all"]
+    assert evaluated[0][1] == evaluated[1][1] == evaluated[2][1]
+    assert len(evaluated[0][1]) == comparison.certainty.num_evaluated
+    conversion, quantization = comparison.stages
+    whole = comparison.overall_divergence()
+    assert whole is not None
+    assert conversion.is_exact
+    assert quantization.kl_mean == pytest.approx(whole.kl.mean, rel=1e-3)
+    assert quantization.kl_stderr == pytest.approx(whole.kl.stderr, rel=1e-2)
+
+
+def test_stage_that_loses_more_answers_than_is_claimed_is_a_loss_alone() -> None:
+    own = ("choice", "acc", "none")
+    claim = Certainty("accuracy_difference", "above", -0.01, 0.95, "kept", 0, -0.01, 0.01, 40, 400, "", own)
+    whole = Comparison({}, certainty=claim)
+    for difference, is_loss in (-0.02, True), (-0.005, False):
+        answers = outcome(difference=difference, low=-0.05, high=0.02, mcnemar_p=0.5)
+        alone = Comparison({}, (divergence(kl=0.001, perplexity_ratio=1.0),), (answers,))
+        assert stage_of("quantization", alone, whole).is_loss == is_loss
+
+
+CPU = "CPUExecutionProvider"
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, provider: str, **values: Any) -> dict[str, EvaluationConfig]:
+    """The evaluation of each stage of a quantized model on `provider`, none of which is made."""
+    config = EvaluationConfig.parse(
+        {"tasks": ["a"], "model": {"path": str(export("llama-genai-0.14-int4").path)}, **values}
+    )
+    models = Models(config)
+    monkeypatch.setitem(vars(models.given), "providers", (Provider(provider, "gpu"),))
+    refuse_stages(models)
+    evaluated: list[EvaluationConfig] = []
+
+    def compare(one: EvaluationConfig) -> Comparison:
+        evaluated.append(one)
+        return Comparison({}, (divergence(kl=1e-9),))
+
+    whole = with_stages(Report((), comparison=Comparison({}, (divergence(),))), models, compare).comparison
+    assert whole is not None
+    return dict(zip([stage.name for stage in whole.stages], evaluated, strict=True))
+
+
+def places(config: EvaluationConfig) -> tuple[Any, Any]:
+    """Where a stage's model and its reference run; None is where the candidate does."""
+    assert config.reference is not None
+    return config.execution_provider, config.reference.execution_provider
+
+
+def test_provider_is_a_stage_and_the_others_are_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    float_model, own = str(genai_export("llama")), str(export("llama-genai-0.14-int4").path)
+    reference = {"path": str(hf_model("llama")), "float_model": float_model}
+    engine = {"scoring": "packed", "num_threads": 2}
+    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, execution_provider="cuda",
+                    engine=engine, provider_options={"device_id": 1})  # fmt: skip
+    assert list(parts) == ["conversion", "quantization", "provider"]
+    assert [places(part) for part in parts.values()] == [(CPU, None), (CPU, CPU), ("cuda", CPU)]
+    paths = [(part.model.path, part.reference.path) for part in parts.values() if part.reference is not None]
+    assert paths == [(float_model, reference["path"]), (own, float_model), (own, own)]
+    assert [part.engine.scoring for part in parts.values()] == ["auto", "auto", "packed"]
+    assert [part.provider_options for part in parts.values()] == [None, None, {"device_id": 1}]
+    assert {part.engine.num_threads for part in parts.values()} == {2}
+
+
+def test_provider_named_in_the_model_arguments_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama"))}
+    arguments = {"execution_provider": "cuda", "add_bos_token": True}
+    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference, model_args=arguments)
+    assert [part.model_args for part in parts.values()] == [{"add_bos_token": True}] * 2 + [arguments]
+
+
+def test_provider_is_no_stage_on_the_cpu_or_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama"))}
+    assert list(planned(monkeypatch, CPU, reference=reference)) == ["conversion", "quantization"]
+    unwanted = planned(monkeypatch, "CUDAExecutionProvider", reference={**reference, "provider_stage": False})
+    assert [places(part) for part in unwanted.values()] == [(None, None)] * 2
+
+
+def test_onnx_reference_leaves_quantization_and_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = {"path": str(genai_export("llama")), "provider_stage": True}
+    parts = planned(monkeypatch, "CUDAExecutionProvider", reference=reference)
+    assert {name: places(part) for name, part in parts.items()} == {"quantization": (CPU, CPU), "provider": (None, CPU)}
+    assert planned(monkeypatch, "CUDAExecutionProvider", reference=reference["path"]) == {}
+
+
+def test_checkpoint_alone_leaves_no_provider_to_be_told_apart() -> None:
+    reference = {"path": str(hf_model("llama")), "provider_stage": True}
+    config = EvaluationConfig.parse(
+        {"tasks": ["a"], "model": {"path": str(genai_export("llama"))}, "reference": reference}
+    )
+    with pytest.raises(ConfigError, match=r"'reference.provider_stage' = true needs 'reference.float_model'"):
+        refuse_stages(Models(config))
+
+
+def on_device(folder: Path, model: Path, mode: str) -> Report:
+    if reason := why_no_webgpu():
+        pytest.skip(reason)
+    reference = {"path": str(hf_model("llama")), "float_model": str(genai_export("llama")), "mode": mode}
+    values = {"tasks": ["tiny_choice"], "include_path": str(folder), "bootstrap_iters": 0, "max_length": 64}
+    values |= {"execution_provider": "webgpu", "provider_libraries": LIBRARY}
+    report = evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": reference, **values}))
+    assert report.providers[0]["name"] == "WebGpuExecutionProvider"
+    return report
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("mode", ["auto", "resident"])
+def test_activations_that_only_the_cpu_rounds_are_the_providers_share(folder: Path, mode: str) -> None:
+    """The export's products have accuracy level 4: the CPU multiplies in int8, WebGPU does not."""
+    comparison = on_device(folder, export("llama-genai-0.14-int4").path, mode).comparison
+    assert comparison is not None
+    conversion, quantization, provider = comparison.stages
+    assert conversion.kl_mean < 1e-6
+    assert 1e-3 < provider.kl_mean < 0.01 < quantization.kl_mean
+
+
+@pytest.mark.webgpu
+def test_float_model_on_a_device_has_a_conversion_and_a_provider(folder: Path) -> None:
+    comparison = on_device(folder, genai_export("llama"), "auto").comparison
+    assert comparison is not None
+    assert [stage.name for stage in comparison.stages] == ["conversion", "provider"]
+    assert all(stage.is_exact for stage in comparison.stages)
+    assert "neither the conversion nor the provider lost anything" in "".join(verdict(comparison).lines)
+
+
+def test_remark_that_fails_in_any_way_costs_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise KeyError("a module that has another name")
+
+    monkeypatch.setattr(conversion, "hold_against", failing)
+    monkeypatch.setattr(stages, "_float_model", lambda *_: object())
+    models: Any = SimpleNamespace(given_reference=None)
+    assert "a module that has another name" in stages._finding(models)

@@ -1,0 +1,54 @@
+"""The documentation's site: built strictly, a link or an anchor that leads nowhere fails, and without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.other_env
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's folder; `python -m mkdocs build` as the documentation has it."""
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml", "-d", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_page_is_published(site: Path) -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+    html = {page.relative_to(ROOT).with_suffix(".html").as_posix().replace("README", "index") for page in pages}
+    assert len(html) > 20
+    assert [name for name in sorted(html) if not (site / name).is_file()] == []
+
+
+def test_docstrings_are_the_reference(site: Path) -> None:
+    page = (site / "docs" / "reference" / "python.html").read_text(encoding="utf-8")
+    for name in ("olive_ext.session.Session.generate", "olive_ext.evaluate", "olive_ext.backends.lm_eval.OrtLM"):
+        assert f'id="{name}"' in page
+
+
+def test_schemas_are_published(site: Path) -> None:
+    for kind in ("recipe", "evaluator", "pass"):
+        schema = json.loads((site / "docs" / "reference" / f"schema-{kind}.json").read_text(encoding="utf-8"))
+        assert "json-schema.org" in schema["$schema"]
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(
+        r'<(?:script|img|iframe)[^>]+src="(https?:)?//|<link[^>]+rel="(?:stylesheet|icon)"[^>]+href="https?:'
+    )
+    assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text(encoding="utf-8"))] == []

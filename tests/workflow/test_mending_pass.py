@@ -1,0 +1,104 @@
+"""`OrtMending` in a recipe: a broken bound becomes a kept one, or the pass fails and says how far it came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.hardware.accelerator import DEFAULT_CPU_ACCELERATOR
+from olive.model import CompositeModelHandler, ONNXModelHandler
+from olive.workflows import run as olive_run
+
+import olive_ext
+from olive_ext.check import check_recipe
+from olive_ext.check.recipe import mistakes
+from olive_ext.config import schema
+from olive_ext.errors import ConfigError, RequirementError
+from olive_ext.workflow import register
+from olive_ext.workflow.mending_pass import OrtMending
+from tests.exports import quickstart
+from tests.workflow.recipes import recipe, saved
+
+KEYS: dict[str, Any] = {
+    "reference": str(quickstart.exported()),
+    "tasks": ["quickstart_choice"],
+    "include_path": str(quickstart.TASKS),
+    "limit": 16,
+}
+BOUND = {"metric": "kl_mean", "max": 2e-3}
+
+
+def blocks(**changes: Any) -> dict[str, Any]:
+    mend = {"type": "OrtMending", "top": 1, "require": [BOUND], **KEYS, **changes}
+    gate = {"type": "OrtLMEvaluation", **KEYS, "bootstrap_iters": 0}
+    return {"passes": {"before": gate, "mend": mend, "after": {**gate, "require": [BOUND]}}}
+
+
+def quantized() -> dict[str, Any]:
+    return {"type": "ONNXModel", "model_path": str(quickstart.quantized(4, 128)), "onnx_file_name": "model.onnx"}
+
+
+@pytest.mark.slow
+def test_bound_is_broken_before_and_kept_behind_the_pass(tmp_path: Path) -> None:
+    register()
+    olive_run(recipe(tmp_path, quantized(), **blocks()))
+    (chain,) = (tmp_path / "out").rglob("chain.json")
+    before, after = json.loads(chain.read_text())["steps"]
+    column = next(name for name in before["values"] if "kl_mean" in name)
+    assert before["values"][column] > BOUND["max"] > after["values"][column]
+    assert after["name"] == "mend"
+    (bill,) = (tmp_path / "out").rglob("bill.json")
+    assert json.loads(bill.read_text())["goal"] == "kl_mean of at most 0.00200"
+    with olive_ext.open(bill.parent, engine={"runtime": "genai"}) as session:
+        assert session.generate(["The"])
+
+
+@pytest.mark.slow
+def test_pass_fails_where_no_model_keeps_the_bound_in_the_size(tmp_path: Path) -> None:
+    register()
+    made = recipe(tmp_path, quantized(), **blocks(require=[{"metric": "kl_mean", "max": 1e-6}], at_most="1.15MB"))
+    del made["passes"]["before"]
+    with pytest.raises(RequirementError, match=r"not reached; with the least loss in 1.15.MB \(.*\) kl_mean is 0.00"):
+        olive_run(made)
+
+
+def test_composite_model_is_refused_whole_and_not_part_by_part(tmp_path: Path) -> None:
+    parts = [ONNXModelHandler(str(quickstart.quantized(4, 128) / "model.onnx")) for _ in range(2)]
+    model = CompositeModelHandler(parts, ["embedding", "decoder"])
+    made = OrtMending.generate_config(DEFAULT_CPU_ACCELERATOR, {**KEYS, "require": [BOUND]}, {}, True)
+    with pytest.raises(ConfigError, match="OrtMending gives one ONNX model, and this one has several"):
+        OrtMending(DEFAULT_CPU_ACCELERATOR, made).run(model, str(tmp_path / "mended"))
+
+
+def test_wrong_keys_of_the_pass_are_told_with_their_place(tmp_path: Path) -> None:
+    model = {"type": "ONNXModel", "model_path": str(tmp_path)}
+    (told,) = mistakes(recipe(tmp_path, model, **blocks(at_mots="1GB")), has_model=False)
+    assert told == "unknown key 'passes.mend.at_mots': did you mean 'at_most'?"
+    (told,) = mistakes(recipe(tmp_path, model, **blocks(require=[])), has_model=False)
+    assert "passes.mend: give what the mended model is to keep: 'within', 'at_most' or 'like'" in told
+
+
+def test_pass_in_front_of_any_onnx_model_is_refused_by_check(tmp_path: Path) -> None:
+    model = {"type": "HfModel", "model_path": str(quickstart.MODEL)}
+    findings = check_recipe(saved(tmp_path, recipe(tmp_path, model, **blocks())))
+    assert any("'passes.mend': a loss is located in a quantized ONNX model" in one for one in findings.problems)
+
+
+def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:
+    def key(**goal: Any) -> Any:
+        made = OrtMending.generate_config(DEFAULT_CPU_ACCELERATOR, {**KEYS, **goal}, {}, True)
+        return OrtMending(DEFAULT_CPU_ACCELERATOR, made).config.to_json()
+
+    assert key(require=[BOUND]) == key(require=[BOUND])
+    assert key(require=[BOUND]) != key(require=[{**BOUND, "max": 1e-5}])
+    (tmp_path / "model.onnx").write_bytes(b"small")
+    small = key(like=str(tmp_path))
+    (tmp_path / "model.onnx").write_bytes(b"larger")
+    assert key(like=str(tmp_path)) != small
+
+
+def test_schema_knows_the_pass() -> None:
+    made = schema("recipe")
+    assert {"within", "at_most", "like", "require"} <= made["$defs"]["mending"]["properties"].keys()
