@@ -1,10 +1,11 @@
 """What holds for the whole suite: one thread a session, because several workers run at a time, how many random examples
-a property test draws, and which cases a sample has. Knows no test and no model."""
+a property test draws and by which seed, and which cases a sample has. Knows no test and no model."""
 
 from __future__ import annotations
 
 import os
 import random
+from datetime import datetime, timezone
 
 import onnxruntime
 import pytest
@@ -22,6 +23,13 @@ os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker
 settings.register_profile("quick", max_examples=100, deadline=None)
 settings.register_profile("thorough", max_examples=400, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws random examples by the day, $CI_DAY or UTC's: others tomorrow, and what failed today fails again today."""
+    if config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = os.environ.get("CI_DAY") or datetime.now(timezone.utc).date().isoformat()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
