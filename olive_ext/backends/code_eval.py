@@ -1,5 +1,5 @@
-"""`code_eval` of Hugging Face's evaluate, by which lm-eval's tasks of code are scored: offline, each program in a sandbox,
-those of a whole task at once. Tasks that run code, and the switch without which they are refused.
+"""`code_eval` of Hugging Face's evaluate, by which lm-eval's tasks of code are scored: offline, each program in a
+sandbox, those of a whole task at once. Tasks that run code, and the switch without which they are refused.
 
 What it computes is that library's: the same arguments, results and estimator. Knows no model.
 """
@@ -64,8 +64,7 @@ class CodeEval:
         if timeout != _TIMEOUT_S:
             raise TaskError(f"code_eval's 'timeout' = {timeout!r}: {_TIMEOUT_S:g} seconds alone are supported")
         programs = [
-            [f"{answer}\n{test}" for answer in answers]
-            for answers, test in zip(predictions, references, strict=False)
+            [f"{answer}\n{test}" for answer in answers] for answers, test in zip(predictions, references, strict=False)
         ]
         if self._noted is not None:
             self._noted += [program for several in programs for program in several]
@@ -85,7 +84,8 @@ class CodeEval:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """What is computed in the block is noted only, and run behind it."""
-        self._noted = noted = []
+        noted: list[str] = []
+        self._noted = noted
         try:
             yield
         finally:

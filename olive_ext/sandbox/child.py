@@ -115,7 +115,7 @@ def _new_root(options: Mapping[str, Any]) -> None:
     _called("pivot_root", _libc.syscall(_PIVOT_ROOT[os.uname().machine], bytes(root), bytes(root / "old")))
     os.chdir("/")
     _called("umount2", _libc.umount2(b"/old", 2))  # MNT_DETACH
-    os.rmdir("/old")
+    Path("/old").rmdir()
     _mount(None, "/", None, 0x1027)  # MS_REMOUNT | MS_BIND | MS_NODEV | MS_NOSUID | MS_RDONLY
     os.chdir("/tmp")
 
@@ -124,7 +124,7 @@ def _bind(path: Path, root: Path, *, is_device: bool = False) -> None:
     target = root / path.relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() and not is_device:
-        target.symlink_to(os.readlink(path))
+        target.symlink_to(path.readlink())
         return
     target.mkdir(exist_ok=True) if path.is_dir() else target.touch()
     _mount(path, target, None, 0x5000)  # MS_BIND | MS_REC
@@ -135,8 +135,8 @@ def _bind(path: Path, root: Path, *, is_device: bool = False) -> None:
 
 
 def _run(options: Mapping[str, Any], job: list[bytes], verdict: int) -> NoReturn:
-    """Confines this process for good, and runs the program. What it must not know, the nonce, is then in no frame and in
-    no object that it can ask for: the program and what follows it are called by a loop in C."""
+    """Confines this process for good, and runs the program. What it must not know, the nonce, is then in no frame and
+    in no object that it can ask for: the program and what follows it are called by a loop in C."""
     is_bare = options["mode"] != "namespaces"
     if is_bare:
         _called("prctl", _libc.prctl(1, signal.SIGKILL, 0, 0, 0))
@@ -151,7 +151,7 @@ def _run(options: Mapping[str, Any], job: list[bytes], verdict: int) -> NoReturn
     _called("prctl", _libc.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     _called("capset", _libc.capset(header, none))
-    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+    os.environ["HOME"] = os.environ["TMPDIR"] = str(Path.cwd())
     sys.argv[:] = [""]
     _refuse(frozenset(_INTROSPECTION + (_WITHOUT_NAMESPACES if is_bare else ())), is_bare)
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import pytest
 from lm_eval.api.model import LM
 
@@ -19,7 +21,7 @@ from olive_ext.report import Report
 from olive_ext.run import evaluate
 
 RIGHT, WRONG, STOPPED = "    return a + b\n", "    return a - b\n", "    import os\n    os._exit(0)\n"
-FUNCTIONS = '''
+FUNCTIONS = """
 import datasets
 import evaluate as hf_evaluate
 
@@ -42,7 +44,7 @@ def build_predictions(resps, docs):
 
 def own_means(references, predictions, k):
     return {"pass@1": 0.0}
-'''
+"""
 TASK = """task: toy_code
 unsafe_code: true
 custom_dataset: !function toy.load
@@ -71,7 +73,7 @@ metadata:
 ANSWERS = {
     0: [RIGHT, RIGHT, RIGHT],
     1: [RIGHT, WRONG, STOPPED],
-    2: [WRONG, "    while True:\n        pass\n", WRONG],
+    2: [WRONG, STOPPED, WRONG],
     3: [WRONG, RIGHT, RIGHT],
 }
 
@@ -160,7 +162,9 @@ def test_equal_programs_are_run_once_until_they_are_forgotten() -> None:
 def test_task_of_code_is_refused_before_its_python_unless_it_is_confirmed(folder: Path) -> None:
     sys.modules.pop(str(folder / "toy"), None)
     for _ in range(2):
-        with pytest.raises(TaskError, match="'toy_code' runs code that the model writes: 'confirm_run_unsafe_code' = true"):
+        with pytest.raises(
+            TaskError, match="'toy_code' runs code that the model writes: 'confirm_run_unsafe_code' = true"
+        ):
             evaluated(folder, confirm_run_unsafe_code=False)
     assert str(folder / "toy") not in sys.modules
 
@@ -185,3 +189,50 @@ def test_evaluates_own_door_is_as_it_was(folder: Path) -> None:
     own = library.load
     load_tasks(["toy_code"], str(folder), runs_code=True)
     assert library.load is own
+
+
+HUMANEVAL = [
+    {
+        "prompt": "def add(a, b):\n",
+        "test": f"def check(candidate):\n    assert candidate({n}, 2) == {n + 2}\n",
+        "entry_point": "add",
+    }
+    for n in ANSWERS
+]
+MBPP = [
+    {"text": "Add.", "test_list": [f"assert add({n}, {m}) == {n + m}" for m in range(1, 4)], "task_id": n}
+    for n in ANSWERS
+]
+
+
+class Writes(LM):  # type: ignore[misc]
+    """Answers documents with an even number rightly, in the form that each task's prompt asks for."""
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        head = "" if "[BEGIN]" not in requests[0].args[0] else "def add(a, b):\n"
+        return [head + (WRONG if request.doc_id % 2 else RIGHT) for request in requests]
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        raise NotImplementedError
+
+    loglikelihood_rolling = loglikelihood
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "metric"),
+    [("humaneval/humaneval.yaml", HUMANEVAL, "pass@1"), ("mbpp/mbpp.yaml", MBPP, "pass_at_1")],
+)
+def test_lm_evals_own_tasks_run_with_their_own_python(
+    tmp_path: Path, file: str, rows: list[dict[str, Any]], metric: str
+) -> None:
+    data, name = tmp_path / "test.jsonl", f"own_{Path(file).stem}"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / f"{name}.yaml").write_text(
+        f"task: {name}\ninclude: {Path(lm_eval.tasks.__file__).parent / file}\n"
+        f"dataset_path: json\ndataset_name: null\ndataset_kwargs:\n  data_files:\n    test: {data}\n",
+        encoding="utf-8",
+    )
+    settings = {"tasks": [name], "include_path": str(tmp_path), "confirm_run_unsafe_code": True}
+    report = evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **settings}), lm=Writes())
+    values = {each.metric: (each.value, each.stderr) for each in report.metrics if each.task == name}
+    assert values[metric] == pytest.approx((0.5, 0.57735 / 2), abs=1e-5)

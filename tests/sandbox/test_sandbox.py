@@ -37,8 +37,8 @@ FAILED: dict[str, tuple[str, str | tuple[str, ...]]] = {
     "exits_politely": ("import sys\nsys.exit(0)", "failed: 0"),
     "prints_the_verdict": ("print('passed')\nimport os\nos.write(1, b'passed')\nos._exit(0)", "failed: ended"),
     "writes_to_every_file": (
-        "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed' * 9)\n    except OSError:\n        pass\n"
-        "os._exit(0)",
+        "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed' * 9)\n    except OSError:\n"
+        "        pass\nos._exit(0)",
         "failed: ended",
     ),
     "floods_every_file": (
@@ -59,8 +59,8 @@ FAILED: dict[str, tuple[str, str | tuple[str, ...]]] = {
         "timed out",
     ),
     "ignores_signals": (
-        "import signal\nfor one in set(signal.Signals) - {9, 19}:\n    try:\n        signal.signal(one, signal.SIG_IGN)\n"
-        "    except OSError:\n        pass\nwhile True:\n    pass",
+        "import signal\nfor one in set(signal.Signals) - {9, 19}:\n    try:\n"
+        "        signal.signal(one, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
         ("failed: ended", "timed out"),
     ),
     "looks_for_objects": ("import gc\nx = [o for o in gc.get_objects()]", "failed: gc.get_objects is not allowed"),
