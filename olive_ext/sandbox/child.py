@@ -29,6 +29,9 @@ NONCE = 32
 TIMED_OUT = 124
 """Exit status of a child whose program was stopped by the clock."""
 
+_ENDING_S = 4.0
+"""The most seconds that it takes to end what a program leaves behind; less than its sender waits."""
+
 _NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID and CLONE_NEWNET of sched.h."""
 
@@ -219,19 +222,30 @@ def _wait(child: int, seconds: float | None) -> int:
 
 
 def _end_descendants() -> None:
-    """Kills what is left, this process's own children: whoever loses its parent becomes one."""
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                if parent == str(os.getpid()):
-                    os.kill(int(folder.name), signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
+    """Kills what is left: whoever loses its parent becomes a child of this process. All are stopped before any is
+    killed, because whoever is stopped keeps its place among the processes that there may be, and forks no more."""
+    end = time.monotonic() + _ENDING_S
+    while (left := _descendants()) and time.monotonic() < end:
+        running = [child for child, state in left.items() if state not in "TZ"]
+        for child in running or left:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP if running else signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while not running and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            return
+
+
+def _descendants() -> dict[int, str]:
+    """Process ids and states (R, S, T, Z, ...) of all that come from this process."""
+    states, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            states[int(folder.name)], parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            parents[int(folder.name)] = int(parent)
+    found: set[int] = set()
+    while new := {child for child, parent in parents.items() if parent in {os.getpid(), *found}} - found:
+        found |= new
+    return {child: states[child] for child in found}
 
 
 def _hide() -> None:

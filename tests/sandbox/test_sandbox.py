@@ -183,3 +183,20 @@ def test_order_is_that_of_the_programs_and_none_are_none() -> None:
     programs = [f"assert {number} % 3" for number in range(12)]
     assert [outcome.passed for outcome in sandbox.run(programs)] == [bool(number % 3) for number in range(12)]
     assert sandbox.run([]) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["user", "limits"])
+def test_processes_in_sessions_of_their_own_end_without_namespaces(mode: str) -> None:
+    try:
+        sandbox = Sandbox(Limits(cpu_s=1, wall_s=2), modes=[mode])
+    except RunError as error:
+        pytest.skip(str(error))
+    forking = "import os\nwhile True:\n    try:\n        os.fork() and os.setsid()\n    except OSError:\n        pass"
+    programs = [
+        forking,
+        RIGHT + "import os, time\nif not os.fork():\n    os.setsid()\n    time.sleep(600)",
+        RIGHT + TEST,
+    ]
+    assert [outcome.result for outcome in sandbox.run(programs)] == ["timed out", "passed", "passed"]
+    assert _left() == []
