@@ -142,6 +142,7 @@ def _load_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | No
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import load_tasks
+    from olive_ext.backends.task_network import warn_of_network
 
     config, names = models.config, asked_tasks(models.config)
     if not names:
@@ -150,6 +151,7 @@ def _load_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | No
         runs_code = config.confirm_run_unsafe_code
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, runs_code=runs_code)
     inputs = loaded_inputs(tasks)
+    warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is None:
         refuse_misfits(models.given, inputs)
