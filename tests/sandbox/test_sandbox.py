@@ -80,7 +80,7 @@ import gc, sys, __main__
 stack, seen, found = [vars(__main__), sys.modules], set(), []
 frame = sys._getframe()
 while frame:
-    stack += [frame.f_locals, frame.f_globals]
+    stack += [frame, frame.f_locals, frame.f_globals]
     frame = frame.f_back
 while stack:
     item = stack.pop()
