@@ -32,6 +32,9 @@ CODE = "code"
 _TIMEOUT_S = 3.0
 """evaluate's default, by the clock; of the processor here, so that a busy machine changes no score."""
 
+Program = tuple[str, float]
+"""A text, and the seconds that it may take."""
+
 Results = tuple[dict[str, Any], dict[int, list[tuple[int, dict[str, Any]]]]]
 """pass@k by name, and by number of the task each program's number with how it ended."""
 
@@ -40,8 +43,8 @@ class CodeEval:
     """The metric. A program is a prediction, a line break, and its reference: equal ones are run once an evaluation."""
 
     def __init__(self) -> None:
-        self._outcomes: dict[str, Outcome] = {}
-        self._noted: list[str] | None = None
+        self._outcomes: dict[Program, Outcome] = {}
+        self._noted: list[Program] | None = None
 
     @cached_property
     def sandbox(self) -> Sandbox:
@@ -60,11 +63,11 @@ class CodeEval:
         num_workers: int = 4,
         timeout: float = _TIMEOUT_S,
     ) -> Results:
-        """As evaluate's. `num_workers` changes nothing: as many run at once as there are cores."""
-        if timeout != _TIMEOUT_S:
-            raise TaskError(f"code_eval's 'timeout' = {timeout!r}: {_TIMEOUT_S:g} seconds alone are supported")
+        """As evaluate's. `num_workers` changes nothing: as many run at once as there are cores. `timeout`: seconds of
+        the processor, rounded up."""
         programs = [
-            [f"{answer}\n{test}" for answer in answers] for answers, test in zip(predictions, references, strict=False)
+            [(f"{answer}\n{test}", timeout) for answer in answers]
+            for answers, test in zip(predictions, references, strict=False)
         ]
         if self._noted is not None:
             self._noted += [program for several in programs for program in several]
@@ -76,15 +79,18 @@ class CodeEval:
         passes = {f"pass@{n}": _passes(total, correct, n).mean() for n in k if (total >= n).all()}
         return passes, defaultdict(list, {task: _told(task, several) for task, several in enumerate(ended)})
 
-    def run(self, programs: Sequence[str]) -> None:
+    def run(self, programs: Sequence[Program]) -> None:
         """Runs those that were not run yet, in parallel."""
         new = [program for program in dict.fromkeys(programs) if program not in self._outcomes]
-        self._outcomes.update(zip(new, self.sandbox.run(new), strict=True))
+        for seconds in dict.fromkeys(seconds for _, seconds in new):
+            alike = [program for program in new if program[1] == seconds]
+            outcomes = self.sandbox.run([text for text, _ in alike], seconds)
+            self._outcomes.update(zip(alike, outcomes, strict=True))
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """What is computed in the block is noted only, and run behind it."""
-        noted: list[str] = []
+        noted: list[Program] = []
         self._noted = noted
         try:
             yield

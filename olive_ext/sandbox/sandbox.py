@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import secrets
 import select
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,12 +83,16 @@ class Sandbox:
         why = "".join(f"; not with {mode}: {reason}" for mode, reason in self.refused.items())
         return f"{self.mode} ({MODES[self.mode]}{why})"
 
-    def run(self, programs: Sequence[str]) -> list[Outcome]:
-        """How each program ended, as many at a time as this process has cores."""
+    def run(self, programs: Sequence[str], cpu_s: float | None = None) -> list[Outcome]:
+        """How each program ended, as many at a time as this process has cores. `cpu_s`: another limit on seconds of the
+        processor, and three times as many by the clock."""
         if not programs:
             return []
+        limits = self.limits
+        if cpu_s is not None:
+            limits = replace(limits, cpu_s=math.ceil(cpu_s), wall_s=3.0 * math.ceil(cpu_s))
         with ThreadPoolExecutor(min(len(programs), _cores()), thread_name_prefix="sandbox") as pool:
-            return list(pool.map(self._outcome, programs))
+            return list(pool.map(lambda program: self._outcome(program, self.mode, limits), programs))
 
     def _found_mode(self) -> str:
         for mode in self.modes:
@@ -96,21 +101,21 @@ class Sandbox:
             elif mode == "user" and os.getuid() != 0:
                 self.refused[mode] = "only root can become another user"
             else:
-                outcome = self._outcome("import os, subprocess, math", mode)
+                outcome = self._outcome("import os, subprocess, math", mode, self.limits)
                 if outcome.passed:
                     return mode
                 self.refused[mode] = outcome.result.partition(": ")[2] or outcome.result
         reasons = "; ".join(f"{mode}: {reason}" for mode, reason in self.refused.items())
         raise RunError(f"generated code cannot be confined on this machine: {reasons}")
 
-    def _outcome(self, program: str, mode: str | None = None) -> Outcome:
+    def _outcome(self, program: str, mode: str, limits: Limits) -> Outcome:
         nonce = secrets.token_bytes(child.NONCE)
         with tempfile.TemporaryDirectory(prefix="olive_ext_code_", ignore_cleanup_errors=True) as folder:
-            options = self._options(mode or self.mode, folder)
+            options = self._options(mode, folder, limits)
             with tempfile.TemporaryFile() as job:
                 job.write(nonce + program.encode("utf-8", "surrogatepass"))
                 job.seek(0)
-                message, status = _exchange(options, job, self.limits.wall_s + _GRACE_S)
+                message, status = _exchange(options, job, limits.wall_s + _GRACE_S)
         if message == nonce:
             return Outcome(True, "passed")
         if status in (child.TIMED_OUT, 128 + signal.SIGXCPU):
@@ -119,8 +124,8 @@ class Sandbox:
         is_told = text.startswith(("failed: ", "refused: "))
         return Outcome(False, text if is_told else f"failed: ended with status {status} before its end was reached")
 
-    def _options(self, mode: str, folder: str) -> dict[str, Any]:
-        limits, own_user = self.limits, 0
+    def _options(self, mode: str, folder: str, limits: Limits) -> dict[str, Any]:
+        own_user = 0
         if os.getuid() == 0 and mode != "limits":
             own_user = _OWN_USERS + os.getpid() * 64 + next(self._numbers) % 64
             os.chown(folder, own_user, own_user)
