@@ -114,7 +114,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         slow = ["loops", "sleeps", "forks_without_end", "ignores_signals"]
         order = [name for name in answers if name not in slow] + slow
         programs = [answers[name] + "\n" + TEST for name in order]
-        sandbox = Sandbox(Limits(cpu_s=1, wall_s=4))
+        sandbox = Sandbox(Limits(cpu_s=3, memory_bytes=1 << 29))
         outcomes = sandbox.run(programs[: -len(slow)]) + Sandbox(Limits(cpu_s=1, wall_s=1)).run(programs[-len(slow) :])
         number = 0
         try:
