@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 FLOORS = {
     "olive_ext": [
         ["errors", "python_processes"],
-        ["config", "report", "records"],
+        ["config", "report", "records", "sandbox"],
         ["model", "graph", "stats"],
         ["engine"],
         ["media"],

@@ -13,6 +13,7 @@ import lm_eval
 from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
+from olive_ext.backends.code_eval import CODE, programs_at_once
 from olive_ext.backends.lm_eval.instances import answered_documents
 from olive_ext.backends.lm_eval_patches import (
     media_of_shots,
@@ -29,7 +30,7 @@ from olive_ext.text.bounded_templates import bounded_chat_templates
 
 _PASSED_ON = (
     *("num_fewshot", "limit", "bootstrap_iters", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"),
-    *("batch_size", "device"),
+    *("batch_size", "device", "confirm_run_unsafe_code"),
 )
 """Settings that lm-eval takes under the same names."""
 
@@ -61,6 +62,7 @@ def run_tasks(
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
         bounded_chat_templates(),
         answered_documents(tasks.tasks, getattr(lm, "lost", ())),
+        programs_at_once(tasks.tasks) as confined,
         journaled(lm, journal) as model,
     ):
         results: dict[str, Any] = lm_eval.simple_evaluate(
@@ -72,6 +74,7 @@ def run_tasks(
             **{name: getattr(settings, name) for name in _PASSED_ON},
             **asdict(seeds),
         )
+        results |= {CODE: confined} if confined else {}
         if settings.apply_chat_template:
             template = lm.chat_template(True)  # empty where a server applies it, so that it is not known
             results["chat_template_sha"] = hash_string(template) if template else None

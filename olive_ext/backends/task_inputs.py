@@ -24,10 +24,12 @@ class TaskInputs:
     """The task's configuration."""
 
 
-def declared_inputs(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> list[TaskInputs]:
+def declared_inputs(
+    specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
+) -> list[TaskInputs]:
     """Of every task of `specs` that is defined in a file; those that are Python classes, or members of a tag, are left
-    out. Raises `TaskError` for unknown tasks."""
-    manager, _ = find_tasks(specs, include_path)
+    out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run what a model has written."""
+    manager, _ = find_tasks(specs, include_path, runs_code=runs_code)
     configs = [config for spec in specs for config in leaves(spec, manager.task_index)]
     return [_inputs(str(config["task"]), config) for config in configs if "class" not in config]
 

@@ -20,6 +20,7 @@ import torch
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from olive_ext.backends.code_eval import loading_code_eval, pass_names, refuse_unconfined, refuse_unconfirmed
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
@@ -97,27 +98,35 @@ def load_tasks(
     include_path: str | Sequence[str] | None = None,
     seeds: Seeds | None = None,
     metadata: Mapping[str, Any] | None = None,
+    *,
+    runs_code: bool = False,
 ) -> LoadedTasks:
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
-    `metadata` is laid over each task's own, and given to the functions that make documents.
+    `metadata` is laid over each task's own, and given to the functions that make documents. `runs_code`: whether those
+    may be among them that run what a model has written.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
             or data cannot be loaded.
     """
     with named_failures(f"tasks {_names(specs)} cannot be loaded", machine=()):
-        manager, accepted = find_tasks(specs, include_path, metadata)
+        manager, accepted = find_tasks(specs, include_path, metadata, runs_code=runs_code)
         (seeds or Seeds()).plant()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
-        with sandboxed_templates(), made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
-            return LoadedTasks(manager, manager.load(accepted))
+        templates, code = sandboxed_templates(), loading_code_eval(runs_code)
+        with templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
+            loaded = LoadedTasks(manager, manager.load(accepted))
+        refuse_unconfined(loaded.tasks, runs_code)
+        return loaded
 
 
 def find_tasks(
     specs: Sequence[Spec],
     include_path: str | Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    *,
+    runs_code: bool = False,
 ) -> tuple[TaskManager, list[Any]]:
     """lm-eval's manager of tasks, and `specs` as it loads them, without their data. Raises `TaskError` as `load_tasks`
     does for what is unknown or missing."""
@@ -130,6 +139,7 @@ def find_tasks(
     for config in (config for spec in specs for config in leaves(spec, manager.task_index)):
         refuse_metrics(config, str(config["task"]))
         refuse_counts(config, str(config["task"]))
+        refuse_unconfirmed(config, str(config["task"]), runs_code)
     if missing := [name for _, names in resolved for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)
@@ -214,7 +224,10 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
 
 def loaded_metrics(loaded: LoadedTasks) -> Declared:
     """The metrics of loaded tasks, and of the groups that aggregate any."""
-    tasks = {name: _with_filters(task.aggregation(), _filters(task)) for name, task in loaded.tasks.items()}
+    tasks = {
+        name: _with_filters([*task.aggregation(), *pass_names(task)], _filters(task))
+        for name, task in loaded.tasks.items()
+    }
     groups = {name: _of_group(group) for name, group in loaded.groups.items()}
     return {**tasks, **{name: metrics for name, metrics in groups.items() if metrics}}
 

@@ -167,7 +167,8 @@ def _inputs(settings: WorkflowSettings | LocationSettings, where: str) -> list[T
     from olive_ext.run.costs import COSTS
 
     try:
-        return declared_inputs([task for task in settings.tasks if task not in COSTS], settings.include_path)
+        asked = [task for task in settings.tasks if task not in COSTS]
+        return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
         raise TaskError(f"'{where}.tasks': {error}") from error
 

@@ -159,6 +159,10 @@ class WorkSettings(Strict):
     gen_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Generation settings laid over those of every generation task (lm-eval's `gen_kwargs`)."""
 
+    confirm_run_unsafe_code: bool = False
+    """Runs tasks of code (HumanEval, MBPP): what the model writes is executed, on Linux alone, each answer in a process
+    of its own without network, files, environment and more than little time and memory (docs/security.md)."""
+
     seed: Seed | None = None
     """Seed of few-shot sampling and of sampled generation. None takes lm-eval's own, so that the examples in a prompt
     are those of its other backends."""

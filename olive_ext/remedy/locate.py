@@ -152,7 +152,8 @@ class Location:
         if not self._targets and not self._roundings and self._cache is None:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
-        tasks = load_tasks(evaluation.tasks, evaluation.include_path, seeds, evaluation.metadata)
+        runs_code = evaluation.confirm_run_unsafe_code
+        tasks = load_tasks(evaluation.tasks, evaluation.include_path, seeds, evaluation.metadata, runs_code=runs_code)
         inputs = loaded_inputs(tasks)
         refuse_shots(tasks.tasks, evaluation.num_fewshot)
         refuse_misfits(self.model, inputs)

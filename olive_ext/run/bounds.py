@@ -69,7 +69,9 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
     asked = [task for task in settings.tasks if task not in COSTS]
     declared = declared_metrics(asked, settings.include_path)
     if loads_tasks and (declared is None or None in declared.values()):
-        declared = loaded_metrics(load_tasks(asked, settings.include_path, metadata=settings.metadata))
+        runs_code = settings.confirm_run_unsafe_code
+        loaded = load_tasks(asked, settings.include_path, metadata=settings.metadata, runs_code=runs_code)
+        declared = loaded_metrics(loaded)
     return None if declared is None else {**declared, **_cost_metrics(settings.tasks)}
 
 

@@ -142,13 +142,16 @@ def _load_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | No
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import load_tasks
+    from olive_ext.backends.task_network import warn_of_network
 
     config, names = models.config, asked_tasks(models.config)
     if not names:
         return None
     with models.clock.phase("tasks"):
-        tasks = load_tasks(names, config.include_path, seeds, config.metadata)
+        runs_code = config.confirm_run_unsafe_code
+        tasks = load_tasks(names, config.include_path, seeds, config.metadata, runs_code=runs_code)
     inputs = loaded_inputs(tasks)
+    warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is None:
         refuse_misfits(models.given, inputs)
@@ -217,6 +220,7 @@ def _run(
 def _report(
     models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
+    from olive_ext.backends.code_eval import CODE
     from olive_ext.backends.package_versions import versions
 
     config, session = models.config, getattr(lm, "session", None)
@@ -243,7 +247,7 @@ def _report(
         model={**_identity(models, lm), **execution},
         providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
         versions=versions(),
-        hardware=describe_hardware(),
+        hardware={**describe_hardware(), **results.get(CODE, {})},
         engine={**counters, **models.clock.seconds()},
         config=config.model_dump(mode="json", exclude_unset=True),
         missing=tuple({"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in lost),

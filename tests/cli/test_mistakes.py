@@ -444,6 +444,10 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     # tasks
     "task that cannot be parsed": (lambda p: p.task(CHOICE + "\nfoo: [1,2"), r"mine.yaml', line \d+ cannot be parsed"),
     "task that is a list": (lambda p: p.task("- a\n"), "mine.yaml' holds no mapping"),
+    "task that runs generated code": (
+        lambda p: p.task(CHOICE + "unsafe_code: true\n"),
+        "task 'mine' runs code that the model writes: 'confirm_run_unsafe_code' = true allows it, in a sandbox",
+    ),
     "metric that is unknown": (
         lambda p: p.task(CHOICE.replace("acc_norm", "nosuch")),
         "task 'mine' has the unknown metric 'nosuch'; there are acc",
