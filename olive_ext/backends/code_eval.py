@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,23 +127,36 @@ def _passes(total: np.ndarray[Any, Any], correct: np.ndarray[Any, Any], k: int) 
 
 
 @contextmanager
-def loading_code_eval(is_confirmed: bool) -> Iterator[None]:
-    """With the switch, what loads "code_eval" from evaluate meanwhile gets `CODE_EVAL`, without a download."""
-    if not is_confirmed:
-        yield
+def loading_metrics(is_confirmed: bool) -> Iterator[None]:
+    """What loads a metric of evaluate meanwhile gets none of the working directory's, which evaluate looks for first;
+    and with the switch for "code_eval" it gets `CODE_EVAL`, without a download."""
+    if not is_confirmed and not _has_scripts(Path.cwd()):
+        yield  # importing evaluate takes seconds
         return
     evaluate: Any = importlib.import_module("evaluate")
     own = evaluate.load
 
     @wraps(own)
     def load(path: str, *args: Any, **options: Any) -> Any:
-        return CODE_EVAL if path == "code_eval" else own(path, *args, **options)
+        if path == "code_eval" and is_confirmed:
+            return CODE_EVAL
+        script = Path(path) / f"{Path(path).name}.py"
+        if not path.startswith((".", "/")) and script.is_file():
+            where = f"'{script}' of the working directory would be run for it: rename that, or work elsewhere"
+            raise TaskError(f"a task asks for the metric '{path}' of evaluate, and {where}")
+        return own(path, *args, **options)
 
     evaluate.load = load
     try:
         yield
     finally:
         evaluate.load = own
+
+
+def _has_scripts(folder: Path) -> bool:
+    """Whether a folder in it, or one in that, holds Python of its own name: "name", or "owner/name"."""
+    folders = [item for pattern in ("*/", "*/*/") for item in folder.glob(pattern)]
+    return any((item / f"{item.name}.py").is_file() for item in folders)
 
 
 def refuse_unconfirmed(config: Mapping[str, Any], name: str, is_confirmed: bool) -> None:

@@ -13,7 +13,7 @@ import lm_eval
 from lm_eval.api.model import LM, CacheHook, CachingLM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
-from olive_ext.backends.code_eval import CODE, programs_at_once
+from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
 from olive_ext.backends.lm_eval.instances import answered_documents
 from olive_ext.backends.lm_eval_patches import (
     media_of_shots,
@@ -58,6 +58,7 @@ def run_tasks(
         checked_documents(),
         media_of_shots(),
         no_code_of_the_working_directory(),
+        loading_metrics(settings.confirm_run_unsafe_code),
         quiet_bars(progress),
         chosen_template(getattr(lm, "tokenizer", None), settings.apply_chat_template),
         bounded_chat_templates(),

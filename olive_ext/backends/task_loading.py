@@ -20,7 +20,7 @@ import torch
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from olive_ext.backends.code_eval import loading_code_eval, pass_names, refuse_unconfined, refuse_unconfirmed
+from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
@@ -114,7 +114,7 @@ def load_tasks(
         (seeds or Seeds()).plant()
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
-        templates, code = sandboxed_templates(), loading_code_eval(runs_code)
+        templates, code = sandboxed_templates(), loading_metrics(runs_code)
         with templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
             loaded = LoadedTasks(manager, manager.load(accepted))
         refuse_unconfined(loaded.tasks, runs_code)

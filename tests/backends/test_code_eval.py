@@ -16,7 +16,7 @@ from lm_eval.api.model import LM
 from olive_ext.backends.code_eval import CODE_EVAL, CodeEval
 from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import TaskError
+from olive_ext.errors import OliveExtError, TaskError
 from olive_ext.report import Report
 from olive_ext.run import evaluate
 from olive_ext.sandbox import Outcome, Sandbox
@@ -265,3 +265,27 @@ def test_lm_evals_own_tasks_run_with_their_own_python(
     report = evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **settings}), lm=Writes())
     values = {each.metric: (each.value, each.stderr) for each in report.metrics if each.task == name}
     assert values[metric] == pytest.approx((0.5, 0.57735 / 2), abs=1e-5)
+
+
+@pytest.mark.parametrize("when", ["loaded", "scored"])
+def test_metric_is_not_a_script_of_the_working_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, when: str
+) -> None:
+    """evaluate looks for ./shown/shown.py before it looks for the metric "shown"."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "shown").mkdir()
+    (here / "shown" / "shown.py").write_text("from pathlib import Path\nPath('ran').touch()\n", encoding="utf-8")
+    monkeypatch.chdir(here)
+    indent = "    " if when == "scored" else ""
+    asked = FUNCTIONS.replace(
+        "def own_means(references, predictions, k):\n",
+        f"def own_means(references, predictions, k):\n{indent}hf_evaluate.load('shown')\n"
+        if indent
+        else "hf_evaluate.load('shown')\n\n\ndef own_means(references, predictions, k):\n",
+    )
+    (folder / "toy.py").write_text(asked, encoding="utf-8")
+    (folder / "toy_code.yaml").write_text(TASK.replace("toy.pass_at_k", "toy.own_means"), encoding="utf-8")
+    told = r"the metric 'shown' of evaluate, and 'shown/shown\.py' of the working directory would be run for it"
+    with pytest.raises(OliveExtError, match=told):
+        evaluated(folder)
+    assert not (here / "ran").exists()
