@@ -27,9 +27,18 @@ def normalized(said: str, written: str) -> Pair:
 
 def word_error_rate(pairs: Iterable[Pair]) -> float:
     """Substituted, deleted and inserted words of all pairs, by the number of words that were said."""
+    counts = word_errors(pairs)
+    return sum(errors for errors, _ in counts) / sum(words for _, words in counts)
+
+
+def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
+    """Of each pair: the words that were substituted, deleted and inserted, and those that were said."""
     try:
-        from jiwer import wer
+        from jiwer import process_words
     except ImportError as error:
         raise TaskError("the word error rate needs jiwer: pip install olive-ext[speech]") from error
-    said, written = zip(*pairs, strict=True)
-    return float(wer(list(said), list(written)))
+    found = (process_words(said, written) for said, written in pairs)
+    return [
+        (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)
+        for one in found
+    ]

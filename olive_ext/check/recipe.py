@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
-from olive_ext.config import EVALUATOR_TYPE, PASSES, LocationSettings, WorkflowSettings, settings_of_pass
+from olive_ext.check.metric_section import metric_mistakes
+from olive_ext.config import (
+    EVALUATOR_TYPE,
+    METRICS_TYPE,
+    PASSES,
+    LocationSettings,
+    MetricSettings,
+    WorkflowSettings,
+    settings_of_pass,
+    with_named_metrics,
+)
 from olive_ext.errors import ConfigError, TaskError, special_kind
 from olive_ext.model.files.folders import why_missing
 
@@ -23,7 +33,12 @@ _TASK_FILES = (".yaml", ".yml")
 _TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
 """Types of Olive's models that are nothing without a path; others may have a loader or components."""
 
-SettingsType: TypeAlias = type[WorkflowSettings | LocationSettings]
+Settings: TypeAlias = WorkflowSettings | LocationSettings | MetricSettings
+SettingsType: TypeAlias = type[Settings]
+_EVALUATORS: Mapping[str, type[WorkflowSettings | MetricSettings]] = {
+    EVALUATOR_TYPE: WorkflowSettings,
+    METRICS_TYPE: MetricSettings,
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,7 @@ class Block:
         """What the block's own keys are; None of a block of others'."""
         if self.is_pass:
             return settings_of_pass(self.type)
-        return WorkflowSettings if self.type == EVALUATOR_TYPE else None
+        return _EVALUATORS.get(self.type)
 
     def settings(self) -> dict[str, Any]:
         """The block's own keys, without Olive's, from the block itself and from where Olive also takes them."""
@@ -57,7 +72,7 @@ class Block:
         own = {key: value for key, value in self.keys.items() if key not in olive_keys}
         return {**own, **mapping(self.keys.get(nested))}
 
-    def parsed(self) -> WorkflowSettings | LocationSettings:
+    def parsed(self) -> Settings:
         """The keys of a block of ours, validated; raises `ConfigError`."""
         return (self.settings_type or WorkflowSettings).parse(self.settings(), self.where)
 
@@ -88,17 +103,30 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
     if "$schema" in recipe:
         yield "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
     yield from _no_mappings(recipe)
+    try:
+        recipe = with_named_metrics(recipe)
+    except ConfigError as error:
+        yield str(error)
     for block in blocks(recipe):
         yield from _problems_of_type(block)
         if block.is_ours:
             try:
-                yield from what_is_missing(block, block.parsed())
+                yield from _mistakes_of(recipe, block, block.parsed())
             except ConfigError as error:
                 yield str(error)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:
         yield from _problems_of_model(recipe)
+
+
+def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) -> Iterator[str]:
+    if not isinstance(settings, MetricSettings):
+        yield from what_is_missing(block, settings)
+        return
+    yield from metric_mistakes(recipe, block.where, block.keys.get("metrics"))
+    if (script := block.keys.get("user_script")) and not Path(script).exists():
+        yield f"'{block.where}.user_script' = '{script}': does not exist"
 
 
 def _problems_of_model(recipe: Mapping[str, Any]) -> list[str]:
@@ -183,7 +211,7 @@ def _kind(value: Any) -> str:
 
 
 def _problems_of_type(block: Block) -> list[str]:
-    ours = {name.lower(): name for name in (PASSES if block.is_pass else [EVALUATOR_TYPE])}
+    ours = {name.lower(): name for name in (PASSES if block.is_pass else _EVALUATORS)}
     near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
     if block.is_ours or not near:
         return []

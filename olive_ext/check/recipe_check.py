@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.check.metric_section import described
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import Block, blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
 from olive_ext.config import (
     EVALUATOR_TYPE,
+    METRICS_TYPE,
     PASSES,
     EvaluationConfig,
     EvaluationSettings,
     LocationSettings,
+    MetricSettings,
     WorkflowSettings,
+    with_named_metrics,
 )
 from olive_ext.config.location import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ProviderError, TaskError
@@ -34,11 +39,15 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     """
     recipe = read_recipe(path)
     findings = Findings(problems=list(mistakes(recipe)))
+    with suppress(ConfigError):  # one of the mistakes
+        recipe = with_named_metrics(recipe)
     section = findings.section(f"Recipe {path}")
     valid: list[WorkflowSettings] = []
     inputs: list[TaskInputs] = []
     if not any(block.is_ours for block in blocks(recipe)):
-        findings.problems.append(f"the recipe has no evaluator {EVALUATOR_TYPE} and no pass {' or '.join(PASSES)}")
+        findings.problems.append(
+            f"the recipe has no evaluator {EVALUATOR_TYPE} or {METRICS_TYPE} and no pass {' or '.join(PASSES)}"
+        )
     for block in blocks(recipe):
         if not block.is_ours:
             findings.problems += [*_unknown_pass(block), *_unknown_keys(block)]
@@ -47,6 +56,10 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             settings = block.parsed()
         except ConfigError:
             continue  # one of the mistakes
+        if isinstance(settings, MetricSettings):
+            section.add(block.where, f"{block.type}, metrics: {described(block.keys.get('metrics'))}")
+            valid.append(settings.as_evaluation())
+            continue
         section.add(block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}")
         if isinstance(settings, WorkflowSettings):
             valid.append(settings)
@@ -199,9 +212,10 @@ def _check_input_model(
         return
     values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
+    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts, refuse_transducer
 
     with findings.noting_problems():
+        refuse_transducer(Path(path))
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         if is_onnx:
             findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")

@@ -11,6 +11,7 @@ from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.location import LocationConfig, LocationSettings
 from olive_ext.config.mending import MendingConfig, MendingSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
+from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings, with_named_metrics
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
     LOSS_MAP_TYPE,
@@ -30,6 +31,7 @@ __all__ = [
     "INPUT_MODEL",
     "LOSS_MAP_TYPE",
     "MENDING_TYPE",
+    "METRICS_TYPE",
     "PASSES",
     "PASS_TYPE",
     "SCHEMA_KINDS",
@@ -43,6 +45,7 @@ __all__ = [
     "LocationSettings",
     "MendingConfig",
     "MendingSettings",
+    "MetricSettings",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",
@@ -52,4 +55,5 @@ __all__ = [
     "accepts",
     "schema",
     "settings_of_pass",
+    "with_named_metrics",
 ]

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from olive_ext.config.evaluation import WorkflowSettings
 from olive_ext.config.location import LocationSettings
 from olive_ext.config.mending import MendingSettings
+from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -41,6 +42,15 @@ _EVALUATOR_KEYS: Json = {
         "type": "array",
         "items": {"type": "object"},
         "description": "Olive metrics that goals and search refer to.",
+    },
+}
+_METRICS_KEYS: Json = {
+    **_EVALUATOR_KEYS,
+    "type": {"const": METRICS_TYPE, "description": "This package's evaluator of Olive's own metrics."},
+    "metrics": {
+        "type": "array",
+        "items": {"type": ["object", "string"]},
+        "description": "Olive metrics to measure, or their names in the recipe's own list 'metrics'.",
     },
 }
 _PASS_KEYS: Json = {
@@ -76,9 +86,10 @@ def settings_of_pass(pass_type: str) -> type[WorkflowSettings | LocationSettings
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
     settings, location, mending = (_tidy(one.model_json_schema()) for one in PASSES.values())
-    definitions = settings.get("$defs", {})
+    definitions, metrics = settings.get("$defs", {}), _tidy(MetricSettings.model_json_schema())
     blocks = {
         "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
+        "metrics": _block(metrics["properties"], _METRICS_KEYS, "type_args", "metrics"),
         "pass": _block(settings["properties"], {"type": _TYPES[PASS_TYPE], **_PASS_KEYS}, "config"),
         "loss_map": _block(location["properties"], {"type": _TYPES[LOSS_MAP_TYPE], **_PASS_KEYS}, "config"),
         "mending": _block(mending["properties"], {"type": _TYPES[MENDING_TYPE], **_PASS_KEYS}, "config"),
@@ -93,8 +104,8 @@ def schema(kind: SchemaKind) -> Json:
     return {**head, **blocks[kind], "$defs": definitions}
 
 
-def _block(properties: Json, olive_keys: Json, nested_key: str) -> Json:
-    """Our keys stand in the block itself or under `nested_key`, as Olive allows."""
+def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "tasks") -> Json:
+    """Our keys stand in the block itself or under `nested_key`, as Olive allows; `needed` stands in one of them."""
     nested = {
         "type": "object",
         "description": "Another place for the keys of this block.",
@@ -104,15 +115,18 @@ def _block(properties: Json, olive_keys: Json, nested_key: str) -> Json:
     return {
         "type": "object",
         "additionalProperties": False,
-        "required": ["type"],
-        "anyOf": [{"required": ["tasks"]}, {"required": [nested_key]}],
+        **({"required": ["type", needed]} if needed in olive_keys else _either(needed, nested_key)),
         "properties": {**olive_keys, nested_key: nested, **properties},
     }
 
 
+def _either(needed: str, nested_key: str) -> Json:
+    return {"required": ["type"], "anyOf": [{"required": [needed]}, {"required": [nested_key]}]}
+
+
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
-    evaluator = _when_ours(EVALUATOR_TYPE, "evaluator")
+    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), _when_ours(METRICS_TYPE, "metrics")]}
     ours = [_when_ours(PASS_TYPE, "pass"), _when_ours(LOSS_MAP_TYPE, "loss_map"), _when_ours(MENDING_TYPE, "mending")]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}

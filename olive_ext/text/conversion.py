@@ -85,6 +85,9 @@ def convert_generation(
         tokens, items = prompt_tokens(tokenizer, request, media)
     else:
         tokens = decoder_tokens(tokenizer, request.prompt, encoding)
+    if request.max_length is not None:
+        room = max(1, min(request.max_length, max_length) - len(tokens))
+        request = replace(request, max_new_tokens=min(request.max_new_tokens, room))
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     items = cut_media(items, len(tokens) - len(kept), len(tokens))
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed

@@ -38,6 +38,9 @@ class GenerationRequest:
     """
 
     max_new_tokens: int = 256
+    max_length: int | None = None
+    """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
+
     stop: str | Sequence[str] = ()
     """Texts before which the answer is cut; they may begin or end inside tokens."""
 
@@ -84,6 +87,7 @@ class GenerationRequest:
         _set(self, "stop", checked_stops(self.stop))
         whole_text("chat_template_kwargs", self.chat_template_kwargs)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
+        _at_least("max_length", 1 if self.max_length is None else self.max_length, 1)
         _at_least("top_k", self.top_k, 0, " (0 turns it off)")
         _at_least("seed", self.seed, 0)
         if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):

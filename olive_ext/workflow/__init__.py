@@ -1,18 +1,20 @@
-"""Olive's door: importing this package registers the evaluator `OrtLMEvaluator` and the passes
-`OrtLMEvaluation`, `OrtLossMap` and `OrtMending`.
+"""Olive's door: importing this package registers the evaluators `OrtLMEvaluator` and `OrtEvaluator`
+and the passes `OrtLMEvaluation`, `OrtLossMap` and `OrtMending`.
 
 Here lives everything that imports Olive: these types, hooks in Olive's engine, the conversion of its model handlers,
 and `olive-ext run`. Only the names below may be imported from it, and `olive_backends` by `bench`; importing Olive
-takes seconds. Knows no graph, no session and no kernel: every evaluation goes through `run.evaluate`.
+takes seconds. Knows no graph and no kernel: evaluations of tasks go through `run.evaluate`, those of
+Olive's own metrics through a session.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.loss_map_pass import OrtLossMap
 from olive_ext.workflow.mending_pass import OrtMending
+from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import cli_run
 from olive_ext.workflow.passes import OrtLMEvaluation
 from olive_ext.workflow.registration import register
 
-__all__ = ["OrtLMEvaluation", "OrtLMEvaluator", "OrtLossMap", "OrtMending", "cli_run", "register"]
+__all__ = ["OrtEvaluator", "OrtLMEvaluation", "OrtLMEvaluator", "OrtLossMap", "OrtMending", "cli_run", "register"]
 
 register()

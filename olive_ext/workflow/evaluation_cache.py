@@ -17,6 +17,7 @@ from typing import Any
 
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import (
+    METRICS_TYPE,
     EvaluationSettings,
     LocationSettings,
     MendingSettings,
@@ -34,6 +35,7 @@ from olive_ext.workflow.current_run import logger, recorded_failures, requiremen
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
 from olive_ext.workflow.metric_results import broken_in, names_kept_for
+from olive_ext.workflow.metrics_evaluator import with_file_name
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
@@ -164,6 +166,9 @@ class _Evaluation:
     report: Path | None
     """report.json that the evaluation writes."""
 
+    is_kept: bool = True
+    """Whether Olive's cache may answer; not where times are among what is measured."""
+
 
 _evaluation: ContextVar[_Evaluation | None] = ContextVar("evaluation", default=None)
 
@@ -177,9 +182,23 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
         run.model_id = given["model_id"]
     with recorded_failures():
         with surfaced("the evaluation stopped"):
+            if evaluator.type == METRICS_TYPE:
+                return _evaluate_anew(model, proceed)
             signal = _evaluate_keyed(model, evaluator, proceed)
         _judge(engine, model, evaluator, signal)
     return signal
+
+
+def _evaluate_anew(model: Any, proceed: Callable[..., Any]) -> Any:
+    if model.type.lower() == "compositemodel":
+        raise ModelError(
+            "Olive gives composite models to no evaluator: name the folder that it is saved in as ONNXModel"
+        )
+    token = _evaluation.set(_Evaluation("", None, is_kept=False))
+    try:
+        return proceed(model_config=with_file_name(model))
+    finally:
+        _evaluation.reset(token)
 
 
 def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
@@ -225,7 +244,7 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     evaluation, model_id = _evaluation.get(), given["model_id"]
     if evaluation is None:
         return proceed()
-    if evaluation.report is not None and not evaluation.report.exists():
+    if not evaluation.is_kept or (evaluation.report is not None and not evaluation.report.exists()):
         return None  # the numbers may be known, but the report is missing
     signal = proceed(model_id=f"{model_id}{evaluation.suffix}")
     if signal is not None:
@@ -238,4 +257,6 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
 def cache_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
     """The hook of `Engine._cache_evaluation`: under our key."""
     evaluation = _evaluation.get()
+    if evaluation is not None and not evaluation.is_kept:
+        return None
     return proceed(model_id=f"{given['model_id']}{evaluation.suffix}") if evaluation else proceed()

@@ -20,8 +20,10 @@ from olive_ext.config import (
     AT_HAND,
     EVALUATOR_TYPE,
     EXPORT,
+    METRICS_TYPE,
     PASSES,
     LocationSettings,
+    MetricSettings,
     Strict,
     WorkflowSettings,
     settings_of_pass,
@@ -33,6 +35,7 @@ from olive_ext.run.bounds import refuse_names
 from olive_ext.run.task_fit import is_onnx_model, refuse_arguments
 from olive_ext.workflow.current_run import logger, settled
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
+from olive_ext.workflow.metrics_evaluator import refuse_metrics
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -41,8 +44,8 @@ FINGERPRINT = "fingerprint"
 
 
 def is_ours(evaluator: Any) -> bool:
-    """Whether an evaluator configuration has this package's type."""
-    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type == EVALUATOR_TYPE
+    """Whether an evaluator configuration has one of this package's types."""
+    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in (EVALUATOR_TYPE, METRICS_TYPE)
 
 
 def is_our_pass(pass_type: str) -> bool:
@@ -82,6 +85,10 @@ def refuse(engine: Any, input_model: Any) -> None:
             _refuse_reference(parse(settings_of_pass(config.type) or LocationSettings, values, where), where)
         is_onnx |= makes_onnx(config.type, engine.olive_config)
     for where, evaluator in evaluators:
+        if evaluator.type == METRICS_TYPE:
+            MetricSettings.parse(evaluator.type_args, where)
+            refuse_metrics(evaluator.metrics, where)
+            continue
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)
         refuse_arguments(settings, where, is_onnx=is_onnx)
@@ -97,7 +104,8 @@ def refuse(engine: Any, input_model: Any) -> None:
             config.config = _with_named_reference(config.config or {}, kind, f"passes.{name}")
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            evaluator.type_args = _with_named_reference(evaluator.type_args, WorkflowSettings, where)
+            if evaluator.type == EVALUATOR_TYPE:
+                evaluator.type_args = _with_named_reference(evaluator.type_args, WorkflowSettings, where)
 
 
 def _refuse_reference(settings: WorkflowSettings | LocationSettings, where: str) -> None:

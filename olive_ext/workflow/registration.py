@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from olive.common.config_utils import load_config_file
 from olive.engine import Engine
 from olive.engine.footprint import FootprintNode
 from olive.evaluator.metric_result import joint_metric_key
@@ -20,7 +21,7 @@ from olive.systems.python_environment import PythonEnvironmentSystem
 from olive.telemetry.telemetry import Telemetry
 from olive.workflows.run import config as run_config
 
-from olive_ext.config import EVALUATOR_TYPE, settings_of_pass
+from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE, settings_of_pass, with_named_metrics
 from olive_ext.config.base import word
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
@@ -28,6 +29,7 @@ from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model
 from olive_ext.workflow.evaluator import OrtLMEvaluator
 from olive_ext.workflow.loss_map_pass import OrtLossMap
 from olive_ext.workflow.mending_pass import OrtMending
+from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
@@ -67,8 +69,9 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
 def register() -> None:
     """Registers all types and mends Olive's engine for them; may be called again."""
     silence()
-    if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
-        Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
+    for name, kind in ((EVALUATOR_TYPE, OrtLMEvaluator), (METRICS_TYPE, OrtEvaluator)):
+        if Registry.get(name) is not kind:
+            Registry.register(name)(kind)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
@@ -79,6 +82,7 @@ def register() -> None:
     if "model_config_data" in FootprintNode.model_fields:
         wrap_once(FootprintNode, "update", update_node)
     wrap_once(run_config, "validate_config", validate_config)
+    wrap_once(run_config.RunConfig, "parse_file_or_obj", parse_recipe)
 
 
 def hook_engine(engine: type) -> None:
@@ -182,6 +186,12 @@ def validate_config(module: Any, given: dict[str, Any], proceed: Callable[..., A
     valid = proceed(config={**config, "evaluator": None})
     valid.evaluator = name
     return valid
+
+
+def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
+    """The hook of `RunConfig.parse_file_or_obj`: metrics of an `OrtEvaluator` may be named, which Olive refuses."""
+    known = given["file_or_obj"]
+    return proceed(file_or_obj=with_named_metrics(known if isinstance(known, dict) else load_config_file(known)))
 
 
 def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:

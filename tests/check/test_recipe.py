@@ -322,7 +322,8 @@ def test_bounds_on_what_will_be_measured_are_no_problem(tmp_path: Path) -> None:
 def test_recipe_without_a_block_of_ours_is_a_problem(tmp_path: Path) -> None:
     findings = check_recipe(put(tmp_path, {"input_model": {"type": "HfModel", "model_path": "m"}}))
     assert findings.problems == [
-        "the recipe has no evaluator OrtLMEvaluator and no pass OrtLMEvaluation or OrtLossMap or OrtMending"
+        "the recipe has no evaluator OrtLMEvaluator or OrtEvaluator and no pass OrtLMEvaluation or OrtLossMap or "
+        "OrtMending"
     ]
 
 

@@ -1,0 +1,94 @@
+"""The 17 kinds of evaluator sections of Olive's public recipes (July 2026) that are of generative models: each, ported
+by its type, passes the check, and runs on a tiny model. docs/porting.md has them in a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olive.model import ONNXModelHandler
+
+from olive_ext.check import check_recipe
+from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE
+from olive_ext.errors import ConfigError
+from olive_ext.workflow import OrtEvaluator, OrtLMEvaluator
+from tests.check.tiny import put_model
+from tests.exports.quickstart import TASKS, exported
+from tests.workflow.recipes import saved
+
+HERE = Path(__file__).parent
+SECTIONS: dict[str, dict[str, Any]] = {
+    one["name"]: one for one in json.loads((HERE / "public_sections.json").read_text(encoding="utf-8"))
+}
+"""By name: in how many recipes, the type that was changed (None: there was none), and the keys; of a section of metrics
+its metric, the pre-processing of its data, and whether the metric is named in a list of the recipe's own."""
+
+OF_TASKS = [name for name, one in SECTIONS.items() if one["type"] == "LMEvaluator"]
+OF_METRICS = [name for name, one in SECTIONS.items() if one["type"] is None]
+
+
+def ported(section: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A recipe with the section, its type changed, of a tiny model in `folder`."""
+    place = put_model(folder / "model")
+    (place / "config.json").write_text(json.dumps({"max_position_embeddings": 8192}), encoding="utf-8")
+    (place / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    model = {"type": "ONNXModel", "model_path": str(place)}
+    if section["type"] == "LMEvaluator":
+        block = {"type": EVALUATOR_TYPE, **section["keys"]}
+        return {"input_model": model, "evaluators": {"e": block}, "evaluator": "e"}
+    metric = {"name": "accuracy", "type": "accuracy", "data_config": "data", **section["metric"]}
+    metrics = ["accuracy"] if section["is_named"] else [metric]
+    return {
+        "input_model": model,
+        "data_configs": [
+            {"name": "data", "type": "HuggingfaceContainer", "pre_process_data_config": section["pre_process"]}
+        ],
+        **({"metrics": [metric]} if section["is_named"] else {}),
+        "evaluators": {"e": {"type": METRICS_TYPE, "metrics": metrics}},
+    }
+
+
+def test_list_has_all_sections() -> None:
+    assert len(SECTIONS) == 17
+    assert sum(one["sections"] for one in SECTIONS.values()) == 101
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.long) for name in OF_TASKS), *OF_METRICS])
+def test_ported_section_passes_the_check(name: str, tmp_path: Path) -> None:
+    findings = check_recipe(saved(tmp_path, ported(SECTIONS[name], tmp_path)))
+    assert findings.problems == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OF_TASKS)
+def test_ported_section_of_tasks_runs(name: str) -> None:
+    """All keys but the tasks, which need a network, the number of examples, and what makes a chat of them."""
+    keys = SECTIONS[name]["keys"]
+    task = "quickstart_choice" if isinstance(keys["tasks"][0], str) else "quickstart_generate"
+    small = {"tasks": [task], "include_path": str(TASKS), "limit": 2, "num_fewshot": 0, "max_length": 256}
+    chat = {"fewshot_as_multiturn": False, "apply_chat_template": False, "sample_log_num": 0}
+    evaluator = OrtLMEvaluator(**{**keys, **small, **chat, "engine": {"num_threads": 1}})
+    found = evaluator.evaluate(ONNXModelHandler(str(exported()), onnx_file_name="model.onnx"))
+    assert any(key.startswith(f"{task}-") for key in found.root)
+
+
+def test_section_of_embeddings_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'tasks'"):
+        OrtEvaluator(**SECTIONS["embeddings"]["keys"])
+
+
+def test_page_has_every_section_and_tests_that_are_there() -> None:
+    page = (HERE.parents[1] / "docs" / "porting.md").read_text(encoding="utf-8")
+    rows = [re.split(r" *\| *", line)[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    found = {row[0]: row for row in rows if row[0] in SECTIONS}
+    assert {name: int(row[1]) for name, row in found.items()} == {
+        name: one["sections"] for name, one in SECTIONS.items()
+    }
+    for name, row in found.items():
+        kind = {"LMEvaluator": f"`{EVALUATOR_TYPE}`", None: f"`{METRICS_TYPE}`"}.get(SECTIONS[name]["type"], "not yet")
+        assert row[2].startswith(kind)
+        for file, test in re.findall(r"`(\w+\.py)::(\w+)`", " ".join(row)):
+            assert f"def {test}(" in (HERE / file).read_text(encoding="utf-8")
