@@ -26,7 +26,7 @@ from olive_ext.config import MendingConfig
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.remedy.locate import Location, Material, opened_location
-from olive_ext.remedy.mend import Mender
+from olive_ext.remedy.mend import Mender, Origin
 from olive_ext.remedy.mended_package import copy_of
 from olive_ext.remedy.pairing import relative_error
 from olive_ext.remedy.race import Floats, estimate
@@ -88,8 +88,8 @@ class Losses:
         """Weights in int8 in the largest blocks, in this order, each where it still fits."""
         menu, answer = self._menu, [0] * len(self._menu.targets)
         for number in order:
-            precisions = [one.precision for one in menu.of_target(number)]
-            finer = next(n for n, one in enumerate(precisions) if one is not None and one.bits == 8)
+            alone = {n: one.precision for n, one in enumerate(menu.of_target(number)) if one.together is None}
+            finer = next(n for n, one in alone.items() if one is not None and one.bits == 8)
             grown = menu.num_bytes([*answer[:number], finer, *answer[number + 1 :]]) - menu.num_bytes([0] * len(answer))
             if self._mender.own_size + grown <= size:
                 answer[number] = finer
@@ -127,8 +127,11 @@ def main() -> None:
     models = {"model": str(folders[BASE]), "reference": str(given.work / "fp32")}
     config = MendingConfig.of({**models, **work, **goal}, {})
     rows: dict[str, Row] = {}
-    with opened_location(config.location(), progress=True) as location, location.measuring() as material:
-        mender = Mender(None, None, location, material, given.work / "drafts", progress=True)
+    with (
+        opened_location(config.location(), progress=True) as location,
+        (origin := Origin.of(location)).location.measuring() as material,
+    ):
+        mender = Mender(None, None, origin, material, given.work / "drafts", progress=True)
         losses = Losses(location, mender, material)
         for name, row in losses.rows(folders):
             rows[name] = row

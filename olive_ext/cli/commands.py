@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, written_values
+from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, parsed, written_values
 from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
 from olive_ext.config.bench import BenchConfig
@@ -78,7 +78,7 @@ def compare_command(arguments: Namespace) -> int:
 
 def locate_command(arguments: Namespace) -> int:
     """Prints the weights that lose most; writes the map where a folder for it is named."""
-    config = LocationConfig.parse(written_values(arguments, arguments.model, LOCATE_OPTIONS))
+    config = parsed(LocationConfig, written_values(arguments, arguments.model, LOCATE_OPTIONS), LOCATE_OPTIONS)
     from olive_ext.remedy.locate import locate
     from olive_ext.remedy.loss_map import PAGE_NAME, show
 
@@ -91,7 +91,7 @@ def locate_command(arguments: Namespace) -> int:
 def mend_command(arguments: Namespace) -> int:
     """Writes the mended model and prints its bill. Raises `RequirementError` behind them where it breaks its bound on
     documents that chose nothing."""
-    config = MendingConfig.parse(written_values(arguments, arguments.model, MEND_OPTIONS))
+    config = parsed(MendingConfig, written_values(arguments, arguments.model, MEND_OPTIONS), MEND_OPTIONS)
     from olive_ext.remedy.bill import PAGE_NAME, refuse_broken, show
     from olive_ext.remedy.mend import mend
 

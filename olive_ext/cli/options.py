@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, first_line
+
+_Config = TypeVar("_Config", bound=Strict)
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
 
@@ -162,6 +164,17 @@ def written_values(
         key, value = _pair(text, "--set")
         _put(values, key, _json_or_text(value), "--set")
     return values
+
+
+def parsed(kind: type[_Config], values: Mapping[str, Any], options: Sequence[Option]) -> _Config:
+    """The configuration; a key that is missing is told with its option. Raises `ConfigError`."""
+    try:
+        return kind.parse(values)
+    except ConfigError as error:
+        text = str(error)
+        for option in options:
+            text = text.replace(f"missing key '{option.key}'", f"missing key '{option.key}': give {option.flag}")
+        raise ConfigError(text) from error
 
 
 def _value(option: Option, given: Any) -> Any:

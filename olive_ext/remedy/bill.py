@@ -12,6 +12,7 @@ from typing import Any, Literal
 from olive_ext.errors import RequirementError, counted
 from olive_ext.remedy.loss_map import interval
 from olive_ext.remedy.race import Estimate
+from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.tables import Table
@@ -105,6 +106,9 @@ class Bill:
     """Models that were measured until one kept the bound in the fewest bytes, in their order."""
 
     unpaired: dict[str, str]
+    beyond_rounding: float
+    """As the loss map's."""
+
     olive: dict[str, Any]
     """Settings with which Olive makes the model again, and what they cannot say."""
 
@@ -139,6 +143,7 @@ class Bill:
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
             f"{counted(held.num_documents, 'document')} that chose nothing; before it was {with_interval(before)}."
         )
+        told = [*doubt(self.beyond_rounding), *told]
         return (*self.olive.get("notes", ()), *told, *self._trials_sentence(), *self._verdict_sentence())
 
     def _trials_sentence(self) -> tuple[str, ...]:

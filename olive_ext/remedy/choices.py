@@ -16,11 +16,12 @@ from onnx import TensorProto, helper
 
 from olive_ext.graph.nodes import attribute
 from olive_ext.remedy import knapsack
-from olive_ext.remedy.mended_graph import alternative
-from olive_ext.remedy.pairing import Target, relative_error
+from olive_ext.remedy.mended_graph import alternative, new_bytes
+from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import FLOAT, Precision
 from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
+from olive_ext.remedy.together import Graphs
+from olive_ext.remedy.weights import WeightUse
 
 CANDIDATES = (Precision(4, 64), Precision(4, 32), Precision(8, 128), Precision(8, 32), FLOAT)
 """What ONNX Runtime has kernels for on CPU, CUDA and WebGPU (MatMulNBits of 4 and 8 bits), coarse to fine."""
@@ -44,11 +45,14 @@ class Choice:
     bytes: int
     kl: float
     is_measured: bool
+    together: Target | None = None
+    """The weight with the table that it is tied to, where both are stored so, as one."""
 
     @property
     def name(self) -> str:
         """The precision in words."""
-        return "as it is" if self.precision is None else self.precision.name
+        words = "as it is" if self.precision is None else self.precision.name
+        return f"{words}, one with the table" if self.together is not None else words
 
 
 class Menu:
@@ -66,14 +70,16 @@ class Menu:
     def of(
         cls,
         losses: Mapping[Target, float],
-        sources: Sources,
-        floats: GraphWeights,
-        quantized: GraphWeights,
+        tables: Mapping[Target, Target],
+        graphs: Mapping[str, Graphs],
         kernels: float = 0.0,
     ) -> Menu:
-        """For weights whose losses were measured as they are."""
-        choices = {target: list(_choices(target, kl, sources, floats, quantized)) for target, kl in losses.items()}
-        return cls(choices, kernels)
+        """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
+        `graphs` by part of the package."""
+        return cls(
+            {target: [*_choices(target, kl, tables.get(target), graphs[target.part])] for target, kl in losses.items()},
+            kernels,
+        )
 
     def of_target(self, number: int) -> Sequence[Choice]:
         """The choices of one weight."""
@@ -120,10 +126,20 @@ class Menu:
         """Of all weights together."""
         return int(knapsack.total(self._bytes, answer))
 
+    @property
+    def least(self) -> Answer:
+        """The choice of each weight with the fewest bytes."""
+        return tuple(int(np.argmin(sizes)) for sizes in self._bytes)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether a choice takes fewer bytes than the weight as it is."""
+        return any(self.least)
+
     def precisions(self, answer: Sequence[int]) -> dict[Target, Precision | None]:
-        """By weight, None for one that stays."""
+        """By weight, or by weight with its table, None for one that stays."""
         return {
-            target: choices[choice].precision
+            choices[choice].together or target: choices[choice].precision
             for target, choices, choice in zip(self.targets, self._choices, answer, strict=True)
         }
 
@@ -139,36 +155,41 @@ class Menu:
         return [[float(one.bytes) for one in choices] for choices in self._choices]
 
 
-def _choices(
-    target: Target, kl: float, sources: Sources, floats: GraphWeights, quantized: GraphWeights
-) -> Iterable[Choice]:
-    """The weight as it is, then what is finer and larger."""
-    kl = max(0.0, kl)
-    yield Choice(None, target.bytes, kl, is_measured=True)
-    own, use = target.floats[0], target.quantized[0]
-    bits, block_size = form_of(use, sources)
-    offered = [precision for precision in CANDIDATES if sources.offers(target, precision)]
-    if not bits or not offered:
+def _choices(target: Target, kl: float, together: Target | None, graphs: Graphs) -> Iterable[Choice]:
+    """The weight as it is, then what is finer and larger; of one that is tied to a table (`together`) with the bytes
+    of both, and with what is as fine for both in one."""
+    kl, sources = max(0.0, kl), graphs.sources
+    beside = together.bytes - target.bytes if together is not None else 0
+    yield Choice(None, target.bytes + beside, kl, is_measured=True)
+    bits, block_size = form_of(target.quantized[0], sources)
+    offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
+    if not offered:
         return
-    numbers = floats.matrix(own)
-    error = relative_error(numbers, use.as_in(own, quantized.matrix(use)))
+    error, width = graphs.error(target), min(_width(own, sources) for own in target.floats)
     for precision in offered:
-        is_finer = not precision.bits or (precision.bits, -precision.block_size) > (bits, -block_size)
-        if not is_finer or precision.block_size > _width(own, numbers):
+        form, own_form = (precision.bits, -precision.block_size), (bits, -block_size)
+        if precision.block_size > width:
             continue
+        if together is not None and sources.offers(together, precision):
+            is_one = together.floats[0].roots == together.floats[1].roots
+            if precision == FLOAT and is_one:
+                yield Choice(FLOAT, _float_bytes(together, sources), 0.0, is_measured=True, together=together)
+            elif precision != FLOAT and form >= own_form:
+                size = new_bytes(together, precision, sources)
+                yield Choice(precision, size, kl, is_measured=False, together=together)
         if precision == FLOAT:
-            yield Choice(FLOAT, _float_bytes(target, sources), 0.0, is_measured=True)
-            continue
-        other, weights = alternative(target, precision, sources)
-        finer = other.quantized[0]
-        share = relative_error(numbers, finer.as_in(own, weights.matrix(finer))) / error if error else 0.0
-        yield Choice(precision, other.bytes, kl * share**2, is_measured=False)
+            yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)
+        elif form > own_form:
+            other, weights = alternative(target, precision, sources)
+            share = replace(graphs, quantized=weights).error(other) / error if error else 0.0
+            yield Choice(precision, other.bytes + beside, kl * share**2, is_measured=False)
 
 
 def form_of(use: WeightUse, sources: Sources) -> tuple[int, int]:
     """Bits and block size of a quantized weight; no bits for one in floating point."""
     if use.is_packed:
-        return int(attribute(use.node, "bits", 4)), int(attribute(use.node, "block_size", WHOLE))
+        bits = attribute(use.node, "expert_weight_bits" if use.part else "bits", 4)
+        return int(bits), int(attribute(use.node, "block_size", 0)) or WHOLE
     for node in sources.quantized.makers(use.value):
         stored = sources.quantized.initializers.get(node.input[0])
         if node.op_type == "DequantizeLinear" and stored is not None:
@@ -188,7 +209,8 @@ def _float_bytes(target: Target, sources: Sources) -> int:
     return size
 
 
-def _width(own: WeightUse, numbers: Matrix) -> int:
-    """The length of what is cut into blocks."""
-    is_turned = own.node.op_type == "Gather" or own.is_transposed
-    return int(numbers.shape[1 if is_turned else 0])
+def _width(own: WeightUse, sources: Sources) -> int:
+    """The length of what is cut into blocks; none is too large for a weight that cannot be cut."""
+    numbers = sources.floats.view(own.value)
+    is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
+    return WHOLE if numbers is None else int(numbers.shape[-1 if is_last else 0])

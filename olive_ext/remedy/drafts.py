@@ -6,7 +6,7 @@ Knows choices, a folder and documents; no bound and no bill.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,13 @@ class Drafts:
     def __init__(
         self,
         model: ResolvedModel,
-        sources: Sources,
+        sources: Mapping[str, Sources],
         menu: Menu,
         material: Material,
         folder: Path,
         told: Callable[[Package], None],
     ) -> None:
-        """`told` is given each package before it is written."""
+        """`sources` by part of the package; `told` is given each package before it is written."""
         self._model, self._sources, self._menu, self._material = model, sources, menu, material
         self._folder, self._told = folder, told
         self._measurements = Measurements(material.variants, material.documents, material.journal)
@@ -84,9 +84,10 @@ class Drafts:
 
     def learn(self, number: int, choice: int, numbers: Sequence[int]) -> None:
         """Measures one weight in one precision, on documents by their numbers, and puts its loss into the menu."""
-        target, precision = self._menu.targets[number], self._menu.of_target(number)[choice].precision
+        one = self._menu.of_target(number)[choice]
+        target, precision = one.together or self._menu.targets[number], one.precision
         assert precision is not None
-        other, weights = alternative(target, precision, self._sources)
+        other, weights = alternative(target, precision, self._sources[target.part])
         alternatives = self._material.variants.alternatives
 
         def measure(documents: Sequence[Document]) -> Floats:

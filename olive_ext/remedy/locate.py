@@ -21,9 +21,7 @@ from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import LocationConfig
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.graph.number_types import quantizing_operator
-from olive_ext.graph.onnx_file import external_locations, relocate
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.content import external_data_plan, load_graph
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.spec.media_types import MEDIA_PARTS
 from olive_ext.records.journal import Journal, facts_key
@@ -32,13 +30,17 @@ from olive_ext.remedy.documents import Document, answered
 from olive_ext.remedy.groups import Group, grouped
 from olive_ext.remedy.loss_map import Entry, LossMap
 from olive_ext.remedy.measurements import Measurements
+from olive_ext.remedy.mended_package import refuse_inside
 from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.pairing import Pairing, pair, refuse_nothing
 from olive_ext.remedy.quantized_cache import QuantizedCache, quantized_cache, with_cache
 from olive_ext.remedy.race import Floats, Race, estimate
+from olive_ext.remedy.rounding_steps import share_beyond
 from olive_ext.remedy.roundings import AnyTarget, Rounding
+from olive_ext.remedy.sources import weights_in
+from olive_ext.remedy.together import whole_experts
 from olive_ext.remedy.variants import Variants, nats_by_document
-from olive_ext.remedy.weights import HOST, GraphWeights
+from olive_ext.remedy.weights import HOST
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models, runtimes
 from olive_ext.run.task_fit import refuse_generations, refuse_misfits
@@ -59,10 +61,12 @@ def locate(
     an interrupted call goes on where it was.
     """
     config = LocationConfig.of(config, settings) if settings or not isinstance(config, LocationConfig) else config
-    if config.output_dir is not None:
-        check_writable(config.output_dir)
-    with opened_location(config, progress) as location, location.with_more().measuring() as material:
-        loss_map = location.map(material)
+    with opened_location(config, progress) as location:
+        if config.output_dir is not None:
+            refuse_inside(location.model, Path(config.output_dir), "which stays as it is; give another one")
+            check_writable(config.output_dir)
+        with location.with_more().measuring() as material:
+            loss_map = location.map(material)
     if config.output_dir is not None:
         write_loss_map(loss_map, config.output_dir)
     return loss_map
@@ -105,21 +109,30 @@ class Location:
         self._config = config
         self._models = models
         self.model, self.reference = _comparable(models)
-        self.floats, self.quantized = (_weights_in(one.files.decoder) for one in (self.reference, self.model))
+        self.floats, self.quantized = (weights_in(one.files.decoder) for one in (self.reference, self.model))
         if operator := quantizing_operator(self.floats.model):
             given = f"'reference' = '{self.reference.name}'"
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
         self.pairing: Pairing = pair(self.floats, self.quantized)
-        self._graphs = {"": (self.floats, self.quantized)}
-        self._targets = list(self.pairing.targets)
+        self.graphs = {"": (self.floats, self.quantized)}
+        self.targets = list(self.pairing.targets)
         self._roundings: list[Rounding] = []
         self._cache: QuantizedCache | None = None
 
-    def with_more(self) -> Location:
-        """Takes all but the decoder's weights as targets, too: rounded activations, the KV cache, and the weights of
-        encoders of pictures and sound and of the embedding graph."""
+    def with_parts(self) -> Location:
+        """Takes the weights of encoders of pictures and sound and of the embedding graph as targets, too."""
         for part in (*MEDIA_PARTS, EMBEDDING) if self.reference.media is not None else ():
             self._pair_part(part)
+        return self
+
+    def with_whole_experts(self) -> Location:
+        """As `with_parts`, with a node's experts as one target: they have one number of bits."""
+        self.targets = whole_experts(self.with_parts().targets)
+        return self
+
+    def with_more(self) -> Location:
+        """As `with_parts`, with all else that is rounded: activations, and the KV cache."""
+        self.with_parts()
         self._cache = quantized_cache(self.floats, self.quantized, self.pairing.unpaired)
         self._roundings = list(static_roundings(self.pairing, self.floats, self.quantized))
         if self.model.providers[0].name == HOST.name:
@@ -132,13 +145,13 @@ class Location:
         if len(files) < len(companions):
             return
         try:
-            floats, quantized = map(_weights_in, files)
+            floats, quantized = map(weights_in, files)
         except ModelError as error:
             self.pairing.unpaired[part] = str(error)
             return
         pairing = pair(floats, quantized, part)
-        self._graphs[part] = floats, quantized
-        self._targets += pairing.targets
+        self.graphs[part] = floats, quantized
+        self.targets += pairing.targets
         self.pairing.unpaired |= {f"{node}, {part}": why for node, why in pairing.unpaired.items()}
 
     @contextmanager
@@ -149,7 +162,7 @@ class Location:
         from olive_ext.backends.task_inputs import loaded_inputs
         from olive_ext.backends.task_loading import Seeds, load_tasks
 
-        if not self._targets and not self._roundings and self._cache is None:
+        if not self.targets and not self._roundings and self._cache is None:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
         runs_code = evaluation.confirm_run_unsafe_code
@@ -171,7 +184,7 @@ class Location:
     def _variants(self, folder: Path) -> Variants:
         settings = self._config.reference
         record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
-        variants = Variants(self.reference, self._graphs, self._targets, self._roundings, record_to)
+        variants = Variants(self.reference, self.graphs, self.targets, self._roundings, record_to)
         if self._cache is not None:
             variants.add_cache(self._cache, with_cache(self.reference, self._cache, self.quantized))
         why = "the engine's form of the float graph has no node that reads it"
@@ -224,6 +237,7 @@ class Location:
             by_position=() if divergence is None else divergence.by_position,
             by_class=() if divergence is None else divergence.by_class,
             unpaired=self.pairing.unpaired,
+            beyond_rounding=share_beyond(self.targets, self.graphs),
             passes=race.num_passes,
         )
 
@@ -259,12 +273,6 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         )
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
     return own.patched(length), other.patched({**tokenizer, **length})
-
-
-def _weights_in(file: Path) -> GraphWeights:
-    graph = load_graph(file)
-    folder, renames = external_data_plan(file, external_locations(graph))  # onnx reads no weights through links
-    return GraphWeights(relocate(graph, renames), folder)
 
 
 def _gained(

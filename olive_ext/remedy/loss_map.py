@@ -12,6 +12,7 @@ from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.remedy.race import Estimate
+from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
 from olive_ext.report.comparison import Bin
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
@@ -88,6 +89,9 @@ class LossMap:
     unpaired: dict[str, str]
     """Nodes that were not compared, and why."""
 
+    beyond_rounding: float
+    """Share of the numbers in blocks that lie farther from the float model's than rounding puts any."""
+
     passes: float
     """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
     and all weights together take a pass each, and what is gained takes one for each certain entry."""
@@ -124,7 +128,8 @@ class LossMap:
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that is to be said beside the entries."""
-        return (self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired))
+        told = (self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired))
+        return (*told, *doubt(self.beyond_rounding))
 
     @property
     def certainty(self) -> str:

@@ -6,7 +6,7 @@ Knows graphs, not why a weight is changed, and no file but those that weights li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
 from olive_ext.remedy.constants import Array, NewTensor
+from olive_ext.remedy.mended_experts import experts_nodes
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.sources import BIAS, DATA, TABLES, Sources, bias_of
@@ -47,7 +48,7 @@ class Mending:
         replaced = [n for n, outputs in enumerate(places) if outputs in owners]
         uses = [use for target in choices for use in target.quantized]
         delete_at(graph.node, replaced)
-        for name in {name for use in uses for name in _stored(use.node)} - set(reads(graph.node)):
+        for name in {name for use in uses for name in _stored(use)} - set(reads(graph.node)):
             remove_dead(graph, name)
         gone = {name for use in uses for name in use.roots} - {tensor.name for tensor in graph.initializer}
         delete_at(graph.input, [n for n, value in enumerate(graph.input) if value.name in gone])
@@ -70,6 +71,8 @@ class Mending:
         if not self.sources.offers(target, precision):
             raise ModelError(f"'{target.name}' cannot be {precision.name} in this graph")
         use = target.quantized[number]
+        if target.is_of_experts:
+            return experts_nodes(target, precision, self.sources, self._constant, self._add)
         if not precision.bits:
             return self._float_nodes(target.floats[number], use)
         if target not in self._packed:
@@ -163,7 +166,7 @@ class Mending:
 
     def _table(self, use: WeightUse, names: list[str], precision: Precision, width: int) -> list[onnx.NodeProto]:
         """The lookup in a table [V, H] whose integers are stored as a product's: a Reshape, and the lookup."""
-        shape = numpy_helper.from_array(np.array([-1, width], np.int64))
+        shape = numpy_helper.from_array(np.array([-1, width * precision.bits // 8], np.int64))
         made, sizes = self._fresh(f"{names[0]}_table"), self._fresh(f"{names[0]}_shape")
         constant = helper.make_node("Constant", [], [sizes], self._fresh(f"{use.name}/shape"), value=shape)
         reshape = helper.make_node("Reshape", [names[0], sizes], [made], self._fresh(f"{use.name}/Reshape"))
@@ -197,19 +200,31 @@ class Mending:
 
 def alternative(target: Target, precision: Precision, sources: Sources) -> tuple[Target, GraphWeights]:
     """The weight in another precision as a target of its own, and the small graph that has its numbers."""
-    model = onnx.ModelProto(ir_version=10)
-    model.opset_import.append(helper.make_opsetid("", 21))
-    model.graph.node.extend(use.node for use in target.quantized)
-    mending = Mending(model, sources)
-    mending.apply({target: precision})
+    mending = _alone(target, precision, sources)
     for new in mending.tensors.values():
         parts = [part.reshape(-1) for part in new.chunks()]
-        model.graph.initializer.append(numpy_helper.from_array(np.concatenate(parts).reshape(new.dims), new.name))
-    weights = GraphWeights(model, Path())
+        mending.model.graph.initializer.append(
+            numpy_helper.from_array(np.concatenate(parts).reshape(new.dims), new.name)
+        )
+    weights = GraphWeights(mending.model, Path())
     uses = tuple(weights.uses[use.name] for use in target.quantized)
-    size = sum(new.num_bytes for new in mending.tensors.values())
-    name = f"{target.name} as {precision.name}"
-    return Target(name, target.floats, uses, target.float_bytes, size), weights
+    name, size = f"{target.name} as {precision.name}", new_bytes(target, precision, sources)
+    return replace(target, name=name, quantized=uses, bytes=size), weights
+
+
+def new_bytes(target: Target, precision: Precision, sources: Sources) -> int:
+    """What the weight takes in another precision."""
+    return sum(new.num_bytes for new in _alone(target, precision, sources).tensors.values())
+
+
+def _alone(target: Target, precision: Precision, sources: Sources) -> Mending:
+    """A graph of nothing but the nodes of a weight in another precision."""
+    model = onnx.ModelProto(ir_version=10)
+    model.opset_import.append(helper.make_opsetid("", 21))
+    model.graph.node.extend({tuple(use.node.output): use.node for use in target.quantized}.values())
+    mending = Mending(model, sources)
+    mending.apply({target: precision})
+    return mending
 
 
 def _product(
@@ -236,10 +251,9 @@ def _product(
     )
 
 
-def _stored(node: onnx.NodeProto) -> list[str]:
+def _stored(use: WeightUse) -> list[str]:
     """The inputs of a node that make its weight up."""
-    others = (DATA[node.op_type], BIAS.get(node.op_type))
-    return [name for n, name in enumerate(node.input) if name and n not in others]
+    return [use.node.input[n] for n in use.inputs if n < len(use.node.input) and use.node.input[n]]
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:

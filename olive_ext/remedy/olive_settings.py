@@ -148,6 +148,8 @@ def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iter
     for target in changed:
         if any(own.value not in sources.floats.initializers for own in target.floats):
             yield f"'{target.name}' is tied or computed in the float graph: Olive's pass leaves it as it is"
+        if target.is_of_experts:
+            yield f"'{target.name}' are experts: Olive's pass leaves them as they are"
 
 
 def _is_nearest(target: Target, sources: Sources) -> bool:

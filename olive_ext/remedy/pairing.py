@@ -45,6 +45,11 @@ class Target:
         """Whether one graph has as one weight what the other has in parts; else its nodes are pairs."""
         return len(self.floats) != len(self.quantized)
 
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether these are weights of experts: one of a node's, or all."""
+        return bool(self.quantized[0].part)
+
     def numbers(self, floats: GraphWeights, quantized: GraphWeights) -> dict[str, Matrix]:
         """The quantized numbers by the names of the float graph's values, in its layout and element types."""
         arrays = {}

@@ -51,9 +51,10 @@ class Search:
     def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Answer:
         """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
         model loses. Raises `RequirementError` where none does."""
-        menu, kept = self._menu, None
-        if before.high <= most_kl:
-            return menu.unchanged
+        menu = self._menu
+        kept = menu.unchanged if before.high <= most_kl else None
+        if kept is not None and not menu.can_shrink:
+            return kept
         ratio = before.high / (menu.kl(menu.unchanged) or before.high)
         for rounds in range(1, MOST_ROUNDS + 1):
             broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]

@@ -99,8 +99,9 @@ class Variants:
         self._graphs = graphs
         self._arrays: dict[str, dict[str, Matrix]] = {"": {}}
         for target in targets:
-            arrays = self._arrays.setdefault(target.part, {})
-            arrays |= {use.value: graphs[target.part][0].matrix(use) for use in target.floats}
+            floats, arrays = graphs[target.part][0], self._arrays.setdefault(target.part, {})
+            roots = frozenset().union(*(use.roots for use in target.floats))
+            arrays |= {use.value: floats.matrix(use) for use in floats.uses.values() if use.roots & roots}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self._roundings = roundings
         self._plain = BoundSession(replace(model, is_compared=True), self._arrays, roundings)

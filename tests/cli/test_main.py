@@ -56,6 +56,10 @@ def test_help_and_version_are_0(argv: list[str], capsys: pytest.CaptureFixture[s
         (["check", "m", "n", "-o"], "unrecognized arguments: n -o (see 'olive-ext check --help')"),
         (["--odd", "check", "m"], "unrecognized arguments: --odd (see 'olive-ext --help')"),
         (["evaluate", "m"], "missing key 'tasks'"),
+        (
+            ["mend", "m", "--tasks", "a", "--reference", "r", "--at-most", "1GB"],
+            "missing key 'output_dir': give --output",
+        ),
         (["evaluate", "m", "--tasks", ","], "'tasks' = []: give a non-empty list, each item a string or a mapping"),
         (
             ["evaluate", "m", "--tasks", "a", "--limit", "x"],

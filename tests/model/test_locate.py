@@ -40,6 +40,16 @@ def test_file_is_taken_as_it_is(package: Path) -> None:
     }
 
 
+def test_link_to_a_lone_file_finds_the_tokenizer_beside_that(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "mine.onnx").symlink_to(package / "model.onnx")
+    files = locate(tmp_path / "links" / "mine.onnx")
+    assert (files.decoder.name, files.tokenizer) == ("mine.onnx", str(package))
+    assert files.origins["tokenizer"] == "beside the file that the model's link leads to"
+    put_tokenizer(tmp_path / "links")
+    assert locate(tmp_path / "links" / "mine.onnx").tokenizer == str(tmp_path / "links")
+
+
 def test_relative_path_becomes_absolute(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(package)
     assert locate("model.onnx").decoder == package / "model.onnx"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ def test_wrong_setting_is_one_line(changes: dict[str, Any], told: str) -> None:
 def test_model_is_not_its_own_reference() -> None:
     with pytest.raises(OliveExtError, match="is the model itself: give the float model"):
         olive_ext.locate(quickstart.quantized(4, 128), reference=quickstart.quantized(4, 128), **WORK)
+
+
+def test_map_is_not_put_into_the_models_own_folder(tmp_path: Path) -> None:
+    package = shutil.copytree(quickstart.quantized(4, 128), tmp_path / "package")
+    names = sorted(package.iterdir())
+    for place in (package, package / "map"):
+        with pytest.raises(
+            OliveExtError, match=r"'output_dir' = '.*': lies in the model's folder, which stays as it is"
+        ):
+            olive_ext.locate(package, reference=quickstart.exported(), **WORK, output_dir=place)
+    assert sorted(package.iterdir()) == names
 
 
 def test_quantized_model_is_no_reference() -> None:

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from olive_ext.remedy.choices import Choice, Menu
 from olive_ext.remedy.constants import Constants
 from olive_ext.remedy.pairing import Target, pair
 from olive_ext.remedy.precision import FLOAT, Precision
 from olive_ext.remedy.sources import Sources
+from olive_ext.remedy.together import Graphs, whole_experts, with_tables
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
+from tests.remedy.test_mended_graph import tied
 
 
 def menu_of(stored: graphs.Stored, kl: float = 1e-3) -> tuple[Menu, Target]:
@@ -22,7 +25,7 @@ def menu_of(stored: graphs.Stored, kl: float = 1e-3) -> tuple[Menu, Target]:
     own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
     (target,) = pair(own, other).targets
     sources = Sources(Constants(floats, Path("a.onnx")), Constants(stored.model, Path("b.onnx")))
-    return Menu.of({target: kl}, sources, own, other), target
+    return Menu.of({target: kl}, {}, {"": Graphs(own, other, sources)}), target
 
 
 def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
@@ -49,16 +52,59 @@ def test_weights_that_are_fine_have_fewer_choices() -> None:
     ]
 
 
-def test_experts_stay_as_they_are() -> None:
-    quantized, float_model = graphs.experts(4, 32)
+def experts(bits: int, block: int, *, has_zero_points: bool = False) -> tuple[list[Target], Graphs]:
+    quantized, float_model = graphs.experts(bits, block, has_zero_points=has_zero_points)
     other = GraphWeights(quantized, Path())
     matrices = {name.rpartition("/")[2]: other.matrix(use) for name, use in other.uses.items()}
     floats = float_model({part: (matrix + 0.001).astype(np.float32) for part, matrix in matrices.items()})
     own = GraphWeights(floats, Path())
     sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
-    targets = pair(own, other).targets
-    menu = Menu.of(dict.fromkeys(targets, 1e-3), sources, own, other)
-    assert [[one.name for one in menu.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
+    return pair(own, other).targets, Graphs(own, other, sources)
+
+
+def test_experts_of_a_node_are_one_weight() -> None:
+    parts, of_graph = experts(4, 32)
+    (target,) = whole_experts(parts)
+    assert (target.name, target.kind, target.layer) == ("/layers.0/moe/MoE", "moe", 0)
+    assert target.bytes == sum(part.bytes for part in parts)
+    choices = Menu.of({target: 1e-3}, {}, {"": of_graph}).of_target(0)
+    assert [one.name for one in choices] == ["as it is", "int8 in blocks of 32", "float"]
+    assert [one.bytes for one in choices] == sorted(one.bytes for one in choices)
+    assert choices[-1].bytes == target.float_bytes
+    alone = Menu.of(dict.fromkeys(parts, 1e-3), {}, {"": of_graph})
+    assert [[one.name for one in alone.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> None:
+    """Also where the float graph has them twice: they are one by their numbers."""
+    weight_HV = graphs.random_weight(2)
+    floats, quantized = tied(weight_HV), tied(weight_HV, 4)
+    nodes = [tied(weight_HV).graph.node[1], quantized.graph.node[2]]
+    nodes[0].input[0] = "table"
+    del quantized.graph.node[:]
+    quantized.graph.node.extend(nodes)
+    table = numpy_helper.from_array(weight_HV.T.copy(), "table")
+    quantized.graph.initializer.append(table)
+    if not is_tied:
+        del floats.graph.node[0]
+        floats.graph.initializer.append(table)
+    own, other = GraphWeights(floats, Path()), GraphWeights(quantized, Path())
+    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
+    (target,) = pair(own, other).targets
+    of_graph = {"": Graphs(own, other, sources)}
+    tables = with_tables([target], of_graph)
+    choices = Menu.of({target: 1e-3}, tables, of_graph).of_target(0)
+    sizes = {one.name: one.bytes for one in choices}
+    num_numbers = weight_HV.size
+    assert sizes["as it is"] == tables[target].bytes == target.bytes + 4 * num_numbers
+    assert sizes["float"] == 2 * 4 * num_numbers
+    assert sizes.get("float, one with the table") == (4 * num_numbers if is_tied else None)
+    assert sizes["int8 in blocks of 32, one with the table"] < num_numbers * 1.2
+    assert sizes["int8 in blocks of 32"] == 4 * num_numbers + sizes["int8 in blocks of 32, one with the table"]
+    own.model.graph.initializer[-1].raw_data = table.raw_data[::-1]
+    changed = {"": Graphs(own, other, Sources(Constants(floats, Path("a.onnx")), sources.quantized))}
+    assert not with_tables([target], changed)
 
 
 def test_negative_estimates_of_a_loss_count_as_none() -> None:

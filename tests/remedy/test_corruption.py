@@ -40,11 +40,11 @@ def tasks(tmp_path: Path) -> Path:
     return local_tasks.write_tasks(tmp_path / "tasks")
 
 
-def in_8_bits(source: Path, folder: Path, graphs: str = "**/*.onnx") -> Path:
-    """The package with the products of some graphs in blocks of 32 numbers of 8 bits, by ONNX Runtime's tool."""
-    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("builder-cache"))
+def in_bits(source: Path, folder: Path, graphs: str = "**/*.onnx", bits: int = 8, op: str = "MatMul") -> Path:
+    """The package with the products, or lookups, of some graphs in blocks of 32 numbers, by ONNX Runtime's tool."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("builder-cache"), dirs_exist_ok=True)
     for graph in source.glob(graphs):
-        config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=8)
+        config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=bits, op_types_to_quantize=(op,))
         quantizer = MatMulNBitsQuantizer(onnx.load(graph), algo_config=config)
         quantizer.process()
         made = folder / graph.relative_to(source)
@@ -76,7 +76,7 @@ def first(package: Path, reference: Path, tasks: Path) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_corrupted_product_ranks_first(case: str, tmp_path: Path, tasks: Path) -> None:
     export, name = CASES[case]
-    package = in_8_bits(export(), tmp_path / "package")
+    package = in_bits(export(), tmp_path / "package")
     corrupt(package, lambda node: 1 if node.name.startswith(name) else None, np.arange(0, 64, 8))
     assert first(package, export(), tasks) == name
 
@@ -87,7 +87,7 @@ def test_corrupted_part_of_a_product_ranks_first_as_the_whole(
 ) -> None:
     """One export has queries, keys and values as one product, the other apart."""
     whole, split = genai_export("llama"), genai_export("llama", options=("disable_qkv_fusion=true",))
-    package = in_8_bits(whole if is_float_split else split, tmp_path / "package")
+    package = in_bits(whole if is_float_split else split, tmp_path / "package")
     name = f"/model/layers.1/attn/{'qkv_proj' if is_float_split else 'v_proj'}/MatMul"
     corrupt(package, lambda node: 1 if node.name.startswith(name) else None, np.arange(0, 64, 8))
     assert first(package, split if is_float_split else whole, tasks) == "/model/layers.1/attn/qkv_proj/MatMul"
@@ -113,7 +113,7 @@ IN_ENCODERS = {
 @pytest.mark.parametrize("family", IN_ENCODERS)
 def test_corrupted_product_of_a_vision_encoder_ranks_first(family: str, tmp_path: Path) -> None:
     source, (graphs, name) = media_export(family)[0], IN_ENCODERS[family]
-    package = in_8_bits(source, tmp_path / "package", graphs)
+    package = in_bits(source, tmp_path / "package", graphs)
     corrupt(package / "vision_encoder", lambda node: 1 if node.name.startswith(name) else None, np.arange(0, 64, 8))
     work = {"tasks": ["shapes_colour"], "include_path": PICTURES, "limit": 6, "top": 1}
     found = olive_ext.locate(package, reference=source, **work)
@@ -124,13 +124,7 @@ def test_corrupted_product_of_a_vision_encoder_ranks_first(family: str, tmp_path
 
 def test_table_of_the_embedding_graph_is_an_entry(tmp_path: Path) -> None:
     source = media_export("llava")[0]
-    package = shutil.copytree(source, tmp_path / "package")
-    for file in (package / "embedding").iterdir():
-        file.unlink()
-    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=True, bits=4, op_types_to_quantize=("Gather",))
-    quantizer = MatMulNBitsQuantizer(onnx.load(source / "embedding" / "model.onnx"), algo_config=config)
-    quantizer.process()
-    quantizer.model.save_model_to_file(str(package / "embedding" / "model.onnx"), True)
+    package = in_bits(source, tmp_path / "package", "embedding/*.onnx", 4, "Gather")
     work = {"tasks": ["shapes_colour"], "include_path": PICTURES, "limit": 6, "top": 1}
     found = olive_ext.locate(package, reference=source, **work)
     (entry,) = found.entries

@@ -20,10 +20,8 @@ from olive_ext.errors import ConfigError, RunError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import load_graph, size_on_disk
 from olive_ext.model.files.locate import locate
-from olive_ext.remedy.locate import _weights_in
+from olive_ext.remedy.graph_file import INLINE_BYTES, SMALL
 from olive_ext.remedy.mended_package import (
-    INLINE_BYTES,
-    SMALL,
     Package,
     copy_of,
     mended,
@@ -32,7 +30,7 @@ from olive_ext.remedy.mended_package import (
 )
 from olive_ext.remedy.pairing import Target, pair
 from olive_ext.remedy.precision import FLOAT, Precision
-from olive_ext.remedy.sources import Sources
+from olive_ext.remedy.sources import Sources, weights_in
 from olive_ext.remedy.weights import GraphWeights
 from olive_ext.text.requests import ScoringRequest
 from tests.exports import quickstart
@@ -58,7 +56,7 @@ def models(quantized: Path | None = None) -> Models:
 
 
 def package(choices: Mapping[Target, Precision], of: Models) -> Package:
-    sources = Sources.of(of.float / "model.onnx", of.quantized / "model.onnx")
+    sources = {"": Sources.of(of.float / "model.onnx", of.quantized / "model.onnx")}
     return mended(resolve(ModelSettings.of({"model": str(of.quantized)})), sources, choices)
 
 
@@ -100,7 +98,7 @@ def test_size_is_predicted(mixed: Path, plain_models: Models) -> None:
     made = package(choices, plain_models)
     made.write(mixed.with_name("all"))
     written = sum(path.stat().st_size for path in mixed.with_name("all").iterdir())
-    inside = sum(new.num_bytes <= SMALL for new in made.new.values())
+    inside = sum(new.num_bytes <= SMALL for new in made.graphs[0].new.values())
     assert written <= made.num_bytes <= written + INLINE_BYTES * inside
     assert written - size_on_disk(locate(mixed.with_name("all"))) == made.num_bytes - made.graph_bytes
 
@@ -152,7 +150,7 @@ def test_model_may_be_named_from_the_working_directory(
 ) -> None:
     original = quickstart.quantized(4, 128)
     monkeypatch.chdir(original.parent)
-    sources = Sources.of(plain_models.float / "model.onnx", original / "model.onnx")
+    sources = {"": Sources.of(plain_models.float / "model.onnx", original / "model.onnx")}
     model = resolve(ModelSettings.of({"model": str(Path(original.name, place))}))
     mended(model, sources, {}).write(tmp_path / "mended")
     assert sorted(path.name for path in (tmp_path / "mended").iterdir()) == sorted(
@@ -169,7 +167,7 @@ def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: P
     for path in plain_models.quantized.iterdir():
         shutil.copyfile(path, cache / "blobs" / f"of-{path.name}")
         (linked / path.name).symlink_to(Path("..", "..", "blobs", f"of-{path.name}"))
-    weights = _weights_in(resolve(ModelSettings.of({"model": str(linked)})).files.decoder)
+    weights = weights_in(resolve(ModelSettings.of({"model": str(linked)})).files.decoder)
     assert [weights.matrix(use).size for use in weights.uses.values()]
     for name, choices in {"none": {}, "some": {plain_models.targets[0]: FLOAT}}.items():
         package(choices, plain_models).write(tmp_path / name)
@@ -188,7 +186,7 @@ def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
     small = onnx.load(plain_models.quantized / "model.onnx")
     onnx.save(small, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
     model = resolve(ModelSettings.of({"model": str(folder / "model_q4.onnx")}))
-    sources = Sources.of(folder / "model.onnx", folder / "model_q4.onnx")
+    sources = {"": Sources.of(folder / "model.onnx", folder / "model_q4.onnx")}
     mended(model, sources, {plain_models.targets[0]: FLOAT}).write(tmp_path / "mended")
     copied = {path.name for path in (tmp_path / "mended").iterdir()}
     assert copied == {path.name for path in folder.iterdir()} - {"model.onnx", "model.onnx.data", "notes"}
@@ -243,8 +241,8 @@ from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper
 from olive_ext.remedy.constants import Constants
-from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.mended_package import Package
+from olive_ext.remedy.sources import Sources, weights_in
+from olive_ext.remedy.graph_file import GraphFile
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.constants import NewTensor
 import onnxruntime.quantization.matmul_nbits_quantizer
@@ -264,7 +262,8 @@ new = {
     "c": constants.as_new("w", "c", TensorProto.FLOAT16),
 }
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-Package(model, constants, new, folder, folder / "m.onnx", Path("m.data"), ()).write(folder / "out")
+(folder / "out").mkdir()
+GraphFile(model, constants, new, folder / "m.onnx", Path("m.data")).write(folder / "out" / "m.onnx")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import olive_ext
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import mistakes
 from olive_ext.config import schema
-from olive_ext.errors import ConfigError, RequirementError
+from olive_ext.errors import RequirementError
 from olive_ext.workflow import register
 from olive_ext.workflow.mending_pass import OrtMending
 from tests.exports import quickstart
+from tests.exports.media import media_export
+from tests.exports.quickstart import QUICKSTART
+from tests.remedy.test_corruption import in_bits
 from tests.workflow.recipes import recipe, saved
 
 KEYS: dict[str, Any] = {
@@ -64,12 +68,69 @@ def test_pass_fails_where_no_model_keeps_the_bound_in_the_size(tmp_path: Path) -
         olive_run(made)
 
 
-def test_composite_model_is_refused_whole_and_not_part_by_part(tmp_path: Path) -> None:
-    parts = [ONNXModelHandler(str(quickstart.quantized(4, 128) / "model.onnx")) for _ in range(2)]
-    model = CompositeModelHandler(parts, ["embedding", "decoder"])
-    made = OrtMending.generate_config(DEFAULT_CPU_ACCELERATOR, {**KEYS, "require": [BOUND]}, {}, True)
-    with pytest.raises(ConfigError, match="OrtMending gives one ONNX model, and this one has several"):
-        OrtMending(DEFAULT_CPU_ACCELERATOR, made).run(model, str(tmp_path / "mended"))
+def vision_package(folder: Path) -> Path:
+    """LLaVA's three graphs, of which two are in 4 bits, and no genai_config.json."""
+    source = media_export("llava")[0]
+    in_bits(source, folder, "vision_encoder/*.onnx", 4)
+    graph = in_bits(source, folder / "again", "embedding/*.onnx", 4, "Gather") / "embedding"
+    shutil.copytree(graph, folder / "embedding", dirs_exist_ok=True)
+    shutil.rmtree(folder / "again")
+    return folder
+
+
+PICTURES: dict[str, Any] = {
+    "reference": "",
+    "tasks": ["shapes_colour"],
+    "include_path": str(QUICKSTART.parent / "vision" / "tasks"),
+    "limit": 10,
+}
+
+
+def composite(package: Path, **more: Any) -> CompositeModelHandler:
+    names = ["decoder", "embedding", "vision_encoder"]
+    parts = [ONNXModelHandler(str(package / name), onnx_file_name="model.onnx") for name in names]
+    return CompositeModelHandler(parts, names, **more)
+
+
+@pytest.mark.slow
+def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> None:
+    """Its components lie in folders that nothing but the handler names together; the tokenizer travels along."""
+    package = vision_package(tmp_path / "package")
+    (package / "genai_config.json").unlink()
+    beside = [str(path) for path in package.glob("*.json")]
+    for path in beside:
+        shutil.move(path, tmp_path)
+    beside = [str(tmp_path / Path(path).name) for path in beside]
+    model = composite(package, model_attributes={"additional_files": beside, "own": 1})
+    keys = {**PICTURES, "reference": str(media_export("llava")[0]), "top": 1}
+    made = OrtMending.generate_config(DEFAULT_CPU_ACCELERATOR, {**keys, "require": [BOUND]}, {}, True)
+    output = OrtMending(DEFAULT_CPU_ACCELERATOR, made).run(model, str(tmp_path / "mended" / "model"))
+    assert isinstance(output, CompositeModelHandler)
+    folder = tmp_path / "mended" / "model"
+    assert Path(output.model_path) == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    places = [Path(part.model_path).relative_to(folder).as_posix() for _, part in output.get_model_components()]
+    assert places == [f"{name}/model.onnx" for name in model.model_component_names]
+    assert output.model_attributes["own"] == 1
+    bill = json.loads((folder / "bill.json").read_text(encoding="utf-8"))
+    changed = {line["name"].rpartition(", ")[2] for line in bill["lines"] if line["chosen"]}
+    assert changed == {"vision", "embedding"}
+    assert (folder / "decoder" / "model.onnx").read_bytes() == (package / "decoder" / "model.onnx").read_bytes()
+
+
+@pytest.mark.slow
+def test_composite_model_of_a_package_passes_the_gate_behind_the_pass(tmp_path: Path) -> None:
+    register()
+    package = vision_package(tmp_path / "package")
+    keys = {**PICTURES, "reference": str(media_export("llava")[0])}
+    gate = {"type": "OrtLMEvaluation", **keys, "bootstrap_iters": 0, "require": [BOUND]}
+    mend = {"type": "OrtMending", "top": 1, **keys, "require": [{**BOUND, "max": BOUND["max"] / 2}]}
+    made = recipe(tmp_path, composite(package, model_path=str(package)).to_json(), passes={"mend": mend, "gate": gate})
+    olive_run(made)
+    (bill,) = (tmp_path / "out").rglob("bill.json")
+    assert json.loads(bill.read_text(encoding="utf-8"))["unchanged_loss"]["held_out"]["mean"] > BOUND["max"]
+    with olive_ext.open(bill.parent) as session:
+        assert session.generate(["The"])
 
 
 def test_wrong_keys_of_the_pass_are_told_with_their_place(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def locate(
     stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph, read_outline(graph)))
-    candidates = _tokenizer_candidates(extra_tokenizer_candidates, (root, decoder.parent))
+    candidates = _tokenizer_candidates(extra_tokenizer_candidates, root, decoder)
     tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
     directory = config_file.parent if config_file else decoder.parent
     companions = _companions(
@@ -264,9 +264,12 @@ def _names(config: Path, decoder: Path) -> bool:
     return any(file.is_file() and file.samefile(decoder) for file in files)
 
 
-def _tokenizer_candidates(given: Sequence[str | Path], own: Sequence[Path]) -> list[tuple[str, str]]:
-    candidates = [(str(location), "an additional candidate") for location in given]
-    return [*candidates, *(candidate for folder in dict.fromkeys(own) for candidate in _olive_tokenizers(folder))]
+def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path) -> list[tuple[str, str]]:
+    linked = [(str(decoder.resolve().parent), "beside the file that the model's link leads to")]
+    candidates = linked if decoder.is_symlink() else []
+    candidates += [(str(location), "an additional candidate") for location in given]
+    own = dict.fromkeys((root, decoder.parent))
+    return [*candidates, *(candidate for folder in own for candidate in _olive_tokenizers(folder))]
 
 
 def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:

@@ -1,0 +1,139 @@
+"""A mended graph on disk: its file, and one for its weights, which are copied, cast and quantized tensor by tensor.
+
+Knows one graph; not which weights are changed, or why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx.external_data_helper import uses_external_data
+
+from olive_ext.errors import RunError
+from olive_ext.graph.onnx_file import tensors_of
+from olive_ext.remedy.constants import CHUNK_BYTES, Constants, NewTensor
+
+PAGE, LARGE = 4096, 1 << 20
+"""Numbers of this many bytes begin at a multiple of a page, so that a runtime can map them."""
+
+ALIGNMENT = 64
+"""All others begin at a multiple of this."""
+
+SMALL = 1024
+"""Bytes up to which numbers stay in the graph's file."""
+
+INLINE_BYTES = 16
+"""What numbers inside of the graph's file take there beside themselves, at most."""
+
+_Writer: TypeAlias = Callable[[BinaryIO], None]
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A mended graph and its numbers in their order: what is written."""
+
+    model: onnx.ModelProto
+    constants: Constants
+    """Of the quantized graph, whose kept numbers are copied."""
+
+    new: Mapping[str, NewTensor]
+    path: Path
+    """The graph's file in the quantized package."""
+
+    data: Path | None
+    """The file for its weights, relative to the graph's folder; None where they are inside of the graph's."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the graph and its weights, with what lies between these; a few more than there are inside of the graph."""
+        graph, parts = self._layout
+        inside = sum(new.num_bytes + INLINE_BYTES for new in self.new.values() if self._is_inside(new))
+        return graph.ByteSize() + inside + max((offset + length for offset, length, _ in parts), default=0)
+
+    def _is_inside(self, new: NewTensor) -> bool:
+        """Whether its numbers are written into the graph's file."""
+        return self.data is None or new.num_bytes <= SMALL
+
+    @cached_property
+    def _layout(self) -> tuple[onnx.ModelProto, list[tuple[int, int, _Writer]]]:
+        """The graph as it is written, but for numbers inside of it, and offset, bytes and writer of those outside."""
+        graph = onnx.ModelProto()
+        graph.CopyFrom(self.model)
+        parts: list[tuple[int, int, _Writer]] = []
+        end = 0
+        for tensor, length, write in self._parts(graph):
+            assert self.data is not None
+            end += -end % (PAGE if length >= LARGE else ALIGNMENT)
+            _point(tensor, self.data.as_posix(), end, length)
+            parts.append((end, length, write))
+            end += length
+        return graph, parts
+
+    def _parts(self, graph: onnx.ModelProto) -> Iterator[tuple[TensorProto, int, _Writer]]:
+        """Tensor, bytes and writer of all numbers outside of `graph`, in the order of the file; `graph` is a copy, in
+        which new tensors are declared."""
+        for own, tensor in list(zip(tensors_of(self.model), tensors_of(graph), strict=True)):
+            if uses_external_data(own):
+                length = self.constants.place(own)[2]
+                yield tensor, length, lambda file, own=own: self._copy(own, file)  # type: ignore[misc]
+        for new in self.new.values():
+            tensor = _declared(graph, new)
+            if not self._is_inside(new):
+                yield tensor, new.num_bytes, lambda file, new=new: _write_chunks(new, file)  # type: ignore[misc]
+
+    def _copy(self, tensor: TensorProto, file: BinaryIO) -> None:
+        path, offset, left = self.constants.place(tensor)
+        with path.open("rb") as source:
+            source.seek(offset)
+            while left > 0:
+                chunk = source.read(min(left, CHUNK_BYTES))
+                if not chunk:
+                    raise RunError(f"'{path}' ends before the numbers of '{tensor.name}' do")
+                left -= file.write(chunk)
+
+    def write(self, path: Path) -> None:
+        """Writes the graph's file, and that of its weights beside it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        graph, parts = self._layout
+        if self.data is not None:
+            data = path.parent / self.data
+            data.parent.mkdir(parents=True, exist_ok=True)
+            with data.open("xb") as file:
+                for offset, _, write in parts:
+                    file.write(bytes(offset - file.tell()))
+                    write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for tensor in graph.graph.initializer:
+            new = self.new.get(tensor.name)
+            if new is not None and self._is_inside(new):
+                tensor.raw_data = b"".join(np.ascontiguousarray(part).tobytes() for part in new.chunks())
+        path.write_bytes(graph.SerializeToString())
+
+
+def _write_chunks(new: NewTensor, file: BinaryIO) -> None:
+    for part in new.chunks():
+        file.write(np.ascontiguousarray(part).tobytes())
+
+
+def _declared(graph: onnx.ModelProto, new: NewTensor) -> TensorProto:
+    tensor: TensorProto = graph.graph.initializer.add()
+    tensor.name, tensor.data_type = new.name, new.data_type
+    tensor.dims.extend(new.dims)
+    return tensor
+
+
+def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Has a tensor's numbers lie at a place in a file."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
