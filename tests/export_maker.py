@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 OF_ALL = ("torch", "onnxruntime")
 """No path has other releases of these."""
@@ -31,7 +31,7 @@ Answer = Callable[[dict[str, Any]], int]
 class Branch:
     """A fork of this process that answers with `answer`, once it has begun with `begin`."""
 
-    open: list[IO[str]] = []
+    open: ClassVar[list[IO[str]]] = []
     """This process's ends of all branches: one that kept another's would keep it from its end."""
 
     def __init__(self, begin: Callable[[], Answer]) -> None:
