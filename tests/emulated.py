@@ -25,5 +25,5 @@ def hold() -> None:
 
 
 def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "subprocess.Popen" and "tests.exports.maker" not in arguments[1]:
+    if event == "subprocess.Popen" and "tests.export_maker" not in arguments[1]:
         raise RuntimeError(f"{arguments[1]} would run on the machine's own processor")

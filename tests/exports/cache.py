@@ -70,7 +70,18 @@ def _try_packages(requirements: tuple[str, ...]) -> Path | str:
     """The folder, or why there is none; asked once a process, because an index out of reach costs minutes."""
 
     def install(folder: Path) -> None:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *requirements]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(folder),
+            *requirements,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-300:]]
@@ -90,13 +101,13 @@ class _CannotInstall(Exception):
 def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) -> None:
     """Run `python ARGUMENTS`, which begin with -m, from the checkout's root, offline, the folders of `path` before what
     is installed."""
-    maker = _maker(tuple(path))
+    maker = _maker()
     assert maker.stdin is not None
     assert maker.stdout is not None
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
         words = [str(argument) for argument in arguments]
-        maker.stdin.write(json.dumps({"arguments": words, "log": str(log)}) + "\n")
+        maker.stdin.write(json.dumps({"path": [str(one) for one in path], "arguments": words, "log": str(log)}) + "\n")
         maker.stdin.flush()
         status = maker.stdout.readline().strip()
         if status != "0":
@@ -105,13 +116,13 @@ def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) ->
 
 
 @functools.cache
-def _maker(path: tuple[Path, ...]) -> subprocess.Popen[str]:
-    """The process that runs Python with these folders first; it ends with this one."""
+def _maker() -> subprocess.Popen[str]:
+    """The process that runs Python; it ends with this one."""
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONWARNINGS="ignore")
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, [*path, ROOT]))
+    environment["PYTHONPATH"] = str(ROOT)
     environment.setdefault("OMP_NUM_THREADS", "2")
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.exports.maker"],
+        [sys.executable, "-m", "tests.export_maker"],
         env=environment,
         cwd=ROOT,
         stdin=subprocess.PIPE,

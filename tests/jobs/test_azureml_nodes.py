@@ -25,7 +25,7 @@ from tests.faults import CHOICE, LOADER
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[2]
-NUM_DOCUMENTS = 3000
+NUM_DOCUMENTS = 1500
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,12 @@ def test_every_example_is_valid(jobs: Path) -> None:
     assert judged(*folders) == [[types.get(folder.name, "command"), []] for folder in folders]
 
 
-def test_planted_faults_are_refused(jobs: Path) -> None:
-    job = jobs / "command" / "job.yml"
-    text = job.read_text(encoding="utf-8")
-    for old, new in (
-        ("compute:", "compute_target:"),
-        ("type: uri_folder", "type: uri_foder"),
-        ("code: code", "code: gone"),
-    ):
+def test_planted_faults_are_refused(jobs: Path, tmp_path: Path) -> None:
+    faults = {"compute:": "compute_target:", "type: uri_folder": "type: uri_foder", "code: code": "code: gone"}
+    folders = [Path(shutil.copytree(jobs / "command", tmp_path / str(number))) for number in range(len(faults))]
+    for folder, (old, new) in zip(folders, faults.items(), strict=True):
+        text = (folder / "job.yml").read_text(encoding="utf-8")
         assert old in text
-        job.write_text(text.replace(old, new, 1), encoding="utf-8")
-        ((_, errors),) = judged(jobs / "command")
+        (folder / "job.yml").write_text(text.replace(old, new, 1), encoding="utf-8")
+    for (_, errors), new in zip(judged(*folders), faults.values(), strict=True):
         assert errors, new
-    job.write_text(text, encoding="utf-8")

@@ -37,6 +37,7 @@ WORK: dict[str, Any] = {
     "limit": 10,
     "top": 1,
 }
+FEW: dict[str, Any] = {**WORK, "limit": 4}
 BOUND = 1e-3
 
 
@@ -128,7 +129,7 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     (folder / "genai_config.json").unlink()
     model = onnx.load(quickstart.quantized(4, 128) / "model.onnx")
     onnx.save(model, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
-    goal = {"within": {"kl_mean": BOUND}, "reference": str(folder / "model.onnx")}
+    goal = {**FEW, "within": {"kl_mean": BOUND}, "reference": str(folder / "model.onnx")}
     bill = mend(folder / "mended", model=folder / "model_q4.onnx", **goal)
     assert bill.chosen_loss.choosing.mean > 1e-5
     made = [folder / "mended" / f"model_q4.onnx{end}" for end in ("", ".data")]
@@ -138,7 +139,7 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
 
 def test_size_is_kept_and_used(tmp_path: Path) -> None:
     size = 1_250_000
-    bill = mend(tmp_path / "mended", at_most="1.25MB")
+    bill = mend(tmp_path / "mended", at_most="1.25MB", **FEW)
     assert size_on_disk(locate_files(tmp_path / "mended")) <= size
     assert bill.chosen.bytes > bill.unchanged.bytes
     assert bill.verdict == "none"
@@ -197,7 +198,7 @@ def digests_and_losses_of(texts: list[str], folder: Path) -> tuple[dict[str, byt
 
 
 def test_bound_that_is_kept_already_hands_the_model_on_unchanged(tmp_path: Path) -> None:
-    bill = mend(tmp_path / "mended", within={"kl_mean": 1.0})
+    bill = mend(tmp_path / "mended", within={"kl_mean": 1.0}, **FEW)
     assert not bill.changed
     assert "already meets the goal" in bill.sentences[0]
     np.testing.assert_array_equal(logits(tmp_path / "mended"), logits(quickstart.quantized(4, 128)))
@@ -218,7 +219,7 @@ def test_goal_that_cannot_be_reached_says_how_far_it_came(
 ) -> None:
     int8 = {} if "at_most" in settings else {"model": quickstart.quantized(4, 128, accuracy_level=4)}
     with pytest.raises(RequirementError, match=problem):
-        mend(tmp_path / "mended", **int8, **settings)
+        mend(tmp_path / "mended", **FEW, **int8, **settings)
     assert not list(tmp_path.iterdir())
 
 

@@ -177,7 +177,9 @@ def rounded_by_ort(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
-    found = olive_ext.locate(rounded_by_ort(tmp_path / "qdq"), reference=quickstart.exported(), **WORK, top=3)
+    found = olive_ext.locate(
+        rounded_by_ort(tmp_path / "qdq"), reference=quickstart.exported(), **{**WORK, "limit": 4}, top=3
+    )
     activations = [entry for entry in found.entries if entry.kind.endswith("activations")]
     weights = [entry for entry in found.entries if entry not in activations]
     assert len(weights) == 21
@@ -190,7 +192,7 @@ def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kinds_of_rounded_products_are_entries_and_explain_what_kernels_add() -> None:
-    rounded = located(quickstart.quantized(4, 32, accuracy_level=4), "kind", limit=40)
+    rounded = located(quickstart.quantized(4, 32, accuracy_level=4), "kind")
     kinds = {entry.kind for entry in rounded.entries}
     weights = {kind for kind in kinds if not kind.endswith(", activations")}
     assert kinds - weights == {f"{kind}, activations" for kind in weights} >= {"mlp/down_proj, activations"}

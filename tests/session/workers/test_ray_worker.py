@@ -67,7 +67,7 @@ def local() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [1, 5])  # the other tests have two
 def test_bytes_are_the_same_for_any_number_of_workers(count: int, expected: Any) -> None:
     with open_tiny(workers=count) as session:
         assert answers(session) == expected
@@ -358,7 +358,7 @@ cluster.shutdown()
 
 MANY = [
     ([20 + number % 9] * 30 + [3 + number % 50, 3 + number // 50 % 50, 3 + number // 2500, *range(10, 90)], [5, 6])
-    for number in range(10_000)
+    for number in range(5_000)
 ]
 
 LONG_DRIVER = """
