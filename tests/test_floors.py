@@ -70,7 +70,7 @@ FLOORS = {
         ["forms.base"],
         ["forms.tree.steps", "forms.returned.steps", "forms.rows.steps"],
         ["runners.runner", "halves"],
-        ["forms.kv_store", "runners.ort.ort_failures"],
+        ["forms.kv_store", "runners.ort.ort_failures", "runners.ort.step_states"],
         ["runners.ort.inputs", "runners.ort.bound_weights"],
         ["media"],
         ["forms"],
@@ -103,7 +103,7 @@ FLOORS = {
         ["ort", "genai", "hf"],
     ],
     "olive_ext.engine.runners.ort": [
-        ["ort_failures"],
+        ["ort_failures", "step_states"],
         ["inputs", "placement"],
         ["head", "bound_weights", "plain_graph"],
         ["ort_runner"],

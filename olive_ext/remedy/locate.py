@@ -204,13 +204,16 @@ class Location:
         variants, documents, positions = material.variants, material.documents, material.positions
         targets, measurements = variants.targets, Measurements(variants, documents, material.journal)
         groups = grouped(targets, self._config.by)
+        groups.sort(key=lambda group: variants.share(group.targets))  # those above leave states for those below
         race = Race(
             len(groups),
             positions,
             lambda group, numbers: measurements.kl(groups[group].targets, numbers),
             self._config.seed or 0,
         )
+        before = variants.work
         certain = race.run(self._config.top, lambda quantities, many: self._told(quantities, many, variants))
+        share = variants.computed_share(before)
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = measurements.kl(targets, order)
@@ -239,6 +242,7 @@ class Location:
             unpaired=self.pairing.unpaired,
             beyond_rounding=share_beyond(self.targets, self.graphs),
             passes=race.num_passes,
+            computed_passes=race.num_passes * share,
         )
 
     def _told(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:

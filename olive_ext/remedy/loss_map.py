@@ -96,6 +96,9 @@ class LossMap:
     """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
     and all weights together take a pass each, and what is gained takes one for each certain entry."""
 
+    computed_passes: float
+    """What `passes` cost in multiplications: layers below what is quantized are not computed again."""
+
     @property
     def num_certain(self) -> int:
         """How many of the largest entries are certain."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from olive_ext.records.journal import Journal
+from olive_ext.remedy.bound_session import Floats
 from olive_ext.remedy.documents import Document, document_key
 from olive_ext.remedy.roundings import AnyTarget
-from olive_ext.remedy.variants import Floats, Variants
+from olive_ext.remedy.variants import Variants
 
 
 class Measurements:

@@ -5,7 +5,7 @@ One session serves all variants of weights and roundings: a variant is a binding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -13,73 +13,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
-from olive_ext.engine.runners.ort.opening import open_ort_runner
+from olive_ext.engine.reference.recorded import WritingTap
 from olive_ext.model import ResolvedModel
-from olive_ext.records import Records
+from olive_ext.model.providers.devices import memory_of
+from olive_ext.remedy.bound_session import BoundSession, Floats, asked
 from olive_ext.remedy.documents import Document
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.quantized_cache import QuantizedCache
-from olive_ext.remedy.roundings import AnyTarget, Rounding, Switches
+from olive_ext.remedy.roundings import AnyTarget, Rounding
 from olive_ext.remedy.weights import GraphWeights, Matrix
 from olive_ext.session.answer_journal import deciding_facts
-from olive_ext.session.local import LocalModel, RecordTo, new_records
+from olive_ext.session.local import RecordTo, new_records
 from olive_ext.session.opening import open_model
 from olive_ext.session.session import Session
-from olive_ext.session.texts import read_texts
 from olive_ext.stats.compared_fields import Positions, TokenClasses
-from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
-Floats = npt.NDArray[np.float64]
+RECORDS_MEMORY = 0.125
+"""Share of the free memory that the float model's distributions may take: every variant reads them."""
 
 
 def nats_by_document(positions: Positions, number: int) -> Floats:
     """KL in nats, summed over the positions of each of so many documents [N]."""
     rows = positions.rows
     return np.bincount(rows["document"], rows["kl"], number).astype(np.float64)
-
-
-class BoundSession:
-    """A session of one model whose weights and switches are bound."""
-
-    def __init__(
-        self, model: ResolvedModel, arrays: Mapping[str, Mapping[str, Matrix]], roundings: Sequence[Rounding]
-    ) -> None:
-        """`arrays`: the graphs' own numbers, by part. Raises what opening `model` raises."""
-        switches, files = Switches(roundings), {"": model.files.decoder}
-        files |= {part: companion.graph for part, companion in model.files.companions.items()}
-        self._weights = {part: BoundWeights(own, _unchanged if part else switches.edit) for part, own in arrays.items()}
-        texts = read_texts(model)
-        opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
-        self.local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
-        self.kernels = DivergenceKernels.at(opened.runner)
-        self.missing = list(switches.missing)
-        self._bound: frozenset[AnyTarget] = frozenset()
-        self.session: Session
-
-    def read(self, records: Records) -> None:
-        """Opens the session, which compares what it is asked with `records`."""
-        self.session = self.local.session(ReadingTap(records, self.kernels))
-
-    def bind(self, wanted: frozenset[AnyTarget], numbers: Callable[[AnyTarget], Mapping[str, Matrix]]) -> None:
-        """Has some targets quantized, the others not. `numbers`: what a target's values are then."""
-        if wanted == self._bound:
-            return
-        for target in self._bound - wanted:
-            self._weights[target.part].put_back(target.values)
-        for target in wanted - self._bound:
-            self._weights[target.part].put(numbers(target))
-        if any(target.part for target in self._bound ^ wanted):
-            self.session.release_memory()  # what encoders have made of items, too
-        else:
-            self.session.gc()
-        self._bound = wanted
-
-
-def _unchanged(model: object) -> None:
-    """Edits nothing."""
 
 
 class Variants:
@@ -104,7 +60,9 @@ class Variants:
             arrays |= {use.value: floats.matrix(use) for use in floats.uses.values() if use.roots & roots}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self._roundings = roundings
-        self._plain = BoundSession(replace(model, is_compared=True), self._arrays, roundings)
+        self._plain = BoundSession(
+            replace(model, is_compared=True), self._arrays, roundings, _levels([*targets, *roundings])
+        )
         self._records = new_records(self._plain.local, record_to)
         tap = WritingTap(self._records, self._plain.kernels)
         self.recorder = self._plain.local.session(tap, records=self._records)
@@ -128,7 +86,8 @@ class Variants:
 
     def record(self, documents: Sequence[Document]) -> npt.NDArray[np.int64]:
         """Keeps the float model's distributions at all targets; the number of positions of each document [N]."""
-        outputs = _asked(self.recorder, documents)
+        outputs = asked(self.recorder, documents)
+        self._records.hold(int(RECORDS_MEMORY * memory_of("cpu").free))
         return np.array([sum(len(output.token_logprobs) for output in document) for document in outputs])
 
     def kl(self, targets: Collection[AnyTarget], documents: Sequence[Document]) -> Floats:
@@ -137,7 +96,7 @@ class Variants:
         has_cache = any(isinstance(target, QuantizedCache) for target in targets)
         bound = self._cached if has_cache and self._cached is not None else self._plain
         bound.bind(frozenset(targets), self._numbers)
-        return _sums(bound.session, documents)
+        return bound.sums(documents, [frozenset(), frozenset(self.targets)])
 
     def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Positions:
         """All positions of another model, which is opened for it: the quantized one itself. Documents are numbered as
@@ -145,7 +104,7 @@ class Variants:
         with open_model(model, self._records) as session:
             classes = TokenClasses(session.tokenizer.token_text, session.tokenizer.special_ids)
             positions = Positions()
-            for number, outputs in enumerate(_asked(session, documents)):
+            for number, outputs in enumerate(asked(session, documents)):
                 for output in outputs:
                     if output.compared is None:  # an empty text has no positions
                         continue
@@ -162,10 +121,25 @@ class Variants:
         """All that decides what `kl` gives besides targets and documents, JSON-ready."""
         return deciding_facts(self._plain.session)
 
+    def share(self, targets: Collection[AnyTarget]) -> float:
+        """Of a pass what a variant of `targets` takes where what is below them is known."""
+        return self._plain.share(targets)
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """`tokens_fed`, and the same where a token whose lower layers were known counts by the multiplications left."""
+        fed = [(int(session.counters.tokens_fed), share) for session, share in self._sessions]
+        return sum(tokens for tokens, _ in fed), sum(tokens * share for tokens, share in fed)
+
+    def computed_share(self, since: tuple[int, float]) -> float:
+        """Of the work since then the share that was computed; 1 where there was none."""
+        (fed, computed), (fed_before, computed_before) = self.work, since
+        return (computed - computed_before) / (fed - fed_before) if fed > fed_before else 1.0
+
     @property
     def tokens_fed(self) -> int:
         """Tokens that were computed so far, recorded ones, too."""
-        return sum(int(session.counters.tokens_fed) for session in self._sessions)
+        return self.work[0]
 
     def __enter__(self) -> Variants:
         return self
@@ -173,37 +147,23 @@ class Variants:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for session in self._sessions:
+        for session, _ in self._sessions[::-1]:
             session.close()
 
     @property
-    def _sessions(self) -> list[Session]:
+    def _sessions(self) -> list[tuple[Session, float]]:
         bound = [self._plain, *([self._cached] if self._cached is not None else [])]
-        return [self.recorder, *(one.session for one in bound)]
+        return [(self.recorder, 1.0), *(session for one in bound for session in one.sessions)]
 
     def _numbers(self, target: AnyTarget) -> Mapping[str, Matrix]:
         floats, quantized = self._graphs[target.part]
         return target.numbers(floats, self.alternatives.get(target, quantized))
 
 
-def _sums(session: Session, documents: Sequence[Document]) -> Floats:
-    return np.array(
-        [
-            sum(float(output.compared.kl.sum(dtype=np.float64)) for output in document if output.compared is not None)
-            for document in _asked(session, documents)
-        ]
-    )
-
-
-def _asked(session: Session, documents: Sequence[Document]) -> list[list[ScoringOutput | RollingOutput]]:
-    """The outputs of each document's requests."""
-    requests = [request for document in documents for request in document]
-    scoring = [request for request in requests if isinstance(request, ScoringRequest)]
-    rolling = [request for request in requests if isinstance(request, RollingRequest)]
-    scored = iter(session.loglikelihood(scoring) if scoring else ())
-    rolled = iter(session.loglikelihood_rolling(rolling) if rolling else ())
-    outputs: list[ScoringOutput | RollingOutput] = [
-        next(scored) if isinstance(request, ScoringRequest) else next(rolled) for request in requests
-    ]
-    ordered = iter(outputs)
-    return [[next(ordered) for _ in document] for document in documents]
+def _levels(targets: Sequence[AnyTarget]) -> list[frozenset[str]]:
+    """The values of each layer with those of the layers above it, and of each target outside of the layers."""
+    own = [target for target in targets if not target.part]
+    layers = [(target.layer, target.values) for target in own if target.layer is not None]
+    above = [[values for layer, values in layers if layer >= first] for first, _ in layers]
+    outside = [[target.values] for target in own if target.layer is None]
+    return [frozenset(name for values in level for name in values) for level in (*above, *outside)]

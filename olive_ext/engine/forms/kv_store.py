@@ -61,6 +61,8 @@ class Stacker:
 
     def stack(self, parts: Sequence[StackedPart]) -> Values:
         """The parts' rows behind each other, in new memory. All parts have as many positions."""
+        if not self._tensors:  # of a part of a graph above all caches
+            return ()
         while len(parts) > MOST_PARTS:
             parts = [self._joined(parts[i : i + MOST_PARTS]) for i in range(0, len(parts), MOST_PARTS)]
         return self._run(parts)

@@ -7,14 +7,18 @@ cost more than those of constant weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import onnxruntime as ort
 
+from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.graph.edits import constants_as_inputs
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model.providers.devices import Device
+
+OpenAbove: TypeAlias = Callable[[ModelProto, StepStates], Any]
+"""Opens a runner (`OpenedRunner`) of a part of a decoder's graph that takes the states of its steps from the rest."""
 
 
 class BoundWeights:
@@ -25,6 +29,9 @@ class BoundWeights:
         self._arrays, self._prepare = dict(values), prepare
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
+        self.states: StepStates | None = None
+        """What the graph's steps leave for parts of it, which `opened` is told how to open."""
+
         self._early: dict[str, npt.NDArray[Any]] = {}
         """What was put before there was a session: those of encoders are opened when the first item comes."""
 
@@ -38,6 +45,9 @@ class BoundWeights:
         self._device = device
         self.put(self._arrays | self._early)
         self._early = {}
+
+    def opened(self, above: OpenAbove) -> None:
+        """The decoder that takes the values is open; `above` opens a part of it, which binds them, too."""
 
     def put(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Other numbers for some weights, from the next step on; what is resident in slots is of the old ones."""

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from olive_ext.engine.runners.ort.inputs import Adapters
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.ort.sessions import Sessions
+from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ProviderError, understood
+from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_num_slots
 from olive_ext.model.providers.compiled import Compiled
@@ -99,7 +103,31 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     except (NotFittingError, PartsDifferError):
         decoder.runner.close()
         raise
+    weights = sessions.weights.get(model.files.decoder)
+    if weights is not None and isinstance(decoder.runner, OrtRunner):
+        weights.opened(partial(_open_above, sessions, form, decoder, head))
     return OpenedRunner(decoder.runner, decoder.chunk_size)
+
+
+def _open_above(
+    sessions: Sessions,
+    form: GraphForm,
+    decoder: OpenedDecoder,
+    head: ScoringHead,
+    proto: ModelProto,
+    states: StepStates,
+) -> OpenedRunner:
+    """A part of an open decoder's graph, with caches of its own: steps are those of the whole, untried."""
+    whole, taken = decoder.runner, {value.name for value in proto.graph.input}
+    assert isinstance(whole, OrtRunner)
+    kv = tuple(tensor for tensor in decoder.spec.kv if tensor.past in taken)
+    own = tuple(tensor for tensor in decoder.spec.states if tensor.past in taken)
+    spec = replace(decoder.spec, kv=kv, states=own)
+    session = sessions.part(proto)
+    device = sessions.device(session)
+    place = KvPlace(session, spec, whole.capacity.num_slots, device, sessions.helper)
+    runner = whole.above(place, form.allocate(place), copy(head), states)
+    return OpenedRunner(runner, decoder.chunk_size)
 
 
 def _decoder(
@@ -116,13 +144,15 @@ def _decoder(
     store = form.allocate(place)
     chunk_size, notes = _trusted_steps(sessions, spec)
     notes = [*spec.notes, *notes]
+    weights = sessions.weights.get(model.files.decoder)
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
         compiled=sessions.compiled,
         embedding=sessions.embedding(spec, device) if spec.embeddings else None,
         encoder=sessions.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,
-        weights=sessions.weights.get(model.files.decoder),
+        weights=weights,
+        states=weights.states if weights is not None else None,
         capture=Capture(session, device) if model.buckets.is_captured else None,
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)

@@ -22,6 +22,7 @@ from olive_ext.engine.runners.ort.bound_weights import BoundWeights
 from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
 from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
+from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
@@ -45,6 +46,7 @@ class OrtParts:
     encoder: SourceEncoder | None = None
     adapters: Adapters | None = None
     weights: BoundWeights | None = None
+    states: StepStates | None = None
     capture: Capture | None = None
 
     def forget(self) -> None:
@@ -89,6 +91,13 @@ class OrtRunner(Runner):
         self._parts = parts
         self._feed = InputFeed(place.session, place.device)
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
+
+    def above(self, place: KvPlace, kv: KvStore, head: ScoringHead, states: StepStates) -> OrtRunner:
+        """A runner of a part of this one's graph, whose steps begin with `states`: what trials found is the same."""
+        kv.pads_in_front = self._kv.pads_in_front
+        runner = OrtRunner(place, kv, head, self._facts, replace(self._parts, states=states))
+        runner.traits = self.traits
+        return runner
 
     @property
     @override
@@ -232,7 +241,11 @@ class OrtRunner(Runner):
         outputs = binding.get_outputs_as_ortvaluevector()
         if not self._kv.is_in_place:
             self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
-        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, len(outputs))], step)
+        states, end = self._parts.states, len(outputs)
+        if states is not None and states.left:
+            end -= len(states.left)
+            states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
+        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], step)
         self.host_bytes += output.scores_nbytes
         return output
 
@@ -250,6 +263,8 @@ class OrtRunner(Runner):
             if values is not None:
                 values.bind(binding)
         self._head.bind(binding, feed, step)
+        if self._parts.states is not None:
+            self._parts.states.bind(binding, step)
 
 
 def _grown(capacity: int, wanted: int) -> int:

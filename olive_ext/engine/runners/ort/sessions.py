@@ -75,6 +75,10 @@ class Sessions:
     ) -> ort.InferenceSession:
         return self._bound(proto, self.model.files.decoder, caches=caches, is_captured=is_captured)
 
+    def part(self, proto: ModelProto) -> ort.InferenceSession:
+        """A session of a part of the decoder's graph as that is open."""
+        return self._from_memory(proto, self.model.files.decoder)
+
     def _bound(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
         """As `_from_memory`, with the weights of `file` that are bound as inputs."""
         weights = self.weights.get(file)
