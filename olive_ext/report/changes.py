@@ -75,7 +75,7 @@ class Change:
 
 def changes_of_answers(comparison: Comparison) -> list[Change]:
     """Of all answers that are right or wrong together; of the first metric of each task without such answers, at the
-    level of Bonferroni; and of single tasks whose exact p-value stays below 5 % after Holm's correction."""
+    level of Bonferroni; and of single metrics whose exact p-value stays below 5 % after Holm's correction."""
     judged, significant = _judged(comparison), _significant(comparison)
     wider = NormalDist().inv_cdf(1 - _LEVEL / 2 / max(1, len(judged))) / _QUANTILE
     changes = [_of_answers(item, comparison, wider, item in significant) for item in judged]
@@ -109,17 +109,31 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _judged(comparison: Comparison) -> list[Outcome]:
-    binary = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary}
-    others = {item.task: item for item in reversed(comparison.outcomes) if item.task not in binary}
-    overall = [binary[ALL]] if ALL in binary else list(binary.values())[::-1]
-    return [*overall, *list(others.values())[::-1]]
+    """The outcome over all tasks, or of each task its first metric that is right or wrong, else its first one. Where
+    neither model is ever right by that first one, a later one by which they are speaks for the task."""
+    firsts = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary}
+    telling = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary and not _is_silent(item)}
+    others = {item.task: item for item in reversed(comparison.outcomes) if item.task not in firsts}
+    binary = {task: telling.get(task, first) for task, first in firsts.items()}
+    if ALL in binary:
+        binary = {task: item for task, item in binary.items() if task == ALL or item is not firsts[task]}
+    return [*list(binary.values())[::-1], *list(others.values())[::-1]]
+
+
+def _is_silent(item: Outcome) -> bool:
+    """Whether neither model answers any document rightly."""
+    return item.num_population is None and item.reference == item.candidate == 1 - item.higher_is_better
 
 
 def _significant(comparison: Comparison) -> list[Outcome]:
-    """Outcomes with p below 5 % by Holm's step-down procedure; each task counts once, by its first right or wrong."""
-    firsts = {item.task: item for item in reversed(comparison.outcomes) if item.task != ALL and item.is_binary}
+    """Outcomes with p below 5 % by Holm's step-down procedure: every metric and filter that is right or wrong, because
+    a task's first may be one by which neither model answers rightly (GSM8K's strict match). Of drawn documents each
+    task's first alone: what decided when to stop tells of the others, too."""
+    binary = [item for item in comparison.outcomes if item.task != ALL and item.is_binary]
+    firsts = {item.task: item for item in reversed(binary)}
     claimed = None if comparison.certainty is None else comparison.certainty.outcome
-    values = [(_p(item, claimed), item) for item in firsts.values()]
+    tested = [item for item in binary if item.num_population is None or item is firsts[item.task]]
+    values = [(_p(item, claimed), item) for item in tested]
     kept: list[Outcome] = []
     for rank, (p, item) in enumerate(sorted(values, key=lambda value: value[0])):
         if p * (len(values) - rank) >= _LEVEL:
@@ -144,6 +158,8 @@ def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_signific
     sign = item.unit if item.higher_is_better else -item.unit
     estimate, (low, high) = sign * item.difference, sorted((sign * item.low, sign * item.high))
     name = "accuracy" if item.task == ALL else f"{item.task} {item.metric}"
+    if sum((other.task, other.metric) == (item.task, item.metric) for other in comparison.outcomes) > 1:
+        name += f" ({item.filter})"
     shown, interval = difference_texts(item)
     return Change(
         name,

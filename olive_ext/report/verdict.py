@@ -83,7 +83,7 @@ def verdict(comparison: Comparison) -> Verdict:
     """The verdict on a comparison.
 
     A loss or a gain is certain where the 95 % interval of the accuracy difference over all documents excludes zero
-    (`changes`: also other metrics, single tasks by Holm's correction of their exact p-values, Holm 1979), where the
+    (`changes`: also other metrics, each by Holm's correction of their exact p-values, Holm 1979), where the
     perplexity of whole texts changed by more than 1.96 standard errors and 0.1 %, or where the distributions are as far
     apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
     loss is found where one that matters is excluded everywhere, in what has no answer, too, and distributions are as

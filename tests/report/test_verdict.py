@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from olive_ext.report.comparison import ALL, Comparison, Spread
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Spread
 from olive_ext.report.verdict import band_of, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
@@ -219,3 +220,34 @@ def test_difference_that_is_no_number_is_never_no_loss() -> None:
         assert verdict(Comparison({}, (), (outcome(**{**SAFE, end: float("nan")}),))).kind == "cannot_tell"
     ratio = divergence("wiki", perplexity_ratio=float("nan"))
     assert verdict(Comparison({}, (ratio,))).finding == "cannot tell: non-finite wiki perplexity"
+
+
+def _graded(metric: str, filter_name: str, right: int, lost: int, won: int = 0, task: str = "gsm8k") -> Outcome:
+    """1,319 documents of which the reference answers so many rightly."""
+    reference = np.arange(1319) < right
+    candidate = reference.copy()
+    candidate[:lost], candidate[right : right + won] = False, True
+    return compare_outcomes(task, metric, filter_name, reference, candidate)
+
+
+@pytest.mark.parametrize(
+    "beside", [(), (compare_outcomes(ALL, ACCURACY, "none", [1.0, 0.0] * 5000, [1.0, 0.0] * 5000),)]
+)
+def test_a_first_metric_that_nothing_meets_does_not_hide_a_loss_in_another(beside: tuple[Outcome, ...]) -> None:
+    """GSM8K's strict match, which a model that words its answers otherwise never meets, is the task's first."""
+    strict = _graded("exact_match", "strict-match", 0, 0)
+    flexible = _graded("exact_match", "flexible-extract", 900, 130)
+    found = verdict(Comparison({}, (divergence("gsm8k"),), (strict, flexible, *beside)))
+    assert (found.kind, found.headline) == ("loss", "loss found in gsm8k exact_match (flexible-extract)")
+    unsure = _graded("exact_match", "flexible-extract", 900, 30, 24)
+    found = verdict(Comparison({}, (divergence("gsm8k"),), (strict, unsure, *beside)))
+    assert found.kind == "too_few"
+    assert "gsm8k exact_match (flexible-extract) may have lost up to 1." in found.finding
+
+
+def test_a_loss_in_a_second_metric_is_one_of_the_model() -> None:
+    plain, normed = _graded("acc", "none", 700, 0, task="choice"), _graded("acc_norm", "none", 900, 60, task="choice")
+    found = verdict(Comparison({}, (divergence("choice"),), (plain, normed)))
+    assert (found.kind, found.headline) == ("loss", "loss found in choice acc_norm")
+    equal = _graded("acc_norm", "none", 900, 4, 3, task="choice")
+    assert verdict(Comparison({}, (divergence("choice"),), (plain, equal))).kind == "no_loss_found"
