@@ -14,7 +14,7 @@ from tests.backends import local_tasks
 from tests.exports.genai import genai_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
-from tests.remedy.test_corruption import in_8_bits
+from tests.remedy.test_corruption import in_bits
 
 CASES = {
     "llama, builder": (lambda: genai_export("llama"), 0.85),
@@ -37,7 +37,7 @@ CASES = {
 )
 def test_numbers_are_those_of_the_whole_graph(case: str, tmp_path: Path) -> None:
     export, most = CASES[case]
-    package, tasks = in_8_bits(export(), tmp_path / "package"), local_tasks.write_tasks(tmp_path / "tasks")
+    package, tasks = in_bits(export(), tmp_path / "package"), local_tasks.write_tasks(tmp_path / "tasks")
     work = {"tasks": ["tiny_choice", "tiny_rolling"], "include_path": tasks}
     config = LocationConfig.of(str(package), {"reference": str(export()), **work})
     with opened_location(config, False) as location, location.with_more().measuring() as material:
