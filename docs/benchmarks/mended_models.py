@@ -25,7 +25,8 @@ from train_models import exported
 from olive_ext.config import MendingConfig
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
-from olive_ext.remedy.locate import Location, Material, opened_location
+from olive_ext.remedy.locate import Location, opened_location
+from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mend import Mender, Origin
 from olive_ext.remedy.mended_package import copy_of
 from olive_ext.remedy.pairing import relative_error

@@ -17,7 +17,8 @@ from pathlib import Path
 from harness import parser_of, table, write
 
 from olive_ext.config import MendingConfig
-from olive_ext.remedy.locate import Material, opened_location
+from olive_ext.remedy.locate import opened_location
+from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mend import Mender, Origin
 from olive_ext.remedy.mended_graph import alternative
 from olive_ext.remedy.pairing import Target

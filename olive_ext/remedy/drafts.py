@@ -15,8 +15,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.remedy.choices import Answer, Menu
 from olive_ext.remedy.documents import Document
-from olive_ext.remedy.locate import Material
-from olive_ext.remedy.measurements import Measurements
+from olive_ext.remedy.measurements import Material, Measurements
 from olive_ext.remedy.mended_graph import alternative
 from olive_ext.remedy.mended_package import Package, copy_of, mended
 from olive_ext.remedy.race import Estimate, Floats, estimate

@@ -9,12 +9,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
@@ -26,10 +24,10 @@ from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.spec.media_types import MEDIA_PARTS
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.remedy.activations import kernels_roundings, static_roundings
-from olive_ext.remedy.documents import Document, answered
+from olive_ext.remedy.documents import answered
 from olive_ext.remedy.groups import Group, grouped
 from olive_ext.remedy.loss_map import Entry, LossMap
-from olive_ext.remedy.measurements import Measurements
+from olive_ext.remedy.measurements import Material, Measurements
 from olive_ext.remedy.mended_package import refuse_inside
 from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.pairing import Pairing, pair, refuse_nothing
@@ -79,26 +77,6 @@ def opened_location(config: LocationConfig, progress: bool) -> Iterator[Location
     models = Models(config.evaluation(), progress)
     with models.clock.told(progress), asked_where_it_answers(models.names()):
         yield Location(config, models)
-
-
-@dataclass(frozen=True)
-class Material:
-    """What a loss is measured with: variants of the float model, and documents whose distributions it has recorded."""
-
-    variants: Variants
-    documents: Sequence[Document]
-    tasks: Sequence[str]
-    """Of each document."""
-
-    positions: npt.NDArray[np.int64]
-    """Of each document [N]."""
-
-    journal: Journal | None
-
-    def part(self, numbers: Sequence[int]) -> Material:
-        """Some of the documents."""
-        documents, tasks = [self.documents[n] for n in numbers], [self.tasks[n] for n in numbers]
-        return replace(self, documents=documents, tasks=tasks, positions=self.positions[list(numbers)])
 
 
 class Location:

@@ -1,18 +1,40 @@
-"""What has been measured of variants, by the content of documents and the weights that were quantized in them: kept in
-a journal, so that an interrupted map goes on."""
+"""What variants are measured with, and what has been measured of them, by the content of documents and the weights that
+were quantized in them: kept in a journal, so that an interrupted map goes on."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from olive_ext.records.journal import Journal
 from olive_ext.remedy.bound_session import Floats
 from olive_ext.remedy.documents import Document, document_key
 from olive_ext.remedy.roundings import AnyTarget
 from olive_ext.remedy.variants import Variants
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a loss is measured with: variants of the float model, and documents whose distributions it has recorded."""
+
+    variants: Variants
+    documents: Sequence[Document]
+    tasks: Sequence[str]
+    """Of each document."""
+
+    positions: npt.NDArray[np.int64]
+    """Of each document [N]."""
+
+    journal: Journal | None
+
+    def part(self, numbers: Sequence[int]) -> Material:
+        """Some of the documents."""
+        documents, tasks = [self.documents[n] for n in numbers], [self.tasks[n] for n in numbers]
+        return replace(self, documents=documents, tasks=tasks, positions=self.positions[list(numbers)])
 
 
 class Measurements:

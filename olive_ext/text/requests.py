@@ -38,9 +38,6 @@ class GenerationRequest:
     """
 
     max_new_tokens: int = 256
-    max_length: int | None = None
-    """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
-
     stop: str | Sequence[str] = ()
     """Texts before which the answer is cut; they may begin or end inside tokens."""
 
@@ -78,6 +75,9 @@ class GenerationRequest:
     """One sound for the encoder of a model of speech, of which `source` is the raw form, its features: a WAV file's
     path or bytes, (samples, rate), or {"array": samples, "sampling_rate": rate}. A longer one than the encoder takes is
     answered in windows."""
+
+    max_length: int | None = None
+    """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
 
     def __post_init__(self) -> None:
         _set(self, "source", checked_source(self.source))

@@ -242,6 +242,7 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(settings: dict[str,
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.long
 def test_call_that_is_killed_goes_on_from_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed as the first mended model is written, the second call measures no weight again, and no price that chose
     that model."""

@@ -268,6 +268,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
 
+@pytest.mark.long
 def test_writing_takes_a_fraction_of_the_weights_in_memory(tmp_path: Path) -> None:
     """A weight of 403 MB is copied, cast and quantized: 705 MB are written."""
     done = subprocess.run(

@@ -205,6 +205,7 @@ def test_error_of_estimates_is_carried_by_both_verdicts(bound: float, verdict: s
         assert decision.high == pytest.approx(0.01 + 3 * 0.001)
 
 
+@pytest.mark.long
 def test_error_of_estimates_makes_wrong_verdicts_no_more_frequent() -> None:
     random, wrong = np.random.default_rng(0), 0
     for seed in range(200):
