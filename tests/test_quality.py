@@ -23,7 +23,7 @@ PACKAGE = ROOT / "olive_ext"
     [
         pytest.param(["-m", "ruff", "check", "."], id="ruff_check"),
         pytest.param(["-m", "ruff", "format", "--check", "."], id="ruff_format"),
-        pytest.param(["-m", "mypy"], id="mypy_strict"),
+        pytest.param(["-m", "mypy"], id="mypy_strict", marks=pytest.mark.long),
         pytest.param(["docs/generate.py", "--check"], id="reference_docs"),
     ],
 )

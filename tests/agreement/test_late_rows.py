@@ -38,7 +38,13 @@ def _scores(session: Session) -> np.ndarray:
     return np.array([score for found in session.loglikelihood(scoring_requests()) for score in found.token_logprobs])
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+OWN_ENVIRONMENT = ("gemma4_text-mobius", "llama-optimum")
+"""Nothing else of the default run is exported as these are: their exporters take seconds to install."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in OWN_ENVIRONMENT)) for name in PRODUCTS]
+)
 def test_scores_equal_those_of_the_untouched_graph(name: str) -> None:
     package = export(name)
     with olive_ext.open(package.path) as moved, olive_ext.open(package.path, engine={"graph": "untouched"}) as whole:

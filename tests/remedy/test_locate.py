@@ -72,6 +72,7 @@ def test_empty_text_has_no_positions_and_stops_nothing(tmp_path: Path) -> None:
     assert 0 < found.total.mean < 0.1
 
 
+@pytest.mark.long
 def test_layers_and_kinds_are_the_same_weights_in_other_groups(whole: LossMap) -> None:
     for by in ("layer", "kind"):
         grouped = located(quickstart.quantized(4, 128), by, top=1)

@@ -65,6 +65,7 @@ def test_experts_are_mended_and_run_everywhere(tmp_path: Path) -> None:
     assert_one_score_on_all_runtimes(tmp_path / "mended", "gpt_oss")
 
 
+@pytest.mark.long
 def test_tied_model_becomes_smaller_and_better(tmp_path: Path) -> None:
     """onnxruntime-genai's builder stores the table of a tied model in float beside the head in 4 bits. Activations are
     not rounded here: a last digit that differs between runtimes makes one of 127 there."""

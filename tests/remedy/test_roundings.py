@@ -190,7 +190,7 @@ def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
     assert not found.unpaired
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kinds_of_rounded_products_are_entries_and_explain_what_kernels_add() -> None:
     rounded = located(quickstart.quantized(4, 32, accuracy_level=4), "kind")
     kinds = {entry.kind for entry in rounded.entries}

@@ -118,7 +118,7 @@ def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> Non
     assert (folder / "decoder" / "model.onnx").read_bytes() == (package / "decoder" / "model.onnx").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_composite_model_of_a_package_passes_the_gate_behind_the_pass(tmp_path: Path) -> None:
     register()
     package = vision_package(tmp_path / "package")
