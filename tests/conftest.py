@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and BLAS's, in the proc
 os.environ.setdefault("OLIVE_EXT_ISOLATION", "none")  # tests that want a worker process say so
 
 settings.register_profile("quick", max_examples=100, deadline=None)
-settings.register_profile("thorough", max_examples=400, deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("quick")  # --hypothesis-profile=thorough: .ci/run
 
 

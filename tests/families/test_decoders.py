@@ -20,7 +20,7 @@ COMMON = [
     "llama-olive-lengths",  # lengths in place of a mask
     "whisper-genai-0.18",  # an encoder's states
 ]
-"""What the ordinary run covers beside tests/agreement: families whose exporter is at hand or small."""
+"""What the ordinary run, and `long`, cover beside tests/agreement: families whose exporter is at hand or small."""
 
 REFUSED = {
     "llama-genai-0.18-pruned": "pruned LM head",
@@ -82,7 +82,9 @@ def _check(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith("whisper")) for name in COMMON]
+)
 def test_common_family_agrees_with_its_reference(name: str) -> None:
     _check(name)
 

@@ -175,7 +175,7 @@ def rounded_by_ort(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
     found = olive_ext.locate(
         rounded_by_ort(tmp_path / "qdq"), reference=quickstart.exported(), **{**WORK, "limit": 4}, top=3
