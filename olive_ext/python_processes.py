@@ -32,6 +32,12 @@ _CLOSING_S = 5.0
 _LENGTH = struct.Struct("<Q")
 
 
+def usable_processors() -> int | None:
+    """Those that this process may run on, fewer than there are in a container or under a job scheduler; None where the
+    system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def import_path() -> list[str]:
     """Where this process imports from, without the working directory, which is "" there."""
     return [folder for folder in sys.path if isinstance(folder, str) and folder]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ from typing import Any
 
 import psutil
 from typing_extensions import Self
+
+from olive_ext.python_processes import usable_processors
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
@@ -31,7 +32,7 @@ def describe_hardware() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "threads": psutil.cpu_count(),
-        "usable_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_threads": usable_processors(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _nvidia_gpus(),
         "os": platform.platform(),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olive_ext.errors import RunError
-from olive_ext.python_processes import import_path, python_command
+from olive_ext.python_processes import import_path, python_command, usable_processors
 from olive_ext.sandbox import child
 
 MODES = {
@@ -91,7 +91,7 @@ class Sandbox:
         limits = self.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=math.ceil(cpu_s), wall_s=3.0 * math.ceil(cpu_s))
-        with ThreadPoolExecutor(min(len(programs), _cores()), thread_name_prefix="sandbox") as pool:
+        with ThreadPoolExecutor(min(len(programs), usable_processors() or 1), thread_name_prefix="sandbox") as pool:
             return list(pool.map(lambda program: self._outcome(program, self.mode, limits), programs))
 
     def _found_mode(self) -> str:
@@ -201,10 +201,6 @@ def _visible() -> Iterator[str]:
         if (last is None or not Path(path).is_relative_to(last)) and Path(path).exists():
             yield path
             last = path
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _tasks_of_user() -> int:

@@ -63,7 +63,7 @@ def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Itera
             value = _matching(metric, sub_type, report)
             if non_finite_requests(report.metrics) or is_open(value, report.metrics):
                 value = replace(value, value=math.nan)  # no goal is met by it
-            entries[joint_metric_key(metric.name, _text(sub_type.name))] = _entry(value, sub_type.priority)
+            entries[joint_metric_key(metric.name, text_of(sub_type.name))] = _entry(value, sub_type.priority)
     return MetricResult.model_validate(entries)
 
 
@@ -100,31 +100,31 @@ def key(metric: Metric, report: Report) -> str:
 def check_declared(declared: Iterable[Any], where: str) -> None:
     """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
     for metric in declared:
-        if (kind := _text(metric.type)) not in _TYPES:
+        if (kind := text_of(metric.type)) not in _TYPES:
             raise ConfigError(f"'{where}.metrics' has '{metric.name}' of type '{kind}': give {' or '.join(_TYPES)}")
 
 
 def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
     """The names of declared metrics that must be among the results, for `gate.check_names`."""
-    return [(None, metric.name) for metric in declared if _text(metric.type) not in _MEASURED]
+    return [(None, metric.name) for metric in declared if text_of(metric.type) not in _MEASURED]
 
 
 def with_measurements(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
     """`settings` with the measurements of size, memory and speed that declared metrics, bounds and `more` need."""
-    names = {_MEASURED.get(_text(metric.type), metric.name.partition("/")[0]) for metric in declared}
+    names = {_MEASURED.get(text_of(metric.type), metric.name.partition("/")[0]) for metric in declared}
     return with_costs(settings, names | set(more))
 
 
 def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
-    sub_name = _text(sub_type.name)
+    sub_name = text_of(sub_type.name)
     candidates = _meant(declared.name, sub_name, report)
-    if not candidates and (measured := _MEASURED.get(_text(declared.type))) is not None:
+    if not candidates and (measured := _MEASURED.get(text_of(declared.type))) is not None:
         candidates = _meant(measured, sub_name, report)
     if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in COMPARISON_NAMES:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
-        missing = _MEASURED.get(_text(declared.type), declared.name)
+        missing = _MEASURED.get(text_of(declared.type), declared.name)
         problem = "stands for several metrics" if candidates else why_missing(missing)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
@@ -156,6 +156,6 @@ def _entry(metric: Metric, priority: int) -> dict[str, Any]:
     return {"value": value, "priority": priority, "higher_is_better": metric.higher_is_better}
 
 
-def _text(name: Any) -> str:
+def text_of(name: Any) -> str:
     """The text of a name: Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
     return str(getattr(name, "value", name))

@@ -32,6 +32,7 @@ from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.generated_answers import answered, documents, is_speech, is_vision, refuse_no_data, scored
 from olive_ext.workflow.generation_times import timed
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
+from olive_ext.workflow.metric_results import text_of
 
 _TIMED = ("latency", "throughput")
 _WITHOUT_SUB_TYPES = ("size_on_disk", "custom")
@@ -144,7 +145,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                     count: int | None = len(answers.texts)
                 else:
                     (result, beside), count = timed(metric, session, self.settings), None
-                for name, entry in ((_text(name), entry) for name, entry in result.root.items()):
+                for name, entry in ((text_of(name), entry) for name, entry in result.root.items()):
                     found[joint_metric_key(metric.name, name)] = entry
                     stderr = beside.get(f"{name}_stderr")
                     told.append(Metric(metric.name, name, "none", entry.value, stderr, entry.higher_is_better, count))
@@ -187,8 +188,3 @@ def _listed(metrics: Sequence[Any]) -> str:
 def _decodes_itself(metric: Any) -> bool:
     """Whether the metric's data brings code, which Olive's own evaluator has make texts of a model's outputs."""
     return metric.data_config is not None and metric.data_config.user_script is not None
-
-
-def _text(name: Any) -> str:
-    """The text of a name: Olive's enumerations are strings, on Python 3.10 with a `str()` of their own."""
-    return str(getattr(name, "value", name))

@@ -276,14 +276,9 @@ def test_metric_is_not_a_script_of_the_working_directory(
     (here / "shown").mkdir()
     (here / "shown" / "shown.py").write_text("from pathlib import Path\nPath('ran').touch()\n", encoding="utf-8")
     monkeypatch.chdir(here)
-    indent = "    " if when == "scored" else ""
-    asked = FUNCTIONS.replace(
-        "def own_means(references, predictions, k):\n",
-        f"def own_means(references, predictions, k):\n{indent}hf_evaluate.load('shown')\n"
-        if indent
-        else "hf_evaluate.load('shown')\n\n\ndef own_means(references, predictions, k):\n",
-    )
-    (folder / "toy.py").write_text(asked, encoding="utf-8")
+    body = '    return {"pass@1": 0.0}\n'  # of the last function
+    asked = {"loaded": f"{body}\n\nhf_evaluate.load('shown')\n", "scored": f"    hf_evaluate.load('shown')\n{body}"}
+    (folder / "toy.py").write_text(FUNCTIONS.replace(body, asked[when]), encoding="utf-8")
     (folder / "toy_code.yaml").write_text(TASK.replace("toy.pass_at_k", "toy.own_means"), encoding="utf-8")
     told = r"the metric 'shown' of evaluate, and 'shown/shown\.py' of the working directory would be run for it"
     with pytest.raises(OliveExtError, match=told):

@@ -3,7 +3,6 @@ engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.errors import LostRequestsError, RunError
 from olive_ext.model import ResolvedModel
+from olive_ext.python_processes import usable_processors
 from olive_ext.records import Records
 from olive_ext.session.answer_journal import run_in_chunks
 from olive_ext.session.executor import OnChunk
@@ -148,8 +148,7 @@ def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, rec
 def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
     engine = model.settings.engine
     if share > 1 and engine.num_threads == "auto":
-        num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        engine = engine.model_copy(update={"num_threads": max(1, num_processors // share)})
+        engine = engine.model_copy(update={"num_threads": max(1, (usable_processors() or 1) // share)})
     given = {
         "deterministic": model.settings.deterministic is not False,
         "isolation": "none",
