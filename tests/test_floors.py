@@ -37,7 +37,7 @@ FLOORS = {
     "olive_ext.model.files": [
         ["package_files"],
         ["package_config"],
-        ["folders"],
+        ["folders", "transducer"],
         ["content", "hub"],
         ["locate"],
     ],
@@ -55,6 +55,7 @@ FLOORS = {
         ["local"],
         ["workers"],
         ["opening"],
+        ["transducer"],
     ],
     "olive_ext.session.workers": [
         ["worker", "feed"],
@@ -92,8 +93,8 @@ FLOORS = {
     "olive_ext.engine.media": [
         ["items"],
         ["arrays"],
-        ["shapes", "graphs"],
-        ["batches"],
+        ["shapes", "graphs", "log_mel"],
+        ["batches", "transducer"],
         ["encoder", "source_encoder"],
         ["embedding"],
     ],

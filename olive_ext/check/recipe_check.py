@@ -212,10 +212,12 @@ def _check_input_model(
         return
     values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts, refuse_transducer
+    from olive_ext.run.task_fit import is_transducer_folder, refuse_generations, refuse_misfits, refuse_texts
 
     with findings.noting_problems():
-        refuse_transducer(Path(path))
+        if is_onnx and is_transducer_folder(Path(path), inputs):
+            section.add("scoring", "none", "a transducer: sounds are transcribed, chunk by chunk")
+            return
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         if is_onnx:
             findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")

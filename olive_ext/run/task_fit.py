@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig, EvaluationSettings
-from olive_ext.errors import ModelError, TaskError, warn_ignored
+from olive_ext.errors import TaskError, warn_ignored
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.model.files.package_config import read_json
+from olive_ext.model.files.transducer import read_transducer, refuse_transducer, transducer_type
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.model.types import SourceKind
 
 DEFAULT_LENGTH = 2048
 """Context where a model names none and no reference is open yet."""
-
-_TRANSDUCERS = ("nemotron_speech",)
-"""Types of model in genai_config.json."""
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_inputs import TaskInputs
@@ -101,12 +99,15 @@ def is_onnx_model(kind: str) -> bool:
     return kind.lower() in ("onnxmodel", "compositemodel")
 
 
-def refuse_transducer(path: Path) -> None:
-    """Raises `ModelError` for a package, or a graph in one, whose genai_config.json names a transducer."""
-    file = (path if path.is_dir() else path.parent) / GENAI_CONFIG
-    kind = read_json(file).get("model", {}).get("type") if file.is_file() else None
-    if kind in _TRANSDUCERS:
-        raise ModelError(
-            f"'{file}' is of the type '{kind}', a transducer (encoder, decoder, joint), which this engine does not "
-            "run: Olive's own evaluator does, with onnxruntime-genai (leave 'type' out)"
-        )
+def is_transducer_folder(path: Path, tasks: Iterable[TaskInputs]) -> bool:
+    """Whether genai_config.json of a package, or of a graph in one, names a transducer. Raises `ModelError` where it
+    describes none that can be run, and where there are `tasks`, for which it is no model."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / GENAI_CONFIG
+    config = read_json(file) if file.is_file() else {}
+    if transducer_type(config) is None:
+        return False
+    if any(True for _ in tasks):
+        refuse_transducer(config, folder)
+    read_transducer(config, folder)
+    return True

@@ -24,9 +24,8 @@ from olive_ext.model.files.package_config import read_json
 from olive_ext.report import Metric, Report, write
 from olive_ext.run.machine import describe_hardware
 from olive_ext.run.models import Models
-from olive_ext.run.task_fit import refuse_transducer
 from olive_ext.session import Session
-from olive_ext.session.opening import open_model
+from olive_ext.session.transducer import is_transducer, opened
 from olive_ext.workflow.current_run import logger, running
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.generated_answers import answered, documents, is_speech, is_vision, refuse_no_data, scored
@@ -64,7 +63,6 @@ def resolved_model(model: Any, settings: MetricSettings, providers: Any, device:
     `OliveExtError`."""
     kind, handler = handler_of(model)
     if kind == "onnx":
-        refuse_transducer(Path(handler.get_resource("model_path")))
         config = onnx_config(handler, settings.as_evaluation(), providers)
     else:
         config = hf_config(handler, settings.as_evaluation())
@@ -124,7 +122,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             return None
         try:
             resolved = resolved_model(model, self.settings, providers, device)
-            _ = resolved.kind == "onnx" and resolved.spec
+            _ = resolved.kind == "onnx" and not is_transducer(resolved) and resolved.spec
         except OliveExtError as error:
             if not all(map(_decodes_itself, answers)):
                 raise
@@ -137,7 +135,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         folder."""
         found: dict[str, Any] = {}
         told: list[Metric] = []
-        with open_model(model) as session:
+        with opened(model) as session:
             for metric in metrics:
                 if is_of_answers(metric):
                     answers = answered(documents(metric, session, self.settings), session)

@@ -113,14 +113,3 @@ def test_names_are_olives() -> None:
     for name, accepted in PARAMETERS.items():
         own = set(inspect.signature(getattr(pre_process_data, name)).parameters) - {"dataset", "kwargs"}
         assert own <= set(accepted)
-
-
-def test_transducer_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "decoder.onnx").touch()
-    (tmp_path / "model" / "genai_config.json").write_text('{"model": {"type": "nemotron_speech"}}', encoding="utf-8")
-    recipe = {**RECIPE, "input_model": {"type": "OnnxModel", "model_path": str(tmp_path / "model")}}
-    path = tmp_path / "recipe.json"
-    path.write_text(json.dumps(recipe), encoding="utf-8")
-    (problem,) = check_recipe(path).problems
-    assert "is of the type 'nemotron_speech', a transducer" in problem

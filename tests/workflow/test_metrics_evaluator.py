@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, save
 from scipy.io import wavfile
 
 from olive_ext.config import METRICS_TYPE, MetricSettings
-from olive_ext.errors import ConfigError, ModelError, OliveExtError
+from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.text.requests import GenerationRequest
@@ -363,13 +363,6 @@ def test_metrics_of_other_models_are_measured_by_olives_own_evaluator(tmp_path: 
 def test_answers_of_a_model_that_generates_none_are_refused(tmp_path: Path, sounds: Path) -> None:
     with pytest.raises(OliveExtError, match="tokenizer"):
         measured(classifier(tmp_path), declared("speech", "accuracy", ["wer"], tones(sounds)))
-
-
-def test_transducer_is_refused_by_name(tmp_path: Path, sounds: Path) -> None:
-    model = classifier(tmp_path)
-    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"type": "nemotron_speech"}}), encoding="utf-8")
-    with pytest.raises(ModelError, match=r"'nemotron_speech', a transducer .* Olive's own evaluator does"):
-        measured(model, declared("speech", "accuracy", ["wer"], tones(sounds)))
 
 
 @pytest.mark.parametrize(
