@@ -78,6 +78,13 @@ def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
     return whisper(feature_size=mels, chunk_length=frames * 160 // 16000)
 
 
+def slaney_filters(num_bins: int, num_mels: int, rate: int) -> Any:
+    """Triangles [bins, mels] of Slaney's scale and area, from 0 to half the sampling rate, as float64."""
+    from transformers.audio_utils import mel_filter_bank
+
+    return mel_filter_bank(num_bins, num_mels, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+
+
 def repeats_silence(extractor: Any) -> bool:
     """Whether each frame of padding is the same: Whisper's extractor, unless it adds noise."""
     return type(extractor).__name__ == "WhisperFeatureExtractor" and not extractor.dither

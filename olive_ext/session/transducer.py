@@ -13,6 +13,7 @@ from typing import Any, cast
 from olive_ext.engine.media.transducer import Transducer
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, MediaError, understood
+from olive_ext.media.processors import slaney_filters
 from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.transducer import read_pieces, read_transducer, transducer_type
@@ -65,8 +66,9 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         self._pieces = read_pieces(Path(files.tokenizer))
         opening = partial(open_session, providers=model.providers, settings=settings)
         penalty = float(files.genai_config.get("search", {}).get("blank_penalty", 0.0))
+        filters = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
         with understood(files.directory):
-            self._transducer = Transducer(config, files.directory, opening, model.device, penalty)
+            self._transducer = Transducer(config, files.directory, opening, model.device, penalty, filters)
 
     def __exit__(self, *_: object) -> None:
         """The graphs are closed with the session's last reference."""

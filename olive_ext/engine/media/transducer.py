@@ -1,7 +1,7 @@
 """Greedy search of a streaming transducer (RNN-T), several sounds side by side: chunk by chunk through the encoder,
 whose caches stay on the device, and frame by frame through prediction and joint network.
 
-Axes: B sounds, N samples of a chunk, T encoded frames, H their size, V vocabulary.
+Axes: B sounds, N samples of a chunk, T encoded frames, H their size, V vocabulary, K bins of a spectrum, M mels.
 """
 
 from __future__ import annotations
@@ -73,12 +73,20 @@ class Transducer:
     """An open package. Sounds of one call share runs as far as the graphs' batch allows it."""
 
     def __init__(
-        self, config: TransducerConfig, folder: Path, open_graph: Callable[[Path], Any], device: Device, penalty: float
+        self,
+        config: TransducerConfig,
+        folder: Path,
+        open_graph: Callable[[Path], Any],
+        device: Device,
+        penalty: float,
+        filters_KM: npt.NDArray[np.float64],
     ) -> None:
-        """`penalty` is taken from the blank's logit. Raises `ModelError` for graphs of another form."""
+        """`penalty` is taken from the blank's logit; `filters_KM` make mels of a spectrum. Raises `ModelError` for graphs
+        of another form."""
         self.config = config
         self._device = device
         self._penalty = penalty
+        self.filters_KM = filters_KM
 
         def opened(part: str, dropped: Sequence[str] = ()) -> Graph:
             section = getattr(config, part)
@@ -159,7 +167,7 @@ class _Group:
             names.cache_last_channel_len: (batch,),
         }
         self._caches, self._spare = (model.zeros(model.encoder, shapes) for _ in range(2))
-        self._mel = LogMel(config, batch)
+        self._mel = LogMel(config, model.filters_KM, batch)
         self._tokens: list[list[int]] = [[] for _ in sounds]
         self._last_B = np.full(batch, config.blank_id)
         state = np.zeros((config.decoder.num_hidden_layers, batch, config.decoder.hidden_size), np.float32)
