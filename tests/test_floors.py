@@ -30,7 +30,7 @@ FLOORS = {
         ["remedy"],
         ["workflow"],
         ["check"],
-        ["bench", "jobs"],
+        ["bench", "gate", "jobs"],
         ["cli"],
     ],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],

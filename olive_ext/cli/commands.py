@@ -76,6 +76,24 @@ def compare_command(arguments: Namespace) -> int:
     return 0
 
 
+def gate_command(arguments: Namespace) -> int:
+    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be told. Writes the baseline instead
+    where that is asked."""
+    import os
+
+    from olive_ext.gate.decision import STATUS, Gated, gate
+    from olive_ext.gate.forms import annotation_lines, lines, write_forms
+
+    gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
+    if not isinstance(gated, Gated):
+        sys.stdout.write(f"baseline: {printable(arguments.baseline)}\n")
+        return 0
+    for line in (*lines(gated), *annotation_lines(gated, os.environ)):
+        sys.stdout.write(f"{printable(line)}\n")
+    write_forms(gated, arguments.junit, os.environ)
+    return STATUS[gated.decision]
+
+
 def locate_command(arguments: Namespace) -> int:
     """Prints the weights that lose most; writes the map where a folder for it is named."""
     config = parsed(LocationConfig, written_values(arguments, arguments.model, LOCATE_OPTIONS), LOCATE_OPTIONS)
@@ -169,6 +187,7 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "evaluate": evaluate_command,
     "bench": bench_command,
     "compare": compare_command,
+    "gate": gate_command,
     "locate": locate_command,
     "mend": mend_command,
     "evalution": evalution_command,

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "Evaluate one model with lm-eval tasks.",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
+    "gate": "Hold an evaluation against a baseline in the repository: 0 passed, 1 a loss, 3 cannot tell, 2 a mistake.",
     "locate": "Say which weights of a quantized model its loss comes from, against the float model it was made of.",
     "mend": "Write a quantized model anew, the weights that lose most in a finer precision, to keep a loss or a size.",
     "evalution": "Run Evalution's suites on one model, as its YAML specification says.",
@@ -34,6 +35,14 @@ _REPORTS = (
     "or more, the first being the baseline."
 )
 _BASELINE = "Name or path of the report that the others are held against; by default the first."
+_RUN = (
+    "Folder of an evaluation with its sample logs, or a .json or .yaml file with the keys of an evaluation, which is "
+    'then made here; with "documents": "enough" it stops as soon as the decision is certain.'
+)
+_GATE_BASELINE = "File with the baseline: metrics with errors, and each document's values under a key of its content."
+_UPDATE = "Write the baseline from the evaluation; nothing is decided."
+_WITHIN = "Points of accuracy whose loss is too much. By default the evaluation's `matters`, else 1."
+_JUNIT = "File for the result as JUnit XML, a case a bound."
 _SPEC = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
 _VERIFY = "Also run the model: compare the log-probabilities of the scoring-head graph and the untouched graph."
 _AGAINST = (
@@ -45,6 +54,13 @@ _NODES = "Nodes of the cluster; more than one form a Ray cluster with a worker o
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
 _ONNX_MODEL = "An .onnx file, or a folder with one or with genai_config.json."
 _NEEDED = {"required": True}
+
+
+def _points(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 100:
+        raise ValueError
+    return number
 
 
 def _count(text: str) -> int:
@@ -64,6 +80,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, str, str, dict[str, Any]], ...]] = {
         ("reports", "REPORT", _REPORTS, {"nargs": "+"}),
         ("--baseline", "REPORT", _BASELINE, {}),
         ("--output", "DIR", "Folder for compare.html. Without it only the table is printed.", {}),
+    ),
+    "gate": (
+        ("run", "RUN", _RUN, {}),
+        ("--baseline", "FILE", _GATE_BASELINE, _NEEDED),
+        ("--update-baseline", "", _UPDATE, {"action": "store_true"}),
+        ("--within", "POINTS", _WITHIN, {"type": _points}),
+        ("--junit", "FILE", _JUNIT, {}),
     ),
     "evalution": (
         ("spec", "SPEC", _SPEC, {}),

@@ -76,11 +76,16 @@ class Change:
 def changes_of_answers(comparison: Comparison) -> list[Change]:
     """Of all answers that are right or wrong together; of the first metric of each task without such answers, at the
     level of Bonferroni; and of single metrics whose exact p-value stays below 5 % after Holm's correction."""
+    return [change for _, change in changed_outcomes(comparison)]
+
+
+def changed_outcomes(comparison: Comparison) -> list[tuple[Outcome, Change]]:
+    """`changes_of_answers`, each with its outcome."""
     judged, significant = _judged(comparison), _significant(comparison)
     wider = NormalDist().inv_cdf(1 - _LEVEL / 2 / max(1, len(judged))) / _QUANTILE
-    changes = [_of_answers(item, comparison, wider, item in significant) for item in judged]
-    changes += [_of_answers(item, comparison, 1.0, True) for item in significant if item not in judged]
-    return [_with_unanswered(change, comparison) for change in changes]
+    changes = [(item, _of_answers(item, comparison, wider, item in significant)) for item in judged]
+    changes += [(item, _of_answers(item, comparison, 1.0, True)) for item in significant if item not in judged]
+    return [(item, _with_unanswered(change, comparison)) for item, change in changes]
 
 
 def changes_of_texts(comparison: Comparison) -> list[Change]:

@@ -106,7 +106,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     from olive_ext.backends.task_loading import Seeds
 
     config, seeds = models.config, Seeds.of(models.config.seed)
-    tasks = _load_tasks(models, lm, seeds)
+    tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
     comparer = None if tasks is None else comparer_of(models, lm, tasks, seeds, weights)
@@ -137,7 +137,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     return _Evaluated(report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn)
 
 
-def _load_tasks(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
+def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_inputs import loaded_inputs

@@ -1,0 +1,268 @@
+"""Holds an evaluation against a baseline: pairs the documents of both, and judges as every comparison does.
+
+Knows no form of a result.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.errors import ConfigError, TaskError, counted
+from olive_ext.gate.baseline import Baseline, baseline_of, keyed, read_baseline, write_baseline
+from olive_ext.report.changes import changed_outcomes, difference_texts
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
+from olive_ext.report.metrics import non_finite_requests
+from olive_ext.report.numbers import joined
+from olive_ext.report.sampled import certain_comparison
+from olive_ext.report.verdict import Kind, Verdict, verdict
+from olive_ext.run import check_complete, evaluate
+from olive_ext.run.earlier_reports import Named, load
+from olive_ext.run.reference.answers import Answers
+from olive_ext.run.reference.pairing import compare_answers
+
+Decision = Literal["passed", "loss", "cannot tell"]
+STATUS: Mapping[Decision, int] = {"passed": 0, "loss": 1, "cannot tell": 3}
+"""Exit status of a decision; 2 is a mistake."""
+
+_LOST: tuple[Kind, ...] = ("loss", "claim_broken")
+_KEPT: tuple[Kind, ...] = ("no_loss_found", "no_difference", "gain", "small_loss")
+_SETTINGS = (".json", ".yaml", ".yml")
+_ALL_DOCUMENTS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One metric of one task by one filter, or all answers together, with what was decided of it."""
+
+    name: str
+    decision: Decision
+    text: str
+    """The figures: difference, interval, documents, flips, p-value."""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """What the gate says of an evaluation."""
+
+    decision: Decision
+    verdict: Verdict
+    bounds: tuple[Bound, ...]
+    notes: tuple[str, ...] = ()
+    """What the numbers do not cover."""
+
+
+def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> Gated | Baseline:
+    """The decision on the evaluation `run`, a report's folder or a file of settings, or with `update` the baseline that
+    `file` now holds. Raises `ConfigError` for what cannot be paired.
+
+    `within`: points of accuracy whose loss is too much; None takes the run's `matters`.
+    """
+    path = Path(run)
+    baseline = None if update else read_baseline(Path(file))
+    if path.name == "report.json" or path.suffix.lower() not in _SETTINGS:
+        return _of_folder(run, file, baseline, within)
+    from olive_ext.check import read_recipe
+
+    values = dict(read_recipe(path))
+    matters = {} if within is None else {"matters": within}
+    if values.get("documents") == "enough":
+        claim = values.pop("certain", None)
+        values.pop("documents")
+        values.pop("reference", None)  # the baseline's answers stand for it
+        config = EvaluationConfig.of({**values, **matters}, {}).as_job()
+        if baseline is not None:
+            certain = Certain(within=config.matters / 100) if claim is None else Certain.parse(claim, where="certain")
+            return _of_drawn(config, certain, baseline)
+    with tempfile.TemporaryDirectory() as scratch:
+        given = {"output_dir": scratch, **values, **matters, "sample_log_num": _ALL_DOCUMENTS}
+        config = EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job()
+        check_complete(evaluate(config, progress=True), config.on_error)
+        return _of_folder(str(config.output_dir), file, baseline, within)
+
+
+def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
+    named = load([run])
+    if len(named) != 1:
+        raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
+    if baseline is not None:
+        return gate_report(named[0], file, baseline, within)
+    if named[0].report.comparison is not None and named[0].report.comparison.certainty is not None:
+        raise ConfigError(f"'{run}' has drawn documents alone: a baseline needs all of them ('documents' = \"all\")")
+    made = baseline_of(named[0].report, named[0].logs.answers())
+    write_baseline(made, Path(file))
+    return made
+
+
+def gate_report(run: Named, file: str, baseline: Baseline, within: float | None = None) -> Gated:
+    """The decision on a report with its logs."""
+    report, logs = run.report, run.logs
+    if report.comparison is not None and report.comparison.certainty is not None:
+        raise ConfigError(f"'{run.name}' has drawn its documents by another reference: give the gate its settings file")
+    own = [keyed(item) for item in logs.answers() if item.metrics]
+    if not own:
+        raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
+    matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
+    silent = [task for task in report.results.get("configs", {}) if task not in {item.task for item in own}]
+    faults = {"missing": len(report.missing), "non_finite": non_finite_requests(report.metrics)}
+    gated = gate_answers(baseline.answers(), own, matters, names=(file, run.name), logs=logs, **faults)
+    notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
+    return replace(gated, notes=(*gated.notes, *notes))
+
+
+def gate_answers(
+    before: Sequence[Answers],
+    after: Sequence[Answers],
+    matters: float = Comparison.matters,
+    *,
+    names: tuple[str, str] = ("the baseline", "the run"),
+    logs: Any = None,
+    missing: int = 0,
+    non_finite: int = 0,
+) -> Gated:
+    """The decision on answers under the digests of baselines. Documents are paired where number and content are the
+    same. Raises `ConfigError` where tasks or metrics differ, or a task has no common document."""
+    _refuse_others(before, after, names)
+    theirs = {(item.task, item.filter): item for item in before}
+    pairs = [(theirs[item.task, item.filter], item) for item in after]
+    notes, common = [], []
+    for first, second in pairs:
+        numbers = _common(first, second)
+        if not numbers:
+            raise ConfigError(f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common")
+        common.append((first.of(numbers), second.of(numbers)))
+        most = max(len(first.by_document), len(second.by_document))
+        if len(numbers) < most:
+            notes.append(f"{second.task}: {len(numbers):,} of {most:,} documents are the same in both")
+    samples = {item.task: [] for item in after} if logs is None else logs.samples
+    tasks = {} if logs is None else logs.tasks
+    try:
+        one, two = [first for first, _ in common], [second for _, second in common]
+        outcomes, _ = compare_answers(one, two, samples, tasks, matters)
+    except TaskError as error:
+        raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
+    comparison = Comparison({}, (), outcomes, (), missing=missing, non_finite=non_finite, matters=matters)
+    return _decided(comparison, tuple(dict.fromkeys(notes)))
+
+
+def _common(first: Answers, second: Answers) -> set[int]:
+    one, two = first.by_document, second.by_document
+    return {number for number in one.keys() & two.keys() if one[number].digest == two[number].digest}
+
+
+def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
+    """Metrics that only one has would go unnoticed, by a gate of all things."""
+    one, two = (
+        {f"{item.task}/{name},{item.filter}" for item in own for name in item.metrics} for own in (before, after)
+    )
+    if one != two:
+        tasks = [", ".join(sorted({item.task for item in own})) or "none" for own in (before, after)]
+        what = "tasks" if tasks[0] != tasks[1] else "metrics"
+        both = (
+            tasks
+            if what == "tasks"
+            else [", ".join(sorted(item - other)) or "no other" for item, other in ((one, two), (two, one))]
+        )
+        raise ConfigError(
+            f"'--baseline' = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
+            "write the baseline anew with --update-baseline"
+        )
+
+
+def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) -> Gated:
+    """Evaluates as many documents as make the claim certain; the baseline's answers are the reference's."""
+    from olive_ext.backends.task_loading import Seeds
+    from olive_ext.run.evaluation import asked_task_objects
+    from olive_ext.run.models import Models
+    from olive_ext.run.reference.answers import read_answers
+    from olive_ext.run.reference.claims import BatchAnswers, Values, question_of
+    from olive_ext.run.reference.sampled_run import SampledRun
+
+    if certain.metric != "accuracy_difference":
+        raise ConfigError(f"'certain.metric' = '{certain.metric}': a baseline has answers alone: 'accuracy_difference'")
+    config = config.model_copy(update={"documents": "enough", "certain": certain})
+    models, seeds, before = Models(config, progress=True), Seeds.of(config.seed), baseline.answers()
+    tasks = asked_task_objects(models, None, seeds)
+    asked = set() if tasks is None else set(tasks.tasks)
+    if tasks is None or asked != {item.task for item in before}:
+        raise ConfigError(
+            f"the baseline has the tasks {', '.join(sorted({item.task for item in before}))}, and the settings "
+            f"{', '.join(sorted(asked)) or 'none'}: evaluate the same, or write it anew with --update-baseline"
+        )
+    question = question_of(certain, before, None, [])
+
+    def values(batch: BatchAnswers) -> Values:
+        return question.values(replace(batch, answers=[keyed(item) for item in batch.answers]))
+
+    lm = models.candidate()
+    try:
+        run = SampledRun(config, tasks, seeds, replace(question, values=values), [], models.progress)
+        results, drawn = run.run(lm, None)
+        lost = len(getattr(lm, "lost", ()))
+    finally:
+        lm.close()
+    own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
+    outcomes, _ = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)
+    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters)
+    return _decided(certain_comparison(comparison, drawn.certainty), ())
+
+
+def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
+    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known."""
+    found, certainty = verdict(comparison), comparison.certainty
+    decision: Decision = "loss" if found.kind in _LOST else "passed" if found.kind in _KEPT else "cannot tell"
+    if certainty is not None and found.kind != "cannot_tell":
+        decision = _CLAIMED[certainty.verdict]
+        found = replace(found, headline=certainty.sentence(), evidence=())
+        return Gated(decision, found, (_of_claim(certainty, comparison),), notes)
+    return Gated(decision, found, tuple(_bounds(comparison, found)), notes)
+
+
+_CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
+
+
+def _of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
+    interval = (
+        f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
+    )
+    flips = comparison.overall_outcome()
+    told = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
+    return Bound(certainty.metric, _CLAIMED[certainty.verdict], f"{interval}{told}; {certainty.sentence()}")
+
+
+def _bounds(comparison: Comparison, found: Verdict) -> list[Bound]:
+    """Every outcome: one that is not judged and not significant by Holm's correction is told and does not decide."""
+    changes = changed_outcomes(comparison)
+    bounds = []
+    for outcome in comparison.outcomes:
+        change = next((change for item, change in changes if item is outcome), None)
+        decision: Decision = "passed"
+        note = "" if change is not None else "decided together with the others"
+        if found.kind == "cannot_tell":
+            decision, note = "cannot tell", found.headline
+        elif change is not None and change.is_lost:
+            decision = "loss" if change.may_lose(comparison.matters) else "passed"
+            note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
+        elif change is not None and change.may_lose(comparison.matters):
+            decision, note = "cannot tell", change.possible_loss
+        bounds.append(Bound(_name(outcome), decision, "; ".join(filter(None, [_figures(outcome), note]))))
+    return bounds
+
+
+def _name(item: Outcome) -> str:
+    """ "arc_easy acc", "gsm8k exact_match (strict-match)", "accuracy over all"."""
+    if item.task == ALL:
+        return f"{item.metric} over all tasks"
+    return f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
+
+
+def _figures(item: Outcome) -> str:
+    shown, interval = difference_texts(item)
+    percent = item.unit
+    text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown} ({interval})"
+    flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
+    return f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
