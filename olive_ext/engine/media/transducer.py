@@ -81,7 +81,7 @@ class Transducer:
         penalty: float,
         filters_KM: npt.NDArray[np.float64],
     ) -> None:
-        """`penalty` is taken from the blank's logit; `filters_KM` make mels of a spectrum. Raises `ModelError` for graphs
+        """`penalty` is taken from the blank's logit; `filters_KM` make mels. Raises `ModelError` for graphs
         of another form."""
         self.config = config
         self._device = device
