@@ -273,3 +273,10 @@ def test_a_loss_in_f1_beside_a_silent_metric_is_one_of_the_model(right: int) -> 
         "no_loss_found",
         "gain",
     )
+
+
+def test_equal_distributions_do_not_hide_answers_of_another_quality() -> None:
+    """Both score one text alike, and generate others: by other stop tokens, or another chat template."""
+    same = divergence("drop", kl=0.0, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0, top1_agreement=1.0)
+    same = replace(same, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
+    assert verdict(Comparison({}, (same,), (_valued(0.15),))).kind == "loss"
