@@ -280,3 +280,11 @@ def test_equal_distributions_do_not_hide_answers_of_another_quality() -> None:
     same = divergence("drop", kl=0.0, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0, top1_agreement=1.0)
     same = replace(same, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
     assert verdict(Comparison({}, (same,), (_valued(0.15),))).kind == "loss"
+
+
+def test_few_documents_of_equal_f1_are_no_evidence() -> None:
+    six = [0.2, 0.5, 0.5, 0.7, 0.9, 1.0]
+    found = verdict(Comparison({}, (divergence("drop"),), (compare_outcomes("drop", "f1", "none", six, six),)))
+    assert (found.kind, found.headline) == ("too_few", "not decided: drop f1 may have lost up to 46 pt")
+    one = compare_outcomes("drop", "f1", "none", [0.5], [0.4])
+    assert verdict(Comparison({}, (divergence("drop"),), (one,))).kind == "too_few"
