@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome, telling
 from olive_ext.report.numbers import Measured
 
 _LEVEL = 0.05
@@ -109,20 +109,13 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _judged(comparison: Comparison) -> list[Outcome]:
-    """The outcome over all tasks, or of each task its first metric that is right or wrong, else its first one. Where
-    neither model is ever right by that first one, a later one by which they are speaks for the task."""
+    """The outcome over all tasks, or of each task the one that speaks for it (`telling`), else its first one."""
     firsts = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary}
-    telling = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary and not _is_silent(item)}
+    binary = telling(comparison.outcomes)
     others = {item.task: item for item in reversed(comparison.outcomes) if item.task not in firsts}
-    binary = {task: telling.get(task, first) for task, first in firsts.items()}
     if ALL in binary:
         binary = {task: item for task, item in binary.items() if task == ALL or item is not firsts[task]}
-    return [*list(binary.values())[::-1], *list(others.values())[::-1]]
-
-
-def _is_silent(item: Outcome) -> bool:
-    """Whether neither model answers any document rightly."""
-    return item.num_population is None and item.reference == item.candidate == 1 - item.higher_is_better
+    return [*binary.values(), *list(others.values())[::-1]]
 
 
 def _significant(comparison: Comparison) -> list[Outcome]:
@@ -130,8 +123,7 @@ def _significant(comparison: Comparison) -> list[Outcome]:
     one by which neither model answers rightly (GSM8K's strict match; DROP's beside its F1). Of drawn documents each
     task's first alone: what decided when to stop tells of the others, too."""
     outcomes = [item for item in comparison.outcomes if item.task != ALL]
-    firsts = {item.task: item for item in reversed(outcomes) if item.is_binary}
-    firsts = {item.task: item for item in reversed(outcomes) if item.task not in firsts} | firsts
+    firsts = {item.task: item for item in reversed(outcomes)} | telling(outcomes)
     claimed = None if comparison.certainty is None else comparison.certainty.outcome
     tested = [item for item in outcomes if item.num_population is None or item is firsts[item.task]]
     values = [(_p(item, claimed), item) for item in tested]
