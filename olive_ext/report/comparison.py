@@ -264,7 +264,8 @@ class Comparison:
     """The reference's own lm-eval results, as `Report.results`."""
 
     missing: int = 0
-    """Requests of either model without an answer; their documents are not compared."""
+    """Requests of either model without an answer, and documents to which the candidate's answer has no value where the
+    reference's has one; these are not compared."""
 
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""

@@ -82,6 +82,18 @@ def compare_answers(
     return tuple(outcomes), tuple(flips)
 
 
+def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
+    """The documents, by task and number, to which the reference's answer has a value of a metric and the other has
+    none: a task's own code gives none to what it cannot read."""
+    theirs = {(item.task, item.filter): item.by_document for item in reference}
+    return {
+        (own.task, number)
+        for own in candidate
+        for number, answer in own.by_document.items()
+        if theirs[own.task, own.filter][number].values.keys() - answer.values.keys()
+    }
+
+
 def _pairs(
     reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
 ) -> Iterator[_Pair]:
