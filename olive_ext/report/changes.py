@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome, telling
 from olive_ext.report.numbers import Measured
 
 _LEVEL = 0.05
@@ -114,30 +114,23 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _judged(comparison: Comparison) -> list[Outcome]:
-    """The outcome over all tasks, or of each task its first metric that is right or wrong, else its first one. Where
-    neither model is ever right by that first one, a later one by which they are speaks for the task."""
+    """The outcome over all tasks, or of each task the one that speaks for it (`telling`), else its first one."""
     firsts = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary}
-    telling = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary and not _is_silent(item)}
+    binary = telling(comparison.outcomes)
     others = {item.task: item for item in reversed(comparison.outcomes) if item.task not in firsts}
-    binary = {task: telling.get(task, first) for task, first in firsts.items()}
     if ALL in binary:
         binary = {task: item for task, item in binary.items() if task == ALL or item is not firsts[task]}
-    return [*list(binary.values())[::-1], *list(others.values())[::-1]]
-
-
-def _is_silent(item: Outcome) -> bool:
-    """Whether neither model answers any document rightly."""
-    return item.num_population is None and item.reference == item.candidate == 1 - item.higher_is_better
+    return [*binary.values(), *list(others.values())[::-1]]
 
 
 def _significant(comparison: Comparison) -> list[Outcome]:
-    """Outcomes with p below 5 % by Holm's step-down procedure: every metric and filter that is right or wrong, because
-    a task's first may be one by which neither model answers rightly (GSM8K's strict match). Of drawn documents each
+    """Outcomes with p below 5 % by Holm's step-down procedure: every metric and filter, because a task's first may be
+    one by which neither model answers rightly (GSM8K's strict match; DROP's beside its F1). Of drawn documents each
     task's first alone: what decided when to stop tells of the others, too."""
-    binary = [item for item in comparison.outcomes if item.task != ALL and item.is_binary]
-    firsts = {item.task: item for item in reversed(binary)}
+    outcomes = [item for item in comparison.outcomes if item.task != ALL]
+    firsts = {item.task: item for item in reversed(outcomes)} | telling(outcomes)
     claimed = None if comparison.certainty is None else comparison.certainty.outcome
-    tested = [item for item in binary if item.num_population is None or item is firsts[item.task]]
+    tested = [item for item in outcomes if item.num_population is None or item is firsts[item.task]]
     values = [(_p(item, claimed), item) for item in tested]
     kept: list[Outcome] = []
     for rank, (p, item) in enumerate(sorted(values, key=lambda value: value[0])):
@@ -148,11 +141,11 @@ def _significant(comparison: Comparison) -> list[Outcome]:
 
 
 def _p(item: Outcome, claimed: tuple[str, str, str] | None) -> float:
-    """The exact p-value; of drawn documents, which are not drawn alike, by the normal interval of their weighted mean.
-    The interval of a claim is none, and decides by itself."""
-    if item.num_population is None:
+    """The exact p-value; of drawn documents, which are not drawn alike, and of values that are no 0 or 1, by a normal
+    interval that reaches as far towards zero as theirs. That of a claim is none, and decides by itself."""
+    if item.num_population is None and item.is_binary:
         return item.mcnemar_p
-    half = (item.high - item.low) / 2
+    half = item.high - item.difference if item.difference < 0 else item.difference - item.low
     if claimed == (item.task, item.metric, item.filter) or not half > 0:
         return 1.0
     return 2 * NormalDist().cdf(-_QUANTILE * abs(item.difference) / half)

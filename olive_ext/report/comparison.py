@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -131,6 +131,11 @@ class Outcome:
     computed (1), because the flips decided when to stop."""
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the reference answers no document rightly, so that nothing can be lost."""
+        return self.is_binary and self.reference == 1 - self.higher_is_better
+
+    @property
     def is_share(self) -> bool:
         """Whether the values may be shown in percent, and differences in percentage points."""
         return max(abs(self.reference), abs(self.candidate)) <= 1
@@ -139,6 +144,16 @@ class Outcome:
     def unit(self) -> float:
         """What turns a difference into points: 100 for a share, else 1."""
         return 100.0 if self.is_share else 1.0
+
+
+def telling(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    """The outcome that speaks for each task: its first one that is right or wrong and by which the reference is ever
+    right, else its first one that is right or wrong. Tasks without one are left out."""
+    found: dict[str, Outcome] = {}
+    for item in outcomes:
+        if item.is_binary and (item.task not in found or (found[item.task].is_silent and not item.is_silent)):
+            found[item.task] = item
+    return found
 
 
 @dataclass(frozen=True)
@@ -249,7 +264,8 @@ class Comparison:
     """The reference's own lm-eval results, as `Report.results`."""
 
     missing: int = 0
-    """Requests of either model without an answer; their documents are not compared."""
+    """Requests of either model without an answer, and documents to which the candidate's answer has no value where the
+    reference's has one; these are not compared."""
 
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""
@@ -274,8 +290,10 @@ class Comparison:
         return self.matters / outcome.unit
 
     def overall_outcome(self) -> Outcome | None:
-        """The outcome over all tasks; where there is none the first; None where no document has a value."""
-        return next(iter(sorted(self.outcomes, key=lambda item: item.task != ALL)), None)
+        """The outcome over all tasks; where there is none the one that speaks for the first task with answers that are
+        right or wrong, else the first; None where no document has a value."""
+        items = [*telling(self.outcomes).values(), *self.outcomes]
+        return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 
     def overall_divergence(self) -> Divergence | None:
         """The divergence over all tasks' positions; of a single task its own; None where no position was scored."""

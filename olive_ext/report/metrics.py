@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeGuard
 
-from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, Comparison, Divergence, Outcome, telling
 from olive_ext.report.numbers import Number, count
 
 COMPARISON_NAMES = (
@@ -125,12 +125,12 @@ def _count(task: str, key: str, results: Mapping[str, Any]) -> int | None:
 
 def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
     """The metrics `COMPARISON_NAMES`, so that goals, bounds and tables can name a comparison's numbers: of each task
-    those of its divergence, and of its first metric that is right or wrong those of flips and accuracy.
+    those of its divergence, and of the metric that speaks for it (`telling`) those of flips and accuracy.
 
     The task "all" has them over all tasks; where only one task has them, they are that task's.
     """
     divergences = list(comparison.divergences)
-    firsts = list({item.task: item for item in reversed(comparison.outcomes) if item.is_binary}.values())[::-1]
+    firsts = list(telling(comparison.outcomes).values())
     if len(divergences) == 1:
         divergences.append(replace(divergences[0], task=ALL))
     if len(firsts) == 1:

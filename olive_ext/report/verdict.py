@@ -171,7 +171,7 @@ def _unanswered(comparison: Comparison) -> str:
 
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
-    flipped = any(item.right_to_wrong + item.wrong_to_right for item in comparison.outcomes)
+    flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
 
 

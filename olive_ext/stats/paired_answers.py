@@ -47,7 +47,7 @@ def compare_outcomes(
     differences = second - first
     is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    low, high = difference_interval(differences, is_binary=is_binary)
+    low, high = difference_interval(differences, is_binary=is_binary, reach=_reach(first, second))
     outcome = Outcome(
         task=task,
         metric=metric,
@@ -92,7 +92,7 @@ def sampled_outcome(
     differences = second - first
     is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    mean, low, high = sampled_difference(differences, weights_D, hides=is_binary)
+    mean, low, high = sampled_difference(differences, weights_D, reach=_reach(everything, second))
     return Outcome(
         task=task,
         metric=metric,
@@ -113,21 +113,23 @@ def sampled_outcome(
     )
 
 
-def sampled_difference(differences: FloatArray, weights: FloatArray, *, hides: bool) -> tuple[float, float, float]:
+def _reach(*values: FloatArray) -> float:
+    """How far one document's values may lie apart: 1 for shares, else the largest value that was seen."""
+    return max(1.0, *(float(np.abs(each).max()) for each in values))
+
+
+def sampled_difference(differences: FloatArray, weights: FloatArray, *, reach: float) -> tuple[float, float, float]:
     """Weighted mean of drawn `differences` [D] with its 95 % normal interval.
 
-    Where undrawn documents may hide flips (differences of 0/1 values), a direction that did not occur widens the
-    interval, as if the rarest document had hidden one: n drawn without a flip exclude shares over 1 - 0.025^(1/n)
-    (Clopper and Pearson 1934).
+    Undrawn documents may differ by `reach`: a direction that did not occur widens the interval, as if the rarest
+    document had hidden one: n drawn without a change exclude shares over 1 - 0.025^(1/n) (Clopper and Pearson 1934).
     """
     mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights)
     margin = _Z95 * (stderr or 0.0)
-    if not hides:
-        return mean, mean - margin, mean + margin
-    unseen = (1 - 0.025 ** (1 / len(differences))) * float(weights.max() / weights.mean())
+    unseen = reach * (1 - 0.025 ** (1 / len(differences))) * float(weights.max() / weights.mean())
     low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
     high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
-    return mean, max(low, -1.0), min(high, 1.0)
+    return mean, max(low, -reach), min(high, reach)
 
 
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
@@ -149,7 +151,12 @@ def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
 
 
 def difference_interval(
-    differences: npt.ArrayLike, *, is_binary: bool, seed: int = 0, num_resamples: int = NUM_RESAMPLES
+    differences: npt.ArrayLike,
+    *,
+    is_binary: bool,
+    reach: float = 1.0,
+    seed: int = 0,
+    num_resamples: int = NUM_RESAMPLES,
 ) -> tuple[float, float]:
     """95 % interval of the mean of per-document `differences` [D]; documents are resampled with both models' values.
 
@@ -159,16 +166,18 @@ def difference_interval(
 
     A direction that did not occur cannot be drawn: without any flip the bootstrap would claim certainty. For 0/1 values
     the interval therefore reaches at least as far as the exact binomial bounds of both directions' shares (Clopper and
-    Pearson 1934) allow where one of them was not seen; with D documents and no flips that is about +-3.7 / D.
+    Pearson 1934) allow where one of them was not seen; with D documents and no flips that is about +-3.7 / D. Other
+    values, which differ by `reach` at most, are widened by as large a share of such differences.
     """
     values: FloatArray = np.asarray(differences, np.float64)
     low, high = _bca_interval(values, seed, num_resamples)
+    down, up = int(np.sum(values < 0)), int(np.sum(values > 0))
+    (least_down, most_down), (least_up, most_up) = (_exact_interval(count, len(values)) for count in (down, up))
     if is_binary:
-        down, up = int(np.sum(values < 0)), int(np.sum(values > 0))
-        (least_down, most_down), (least_up, most_up) = (_exact_interval(count, len(values)) for count in (down, up))
         low = low if down else min(low, least_up - most_down)
         high = high if up else max(high, most_up - least_down)
-    return low, high
+        return low, high
+    return (low if down else max(low - reach * most_down, -reach)), (high if up else min(high + reach * most_up, reach))
 
 
 def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -> int | None:

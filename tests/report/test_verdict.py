@@ -251,3 +251,40 @@ def test_a_loss_in_a_second_metric_is_one_of_the_model() -> None:
     assert (found.kind, found.headline) == ("loss", "loss found in choice acc_norm")
     equal = _graded("acc_norm", "none", 900, 4, 3, task="choice")
     assert verdict(Comparison({}, (divergence("choice"),), (plain, equal))).kind == "no_loss_found"
+
+
+def _valued(lost: float, task: str = "drop") -> Outcome:
+    """F1 of 400 documents of which every other one lost so much, and each tenth won a little."""
+    reference = np.linspace(0.2, 0.9, 400)
+    numbers = np.arange(400)
+    candidate = reference - lost * (numbers % 2) + 0.01 * (numbers % 10 == 0)
+    return compare_outcomes(task, "f1", "none", reference, candidate)
+
+
+@pytest.mark.parametrize("right", [0, 900])
+def test_a_loss_in_f1_beside_a_silent_metric_is_one_of_the_model(right: int) -> None:
+    """DROP has an exact match, which may hold or be met by nothing, beside its F1."""
+    exact = _graded("em", "none", right, 0, task="drop")
+    found = verdict(Comparison({}, (divergence("drop"),), (exact, _valued(0.15))))
+    assert (found.kind, found.headline) == ("loss", "loss found in drop f1")
+    assert verdict(
+        Comparison({}, (divergence("drop"),), (_graded("em", "none", 900, 0, task="drop"), _valued(0)))
+    ).kind in (
+        "no_loss_found",
+        "gain",
+    )
+
+
+def test_equal_distributions_do_not_hide_answers_of_another_quality() -> None:
+    """Both score one text alike, and generate others: by other stop tokens, or another chat template."""
+    same = divergence("drop", kl=0.0, perplexity_ratio=1.0, perplexity_ratio_stderr=0.0, top1_agreement=1.0)
+    same = replace(same, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
+    assert verdict(Comparison({}, (same,), (_valued(0.15),))).kind == "loss"
+
+
+def test_few_documents_of_equal_f1_are_no_evidence() -> None:
+    six = [0.2, 0.5, 0.5, 0.7, 0.9, 1.0]
+    found = verdict(Comparison({}, (divergence("drop"),), (compare_outcomes("drop", "f1", "none", six, six),)))
+    assert (found.kind, found.headline) == ("too_few", "not decided: drop f1 may have lost up to 46 pt")
+    one = compare_outcomes("drop", "f1", "none", [0.5], [0.4])
+    assert verdict(Comparison({}, (divergence("drop"),), (one,))).kind == "too_few"

@@ -59,9 +59,10 @@ class Answers:
         """The answers that have a value of `metric`: not those to documents of lost requests."""
         return self.of([number for number, answer in self.by_document.items() if metric in answer.values])
 
-    def first_binary(self) -> str | None:
-        """The first metric by which every answer that has a value is right or wrong."""
-        return next((name for name in self.metrics if set(self.with_value(name).right(name)) <= {0.0, 1.0}), None)
+    def binary_metrics(self) -> dict[str, bool]:
+        """The metrics by which every answer that has a value is right or wrong, and whether any is right."""
+        right = {name: set(self.with_value(name).right(name)) for name in self.metrics}
+        return {name: 1.0 in values for name, values in right.items() if values <= {0.0, 1.0}}
 
     def right(self, metric: str) -> FloatArray:
         """[D]: 1 for every right answer, 0 for every wrong one and NaN for one without a value, by document."""
@@ -81,6 +82,15 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
             read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers))
     return read
+
+
+def telling_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
+    """The reference's answers and the metric that speak for each task, by the rule of `report.comparison.telling`."""
+    binary = [(item, name, is_met) for item in reference for name, is_met in item.binary_metrics().items()]
+    found: dict[str, tuple[Answers, str]] = {}
+    for item, name, _ in sorted(binary, key=lambda each: not each[2]):
+        found.setdefault(item.task, (item.with_value(name), name))
+    return {item.task: found[item.task] for item in reference if item.task in found}
 
 
 def check_same_questions(reference: Answers, candidate: Answers) -> None:

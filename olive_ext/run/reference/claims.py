@@ -14,7 +14,7 @@ import numpy.typing as npt
 from olive_ext.config import Certain
 from olive_ext.errors import RunError, TaskError
 from olive_ext.report.comparison import ACCURACY, ALL
-from olive_ext.run.reference.answers import Answers, check_same_questions
+from olive_ext.run.reference.answers import Answers, check_same_questions, telling_answers
 from olive_ext.run.reference.observer import Generated, Observer
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
 from olive_ext.stats.stopping import Claim
@@ -84,7 +84,7 @@ def question_of(
 
 
 def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
-    """The difference of the shares of right answers: of each task by its first metric that is right or wrong."""
+    """The difference of the shares of right answers: of each task by the metric that speaks for it."""
     firsts = _first_binary(answers)
     documents = [(item.task, number) for item, _ in firsts.values() for number in item.by_document]
     right = [item.right(metric) for item, metric in firsts.values()]
@@ -119,10 +119,7 @@ def _check_binary(values: Mapping[Document, float]) -> None:
 
 
 def _first_binary(answers: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
-    firsts: dict[str, tuple[Answers, str]] = {}
-    for item in answers:
-        if item.task not in firsts and (metric := item.first_binary()) is not None:
-            firsts[item.task] = item.with_value(metric), metric
+    firsts = telling_answers(answers)
     without = [item.task for item in answers if item.task not in firsts]
     if without:
         raise TaskError(

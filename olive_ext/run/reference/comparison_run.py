@@ -34,7 +34,7 @@ from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
 from olive_ext.run.sample_logs import Fields, sample_fields
 
@@ -168,6 +168,7 @@ class Comparer:
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = read_answers(samples, tasks)
         outcomes, flips = compare_answers(reference.answers, own, samples, tasks, matters, weights)
+        unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
@@ -176,7 +177,7 @@ class Comparer:
             metrics=reference.results,
             matters=matters,
             non_finite=self._non_finite + _non_finite(lm),
-            missing=len(self._lost) + len(getattr(lm, "lost", ())),
+            missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
         )
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 

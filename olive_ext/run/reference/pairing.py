@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from olive_ext.errors import first_line
 from olive_ext.media.pictures import thumbnail
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome
-from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
+from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
@@ -66,23 +66,32 @@ def compare_answers(
     weights: Weights | None = None,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
-    task's first metric that is right or wrong. `samples` are the candidate's, `tasks` lm-eval's objects by name,
+    task's metric that speaks for it (`telling`). `samples` are the candidate's, `tasks` lm-eval's objects by name,
     `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
     documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
     """
     pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
     outcomes = [pair.outcome(weights) for pair in pairs]
-    firsts: dict[str, _Pair] = {}
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        if outcome.is_binary:
-            firsts.setdefault(outcome.task, pair)
+    spoken = telling(outcomes).values()
+    firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
     asked = {item.task for item in (reference if weights is None else candidate)}
-    binary = {item.task: (item, name) for item in reversed(reference) if (name := item.first_binary()) is not None}
-    undrawn = [item.with_value(name).right(name) for task, (item, name) in binary.items() if task not in asked]
+    undrawn = [item.right(name) for task, (item, name) in telling_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     return tuple(outcomes), tuple(flips)
+
+
+def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
+    """The documents, by task and number, to which the reference's answer has a value of a metric and the other has
+    none: a task's own code gives none to what it cannot read."""
+    theirs = {(item.task, item.filter): item.by_document for item in reference}
+    return {
+        (own.task, number)
+        for own in candidate
+        for number, answer in own.by_document.items()
+        if theirs[own.task, own.filter][number].values.keys() - answer.values.keys()
+    }
 
 
 def _pairs(

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from olive_ext.config import Certain
 from olive_ext.errors import TaskError
-from olive_ext.report.comparison import ALL
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.claims import question_of
 from olive_ext.run.reference.pairing import compare_answers
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
@@ -114,3 +117,17 @@ def test_other_prompts_are_refused() -> None:
     reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [1, 1, 1]})
     with pytest.raises(TaskError, match="task 't' asked the two models differently"):
         compare_answers([reference], [candidate], samples("t", 3), {"t": TASK})
+
+
+def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
+    """Differences, bounds, flips and claims are of the first one that can be lost: GSM8K's second filter."""
+    strict, loose = ("t", {"em": [0] * 4}), ("t", {"em": [1, 1, 1, 0]})
+    reference = [answers(*strict, filter_name="strict"), answers(*loose, filter_name="loose")]
+    candidate = [answers(*strict, filter_name="strict"), answers("t", {"em": [0, 0, 1, 0]}, filter_name="loose")]
+    lines = {"t": [*samples("t", 4, "strict")["t"], *samples("t", 4, "loose")["t"]]}
+    outcomes, flips = compare_answers(reference, candidate, lines, {"t": TASK})
+    assert [(flip.filter, flip.doc_id) for flip in flips] == [("loose", 0), ("loose", 1)]
+    found = comparison_metrics(Comparison({}, (), outcomes))
+    assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}
+    question = question_of(Certain(metric="accuracy_difference", within=0.01), reference, None, [])
+    assert question.outcome == ("t", "em", "loose")

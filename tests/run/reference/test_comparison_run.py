@@ -13,6 +13,8 @@ from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.verdict import verdict
+from olive_ext.run.reference import comparison_run
+from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import model
@@ -197,3 +199,21 @@ def test_sample_logs_say_what_was_found_of_each_document(
             total = sum(line["positions"] * line["kl_mean"] for line in own)
             assert total / divergence.num_positions == pytest.approx(divergence.kl.mean, rel=1e-5)
         assert all("kl_mean" in line for line in lines["tiny_choice"]) == (mode != "answers")
+
+
+def test_answer_that_a_task_cannot_read_is_one_that_may_be_lost(
+    tasks: LoadedTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task's code gives NaN to an unreadable answer: the model's are then left out of its mean."""
+    calls: list[list[Answers]] = []
+
+    def read(*arguments: Any) -> list[Answers]:
+        calls.append(read_answers(*arguments))
+        if len(calls) == 2:  # the candidate's
+            calls[1][0].by_document[0].values.clear()  # type: ignore[attr-defined]
+        return calls[-1]
+
+    monkeypatch.setattr(comparison_run, "read_answers", read)
+    comparison, _, _ = compare(tasks, "answers", model())
+    assert comparison.missing == 1
+    assert "1 request has no answer and is not in this" in verdict(comparison).finding
