@@ -43,11 +43,11 @@ class EngineConfig(Strict):
     many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
-    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device; on the CPU, and
-    where steps have few shapes, 256 for a prompt, and for texts that are scored what has been measured to cost least on
-    the opened model. The tokens of a picture or a sound are fed in one step: with "auto" in a longer one where there
-    are more; a number that is less is an error of that request, and with `strict_shapes` of a model all of whose
-    pictures have more."""
+    """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device, the most over a
+    paged cache on CUDA; on the CPU, and where steps have few shapes, 256 for a prompt, and for texts that are scored
+    what has been measured to cost least on the opened model. The tokens of a picture or a sound are fed in one step:
+    with "auto" in a longer one where there are more; a number that is less is an error of that request, and with
+    `strict_shapes` of a model all of whose pictures have more."""
 
     scoring: Annotated[Literal["auto", "branches", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common

@@ -78,6 +78,14 @@ def copy_graph(elem_types: Sequence[int]) -> bytes:
     return _rows_graph(nodes, elem_types, ["x"])
 
 
+def zeros_graph() -> bytes:
+    """`y` [N] = zero bytes, as many as `count` [1] says."""
+    zero = helper.make_tensor("zero", TensorProto.UINT8, [1], [0])
+    node = helper.make_node("ConstantOfShape", ["count"], ["y"], value=zero)
+    inputs, outputs = [_value("count", TensorProto.INT64, [1])], [_value("y", TensorProto.UINT8, ["N"])]
+    return _serialized(helper.make_graph([node], "zeros", inputs, outputs))
+
+
 FEATURES = "y"
 """The output of `pick_graph`, `join_graph`, `put_rows_graph` and `fold_graph`."""
 

@@ -73,11 +73,16 @@ def choose_num_slots(
         number = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
         return number, f"auto: {number}, {error}{limited if number < DEFAULT_SLOTS else ''}"
     free, kind = (memory.total // 2, "half of all") if settings.deterministic is True else (memory.free, "free")
-    slot_bytes = spec.bytes_per_position * min(spec.context_length, PLANNED_POSITIONS) + spec.bytes_of_source
+    slot_bytes = (spec.bytes_per_position + spec.gathered_bytes) * planned_positions(spec) + spec.bytes_of_source
     most = MOST_SLOTS[device.kind]
     fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
     why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free / 2**20:.0f} MiB {kind}, at most {most}"
     return min(most, fitting, cap or most), why + limited
+
+
+def planned_positions(spec: DecoderSpec) -> int:
+    """Positions of a slot that memory is planned for."""
+    return min(spec.context_length, PLANNED_POSITIONS)
 
 
 def choose_chunk_size(config: EngineConfig, device: str = "cpu", *, has_any_shape: bool = True) -> tuple[int, str]:

@@ -260,6 +260,9 @@ class DecoderSpec:
     rounds_rows: bool = False
     """True where activations are rounded to few bits, each row by itself: a difference in the last bit may grow."""
 
+    gathered_bytes: int = 0
+    """Bytes for each row of a step and each position of the longest that attention takes beside the caches."""
+
     notes: tuple[str, ...] = ()
     """How the decisions that are not obvious were made, one sentence each, for `olive-ext check`."""
 

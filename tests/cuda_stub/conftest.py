@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from olive_ext.engine.forms import agreement
+from olive_ext.engine.forms.packed import graph
+from olive_ext.engine.runners import trials
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture opens a model
@@ -16,9 +18,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("run under DIR/run, which python .ci/cuda_stub/make.py DIR makes")
 
 
+VERDICTS = ((graph, "attends_otherwise"), (agreement, "disagreement"), (trials, "disagreement"))
+"""Where the functions that find what a trial's numbers are worth are called."""
+
+
 @pytest.fixture(scope="package", autouse=True)
-def trials_pass_without_numbers() -> Iterator[None]:
-    """Kernels do nothing here, which trials refuse: forms are opened all the same, to count what they launch."""
+def verdicts() -> Iterator[list[str | None]]:
+    """Kernels do nothing here, which trials refuse: they run, what they find is kept for whoever asks, and forms are
+    opened all the same, to count what they launch."""
+    found: list[str | None] = []
+
+    def unheard(judge: Callable[..., str | None]) -> Callable[..., None]:
+        return lambda *given: found.append(judge(*given))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreement, "NEEDS_SPREAD", False)
-        yield
+        for place, name in VERDICTS:
+            patch.setattr(place, name, unheard(getattr(place, name)))
+        yield found

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -18,7 +19,8 @@ import pytest
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.forms import agreement
+from olive_ext.engine.forms.packed import graph
+from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
 from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step
@@ -27,7 +29,7 @@ from olive_ext.model import resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
-from tests.cuda_stub.counts import counts
+from tests.cuda_stub.counts import Counts, counts
 from tests.exports import VOCAB, export, genai_export
 
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
@@ -82,6 +84,21 @@ def test_caches_are_written_in_place_on_the_device(session: Session) -> None:
     assert facts["providers"][0] == "CUDAExecutionProvider"
     assert facts["kv_cache"] == "in_place"
     assert facts["num_slots"] == SLOTS
+
+
+def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
+    """Nothing of their size lies in the host's memory or crosses."""
+    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
+    runner, _ = open_runner(
+        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
+    )
+    runner.reserve(64)
+    counts()
+    runner.reserve(256)
+    found = counts()
+    runner.close()
+    assert found.bytes_to_device < 1_000
+    assert found.launches > 0
 
 
 def test_texts_are_scored_in_the_form_that_was_chosen(form: str, session: Session) -> None:
@@ -298,12 +315,46 @@ def test_check_says_where_attention_would_run(export_name: str, words: tuple[str
 
 
 @pytest.mark.parametrize("name", [name for name, forms in MODELS.items() if len(forms) == 2])
-def test_trials_refuse_kernels_that_do_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(agreement, "NEEDS_SPREAD", True)
+def test_trials_refuse_kernels_that_do_nothing(name: str, verdicts: list[str | None]) -> None:
+    """Attention by itself differs from numpy's; scores that are equal for all texts are no agreement."""
+    verdicts.clear()
+    with olive_ext.open(export(name).path, execution_provider="cuda", engine={"num_slots": SLOTS}):
+        pass
+    assert all(verdicts)
+    said = "\n".join(filter(None, verdicts))
+    assert "attention over a paged cache is " in said
+    assert "as if this device computed nothing" in said
+
+
+def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trial finds becomes the note on the form, where its verdict is heard."""
+    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    name = "llama-genai-0.18-fp16-cuda"
     with olive_ext.open(export(name).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
         facts = session.describe_execution()
-    said = caplog.text
-    assert facts["batching"] == "single", facts
-    assert "as if this device computed nothing" in said
+    assert facts["batching"] != "packed"
+    assert any("attention over a paged cache is" in note for note in facts["notes"]), facts["notes"]
+
+
+MOST_TRIAL_LAUNCHES = 29
+"""Of the trial of one kind of attention by itself: three runs, and two caches that are zeroed (counted, ONNX Runtime
+1.31.1)."""
+
+
+def test_trial_of_attention_takes_few_launches() -> None:
+    """Counted around the trial alone, on an opened model."""
+    name = "llama-genai-0.18-fp16-cuda"
+    model = resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda"))
+    found: list[Counts] = []
+
+    def counted(*given: Any) -> None:
+        counts()
+        attends_otherwise(*given)
+        found.append(counts())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "attends_otherwise", counted)
+        runner, _ = open_runner(model)
+    runner.close()
+    assert found[0].wrong_copies == 0
+    assert found[0].launches <= MOST_TRIAL_LAUNCHES

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olive_ext.config import ModelSettings
+from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
+from olive_ext.engine.forms.packed.rewrite import KERNELS
+from olive_ext.engine.opening import open_runner
+from olive_ext.model import resolve
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
-from tests.device.open import open_on
+from tests.device.open import LIBRARY, STEP, open_on
+from tests.engine.test_attention_trial import FLOAT16, trial_of
 from tests.exports import VOCAB, export
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
@@ -71,3 +77,17 @@ def test_beams_over_blocks_are_those_over_slots_but_for_near_ties_of_fp16() -> N
     same = [pair for pair in zip(*found, strict=True) if pair[0].tokens == pair[1].tokens]
     assert len(same) >= 5
     assert max(abs(one.score - other.score) for one, other in same) < 0.01
+
+
+def test_attention_over_blocks_is_numpys_and_a_missing_window_is_seen() -> None:
+    """Three blocks out of order and 80 rows, in steps of the size that this device takes; its kernel has no window."""
+    engine = {"num_slots": 3, "chunk_size": STEP, "scoring": "rows"}
+    settings = {"model": export(NAME).path, "execution_provider": "webgpu", "provider_libraries": LIBRARY}
+    runner, _ = open_runner(resolve(ModelSettings.of({**settings, "engine": engine})))
+    kernel = KERNELS["webgpu"]
+    for how in ({}, {"rotated": 16}, {"sinks": True}):
+        assert attends_otherwise(runner, [trial_of(elem_type=FLOAT16, kernel=kernel, **how)], STEP) is None
+    windowed = attends_otherwise(runner, [trial_of(elem_type=FLOAT16, kernel=kernel, local_window_size=128)], STEP)
+    runner.close()
+    assert windowed is not None
+    assert "attention over a paged cache is 0." in windowed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm, joined
 from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.packed.rewrite import KERNELS
 from olive_ext.engine.forms.registry import FORMS, choose, scoring_decision
 from olive_ext.engine.forms.returned.steps import AlikeRows
@@ -25,8 +27,11 @@ from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
+from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.types import DecoderSpec
 from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of
@@ -92,6 +97,20 @@ def test_toy_form_equals_the_oracle_and_is_the_planner_s_only_word(
     engine.close()
 
 
+@given(calls=st.lists(requests_of(), min_size=1, max_size=2), most_cells=st.integers(1, 60))
+def test_rows_whose_keys_are_gathered_stay_within_the_memory_for_them(
+    calls: list[list[Request]], most_cells: int
+) -> None:
+    """A step of several rows has no more cells than were planned for, and results are the oracle's."""
+    runner = FakeRunner(6, PackedSteps(most_cells))
+    engine = Engine(runner, 32)
+    assert_runs_as_oracle(engine, calls)
+    for step in runner.steps:
+        longest = max(row.past + len(row.tokens) for row in step.rows)
+        assert len(step.rows) == 1 or len(step.rows) * longest <= most_cells
+    engine.close()
+
+
 def test_toy_form_opens_a_model_by_one_line_in_the_registry(toy: None) -> None:
     texts = [([1, 5, 9, 7], [3, 4]), ([1, 5, 9, 8], [6])]
     with olive_ext.open(genai_export("llama")) as session:
@@ -104,6 +123,44 @@ def test_toy_form_opens_a_model_by_one_line_in_the_registry(toy: None) -> None:
         plain = [score for output in session.loglikelihood(texts) for score in output.token_logprobs]
     FORMS.insert(0, OneTokenOnGraph)
     np.testing.assert_allclose(scores, plain, atol=2e-5)
+
+
+class RefusedOnGraph(OneTokenOnGraph):
+    """The toy with an attention of more inputs than this ONNX Runtime knows of."""
+
+    def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
+        edited = ModelProto()
+        edited.CopyFrom(proto)
+        node = next(node for node in edited.graph.node if node.op_type == "GroupQueryAttention")
+        node.input.extend([""] * 30 + [node.input[0]])
+        return edited, spec
+
+
+def test_a_rewritten_graph_that_onnxruntime_refuses_opens_the_next_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PagedAttention has fewer inputs before ONNX Runtime 1.30; the reason names the release and what it refuses."""
+    monkeypatch.setattr("olive_ext.engine.forms.registry.FORMS", [RefusedOnGraph, *FORMS])
+    with olive_ext.open(genai_export("llama")) as session:
+        facts = session.describe_execution()
+    assert facts["scoring"] != "one_token"
+    (note,) = (note for note in facts["notes"] if "refuses the rewritten graph" in note)
+    assert ort.__version__ in note
+    assert "not in range" in note
+
+
+def test_steps_that_a_kernel_is_not_known_to_survive_are_refused_by_name() -> None:
+    """On the device whose kernel is reported to crash, with a number of the user's, where packed steps are possible."""
+    for scoring, chunk_size, is_refused in (("auto", 2048, True), ("auto", 1024, False), ("rows", 2048, False)):
+        model = _model(scoring=scoring, chunk_size=chunk_size)
+        kv = tuple(replace(tensor, elem_type=10) for tensor in model.spec.kv)
+        on_cuda = replace(model, session_providers=(Provider("CUDAExecutionProvider", "cuda"),))
+        vars(on_cuda)["spec"] = replace(model.spec, kv=kv)
+        if not is_refused:
+            choose(on_cuda)
+            continue
+        with pytest.raises(
+            ConfigError, match=r"'engine.chunk_size' = 2048: .* at most 1024 .*'engine.scoring' = \"rows"
+        ):
+            choose(on_cuda)
 
 
 def _model(**engine: Any) -> ResolvedModel:
@@ -139,6 +196,7 @@ def test_what_a_device_s_paged_attention_takes_is_one_table() -> None:
     ("first", "second", "counts", "both"),
     [
         (PACKED, RANGE, (4, 2), RANGE),
+        (PackedSteps(9), PACKED, (4, 4), PackedSteps(9)),
         (POOL, RANGE, (4, 4), POOL),
         (POOL, RANGE, (4, 2), SINGLE),
         (POOL, POOL, (4, 2), SINGLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,21 +30,25 @@ class Function:
 
 
 class FakeRuntime:
-    """Two devices; device n has n + 1 GiB free of 8. The caller's own device is 1."""
+    """Two devices; device n has n + 1 GiB free of 8. Each thread chooses its own, at first 0, and makes a context there
+    by that."""
 
     def __init__(self) -> None:
-        self.present = 1
+        self.thread = threading.local()
+        self.contexts: set[int] = set()
         self.taken = 0
         self.cudaGetErrorString = Function(lambda status: b"invalid device ordinal")
 
-    def cudaGetDevice(self, number: Any) -> int:
-        number._obj.value = self.present
-        return 0
+    @property
+    def present(self) -> int:
+        """The device of the thread that asks."""
+        return getattr(self.thread, "device", 0)
 
     def cudaSetDevice(self, number: ctypes.c_int) -> int:
         if number.value > 1:
             return INVALID_DEVICE
-        self.present = number.value
+        self.thread.device = number.value
+        self.contexts.add(number.value)
         return 0
 
     def cudaMemGetInfo(self, free: Any, total: Any) -> int:
@@ -51,20 +56,22 @@ class FakeRuntime:
         return 0
 
 
-def test_memory_is_read_anew_each_time_and_the_present_device_stays() -> None:
+def test_memory_is_read_anew_each_time_and_no_other_device_gets_a_context() -> None:
+    """A worker of device 1 leaves device 0 to others, and its thread's own device is what it was."""
     runtime = FakeRuntime()
-    read = cuda_reader(0, lambda name: runtime)
-    assert read() == Memory(GIB, 8 * GIB)
+    read = cuda_reader(1, lambda name: runtime)
+    assert read() == Memory(2 * GIB, 8 * GIB)
     runtime.taken = GIB // 2
-    assert read() == Memory(GIB // 2, 8 * GIB)
-    assert runtime.present == 1
+    assert read() == Memory(3 * GIB // 2, 8 * GIB)
+    assert runtime.contexts == {1}
+    assert runtime.present == 0
 
 
 def test_a_device_that_is_not_there_has_the_runtimes_reason() -> None:
     runtime = FakeRuntime()
     with pytest.raises(UnmeasuredError, match=r"CUDA says 'invalid device ordinal' \(101\)"):
         cuda_reader(2, lambda name: runtime)()
-    assert runtime.present == 1
+    assert not runtime.contexts
 
 
 def test_the_newest_runtime_that_loads_is_taken() -> None:

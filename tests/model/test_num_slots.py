@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,3 +82,10 @@ def test_the_largest_batch_caps_what_auto_takes_and_is_no_number_of_its_own(
     assert f"{cap} by max_batch_size" in why
     assert choose_num_slots(settings(max_batch_size=cap), spec, Device("webgpu"))[0] == min(cap, DEFAULT_SLOTS)
     assert choose_num_slots(settings(max_batch_size=cap, batch_size=5), spec, Device("cpu")) == (5, "batch_size")
+
+
+def test_memory_that_attention_gathers_counts_as_the_slots_do(spec: DecoderSpec) -> None:
+    """As much beside the caches as they hold themselves halves the slots."""
+    twice = replace(spec, gathered_bytes=spec.bytes_per_position)
+    assert choose_num_slots(settings(), spec, Device("cuda"), has(40.5, spec))[0] == 20
+    assert choose_num_slots(settings(), twice, Device("cuda"), has(40.5, spec))[0] == 10

@@ -17,10 +17,6 @@ TOLERANCE, MOST = 0.02, 0.3
 sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
 the same tokens one by one makes, up to `MOST`."""
 
-NEEDS_SPREAD = True
-"""Whether a trial fails whose contexts make no difference: kernels that do nothing agree with each other. False only
-where launches are counted on a device without kernels."""
-
 TARGETS = (0, 1, 2, 3)
 """Tokens whose log-probabilities are compared, behind each text."""
 
@@ -89,8 +85,7 @@ def disagreement(
     spread = float(np.abs(expected[0] - expected[1]).max())
     rounding = float(np.abs(expected[1] - again).max())
     if spread == 0:
-        equal = f"{what} cannot be tried: the scores of two texts are equal, as if this device computed nothing"
-        return equal if NEEDS_SPREAD else None
+        return f"{what} cannot be tried: the scores of two texts are equal, as if this device computed nothing"
     if difference <= max(TOLERANCE * spread, min(3 * rounding, MOST * spread)):
         return None
     return f"{what} score {difference:.2g} nats off, where another context makes {spread:.2g}"

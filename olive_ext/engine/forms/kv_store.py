@@ -4,6 +4,7 @@ keeps what comes back. Knows no tokens.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing_extensions import override
 
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.step import Copy, Move, Row, Step
-from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph
+from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec
 
@@ -34,6 +35,12 @@ class KvPlace:
 
 MOST_PARTS = 8
 """Batches that one run puts together: each has its own inputs in a graph, which is made for their number."""
+
+UINT8 = 2
+"""ONNX's element type."""
+
+MOST_FILLED = 2**30
+"""Bytes that one run fills with zeros: CUDA's kernel counts them in 32 bits."""
 
 Values = tuple[ort.OrtValue, ...]
 
@@ -137,6 +144,7 @@ class KvStore(ABC):
         self.capacity = 0
         self._session = place.session
         self._spec = place.spec
+        self._place = place
         self._device = place.device
         self._open_graph = place.open_graph
 
@@ -194,6 +202,21 @@ def allocate(session: ort.InferenceSession, shape: list[int], elem_type: int, de
     if device.kind == "webgpu":
         return session.create_ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
     return ort.OrtValue.ortvalue_from_shape_and_type(shape, elem_type, device.kind, device.index)
+
+
+def device_zeros(open_graph: Callable[[bytes], ort.InferenceSession], shape: list[int], device: Device) -> ort.OrtValue:
+    """Zero bytes on `device`, whose values have addresses; made there, because the host may have no room for them."""
+    if device.kind == "cpu":
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.uint8))
+    value = ort.OrtValue.ortvalue_from_shape_and_type(shape, UINT8, device.kind, device.index)
+    session, count = open_graph(zeros_graph()), math.prod(shape)
+    for start in range(0, count, MOST_FILLED):
+        part = min(MOST_FILLED, count - start)
+        binding = session.io_binding()
+        binding.bind_cpu_input("count", np.array([part], np.int64))
+        binding.bind_output("y", device.kind, device.index, UINT8, [part], value.data_ptr() + start)
+        session.run_with_iobinding(binding)
+    return value
 
 
 def zeros(shape: list[int], elem_type: int) -> ort.OrtValue:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms import agreement
 from olive_ext.engine.forms.agreement import TARGETS, disagreement
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner, Traits
@@ -70,8 +69,7 @@ def attends_to_long_steps(open_graph: OpenGraph) -> bool:
     tokens = np.random.default_rng(0).standard_normal((3, 1, 2 * SHORT_STEP, NUM_HEADS * HEAD_SIZE), np.float32)
     long = _attend(session, tokens)
     short = _attend(session, tokens[:, :, :SHORT_STEP])
-    is_computed = bool(np.ptp(short)) or not agreement.NEEDS_SPREAD
-    return is_computed and bool(np.abs(long[:, :SHORT_STEP] - short).max() < ATTENDED_TOLERANCE)
+    return bool(np.ptp(short)) and bool(np.abs(long[:, :SHORT_STEP] - short).max() < ATTENDED_TOLERANCE)
 
 
 def _attend(session: Any, tokens: FloatArray) -> FloatArray:

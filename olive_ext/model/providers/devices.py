@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -88,20 +89,22 @@ def memory_of(kind: str, index: int = 0) -> Memory:
 def cuda_reader(index: int, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], Memory]:
     """A function that reads the memory of the CUDA device `index`, as this process numbers devices, at every call.
 
-    `load` loads a library by name. The first reading makes a CUDA context in a process that has none. Raises
+    `load` loads a library by name. The first reading makes a CUDA context on the device in a process that has none
+    there. It is made in a thread of its own, because the device is chosen for a thread: to choose the caller's again
+    would make a context there, too (from CUDA 12 on), of hundreds of megabytes on a device that others use. Raises
     `UnmeasuredError`, and so does the function that it returns.
     """
     runtime = _runtime(load)
 
-    def read() -> Memory:
-        free, total, present = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int()
-        _check(runtime, runtime.cudaGetDevice(ctypes.byref(present)))
-        try:
-            _check(runtime, runtime.cudaSetDevice(ctypes.c_int(index)))
-            _check(runtime, runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
-        finally:
-            runtime.cudaSetDevice(present)
+    def measure() -> Memory:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        _check(runtime, runtime.cudaSetDevice(ctypes.c_int(index)))
+        _check(runtime, runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)))
         return Memory(free.value, total.value)
+
+    def read() -> Memory:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(measure).result()
 
     return read
 

@@ -11,9 +11,16 @@ from typing_extensions import override
 from olive_ext.engine.forms.agreement import STEM, SUFFIX, Text, targets_of, two_ends_problem
 from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, NotFittingError, OpenedDecoder, decoder_graph
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.forms.packed.attention_trial import AttentionTrial, attends_otherwise, attention_trials
+from olive_ext.engine.forms.packed.attention_model import AttentionTrial, attention_trials
+from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
 from olive_ext.engine.forms.packed.kv import PagedKv
-from olive_ext.engine.forms.packed.rewrite import KERNELS, PackedInputs, with_packed_inputs, with_paged_attention
+from olive_ext.engine.forms.packed.rewrite import (
+    KERNELS,
+    PackedInputs,
+    gathered_bytes,
+    with_packed_inputs,
+    with_paged_attention,
+)
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ConfigError
@@ -39,6 +46,7 @@ class PackedOnGraph(GraphForm):
     def against(cls, model: ResolvedModel) -> str | None:
         engine, spec, device = model.settings.engine, model.spec, model.device.kind
         if spec.is_paged:
+            _check_step(engine.chunk_size, device)
             return None
         if engine.scoring not in ("auto", "packed") or (engine.scoring == "auto" and device not in KERNELS):
             return ""
@@ -56,6 +64,7 @@ class PackedOnGraph(GraphForm):
             return "packed steps add up in another order, which the rounding of activations would show"
         if others := {tensor.elem_type for tensor in spec.kv} - KERNELS[device].caches:
             return f"the {device} device has no paged attention over caches of ONNX's element type {min(others)}"
+        _check_step(engine.chunk_size, device, " or 'engine.scoring' = \"rows\"")
         return None
 
     @classmethod
@@ -76,7 +85,7 @@ class PackedOnGraph(GraphForm):
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
         if spec.is_paged:
-            return proto, spec
+            return proto, self._counted(proto, spec)
         tokens = [one.tensor.name for one in spec.inputs if one.role in (Role.INPUT_IDS, Role.POSITION_IDS)]
         kept = {*tokens, WHOLE_LENGTH}
         lengths = [one.tensor.name for one in spec.inputs if one.tensor.name not in kept]
@@ -84,7 +93,13 @@ class PackedOnGraph(GraphForm):
         inputs, kernel = PackedInputs(caches, tokens, lengths), KERNELS[self.model.device.kind]
         paged = with_paged_attention(proto, inputs, kernel)
         self._trials = attention_trials(proto, inputs, kernel)
-        return paged, replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
+        paged_spec = replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
+        return paged, self._counted(paged, paged_spec)
+
+    def _counted(self, paged: ModelProto, spec: DecoderSpec) -> DecoderSpec:
+        """With what the attention gathers beside its caches."""
+        kernel, sizes = KERNELS.get(self.model.device.kind), {tensor.past: tensor.head_size for tensor in spec.kv}
+        return spec if kernel is None else replace(spec, gathered_bytes=gathered_bytes(paged, sizes, kernel))
 
     @override
     def refusal_of_graph(self) -> str | None:
@@ -104,11 +119,19 @@ class PackedOnGraph(GraphForm):
         runner = decoder.runner
         if self._trials is None:
             return
-        problem = attends_otherwise(runner, self._trials)
+        problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
         if problem is None and runner.capacity.num_slots > 1:
             problem = check_packed_steps(runner, decoder.spec.vocab_size)
         if problem is not None:
             raise NotFittingError(problem)
+
+
+def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:
+    """Raises `ConfigError` for steps of more tokens than the device's kernel is known to survive."""
+    most = KERNELS[device].most_tokens if device in KERNELS else None
+    if most is not None and isinstance(chunk_size, int) and chunk_size > most:
+        why = f"steps over a paged cache on the {device} device have at most {most} tokens, because longer ones crash"
+        raise ConfigError(f"'engine.chunk_size' = {chunk_size}: {why} near a full context; give {most}{otherwise}")
 
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:

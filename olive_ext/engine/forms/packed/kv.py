@@ -9,8 +9,9 @@ blocks of 4      slot 0  7 3 9 4 | 1 5       table 0 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,17 +19,16 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm
-from olive_ext.engine.forms.kv_store import KeptBinding, KvPlace, KvStore, allocate
+from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
+from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import UNLIMITED, CellArray, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
+from olive_ext.model.decisions import planned_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
 
 BLOCK_SIZE = 256
 """Positions of a block. FlashAttention's tiles on CUDA are made for multiples of 256."""
-
-UINT8 = 2
-"""ONNX's element type."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,28 @@ class PackedSteps(StepForm):
 
     name: ClassVar[str] = "packed"
     has_blocks: ClassVar[bool] = True
+
+    most_cells: int = UNLIMITED
+    """Rows of a step times positions of the longest, for kernels that gather the keys and values of all rows."""
+
+    def _within(self, lengths: Iterable[int]) -> int:
+        """How many rows of these lengths, from the first on, a step holds: one at least."""
+        longest, count = 0, 0
+        for length in lengths:
+            longest = max(longest, length)
+            if count and (count + 1) * longest > self.most_cells:
+                break
+            count += 1
+        return count
+
+    @override
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        return sequences[: min(limit, self._within(one.computed + 1 for one in sequences))]
+
+    @override
+    def with_other(self, other: StepForm) -> StepForm:
+        most = other.most_cells if isinstance(other, PackedSteps) else UNLIMITED
+        return replace(self, most_cells=min(self.most_cells, most))
 
     @override
     def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
@@ -53,7 +75,7 @@ class PackedSteps(StepForm):
                 continue
             rows.append((one, row))
             room -= len(row.tokens)
-        return rows
+        return rows[: self._within(row.past + len(row.tokens) for _, row in rows)]
 
     @override
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
@@ -156,6 +178,8 @@ class PagedKv(KvStore):
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
+        if place.spec.gathered_bytes:
+            self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
@@ -168,18 +192,18 @@ class PagedKv(KvStore):
         self.capacity = capacity
         self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
         for tensor in self._spec.kv:
-            self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device))
+            self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device, self._open_graph))
         self._binding = KeptBinding(self._session)
         for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
             pool.bind(self._binding, tensor.past, tensor.present)
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Items[Copy]) -> None:
         """Moves nothing: the blocks get another name."""
         for copy in copies:
             self._tables.fork(copy)
 
     @override
-    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind(self, rows: Items[Row]) -> ort.IOBinding:
         copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
         self._copy_blocks([copy for copy in copies if copy is not None])
         assert self._binding is not None
@@ -199,7 +223,7 @@ class PagedKv(KvStore):
         self._binding = None
         self._pools.clear()
 
-    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+    def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
         """All copies in one run, which reads before it writes: a block may be both source and target."""
         if not copies:
             return
@@ -218,12 +242,19 @@ class Pool:
     """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies behind a row's last position must
     be finite. Held as bytes where values have addresses, because CUDA copies no fp8 by its type."""
 
-    def __init__(self, session: ort.InferenceSession, tensor: KvTensor, num_blocks: int, device: Device) -> None:
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        tensor: KvTensor,
+        num_blocks: int,
+        device: Device,
+        open_graph: Callable[[bytes], ort.InferenceSession],
+    ) -> None:
         shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
         self.copied_type = UINT8 if device.has_pointers else tensor.elem_type
         if device.has_pointers:
-            memory = np.zeros([*shape[:-1], shape[-1] * ITEM_BYTES[tensor.elem_type]], np.uint8)
-            self._value = ort.OrtValue.ortvalue_from_numpy(memory, device.kind, device.index)
+            in_bytes = [*shape[:-1], shape[-1] * ITEM_BYTES[tensor.elem_type]]
+            self._value = device_zeros(open_graph, in_bytes, device)
         else:
             self._value = allocate(session, shape, tensor.elem_type, device)
         self._typed = (device.kind, device.index, tensor.elem_type, shape) if device.has_pointers else None

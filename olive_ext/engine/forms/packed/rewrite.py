@@ -66,6 +66,13 @@ class PagedKernel:
     has_softcap: bool = False
     has_norms: bool = False
 
+    gathers_above: int | None = None
+    """The largest head size at which keys and values are read where they lie. Those of larger heads are gathered for
+    every step, as many times as there are heads of queries to one of theirs, padded to the longest row."""
+
+    most_tokens: int | None = None
+    """Of a step; None where no number is known that fails."""
+
     @property
     def caches(self) -> frozenset[int]:
         """All types of caches."""
@@ -80,6 +87,8 @@ KERNELS: Mapping[str, PagedKernel] = {
         has_bounds=True,
         has_softcap=True,
         has_norms=True,
+        gathers_above=256,
+        most_tokens=1024,  # 2,048 near a full context are reported to end in illegal accesses (onnxruntime-genai, 2583)
     ),
     "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}),
 }
@@ -98,6 +107,19 @@ class PackedInputs:
 
     lengths: Sequence[str]
     """Masks and lengths, which the attention no longer reads."""
+
+
+def gathered_bytes(model: onnx.ModelProto, caches: Mapping[str, int], kernel: PagedKernel) -> int:
+    """Bytes that the attention of a paged graph gathers for each row and position, of the one layer that runs.
+    `caches`: KV input -> head size."""
+    if kernel.gathers_above is None:
+        return 0
+    gathered = (
+        2 * 2 * int(attribute(node, "num_heads", 0)) * caches[node.input[3]]  # keys and values in 16 bits
+        for node in model.graph.node
+        if node.op_type == "PagedAttention" and caches.get(node.input[3], 0) > kernel.gathers_above
+    )
+    return max(gathered, default=0)
 
 
 class NotPagedError(NotFittingError):

@@ -15,6 +15,7 @@ between slots of a step are one such run within the pool.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,16 +25,13 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.kv_store import KeptBinding, KvPlace, KvStore, allocate
+from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots
 from olive_ext.engine.step import Copy, IntArray, Move, Row
 from olive_ext.graph.standalone_graphs import copy_graph, fork_graph, put_row_graph, take_row_graph
-from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 Bytes = npt.NDArray[np.uint8]
-UINT8 = 2
-"""ONNX's element type."""
 
 
 class ViewKv(KvStore):
@@ -52,7 +50,7 @@ class ViewKv(KvStore):
         self._free()
         self.capacity = capacity
         for tensor in self._spec.kv:
-            self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._device))
+            self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._place))
 
     @override
     def copy(self, copies: Sequence[Copy]) -> None:
@@ -116,18 +114,19 @@ class ViewKv(KvStore):
 class _Buffer:
     """Zeroed memory of one KV tensor. Held as bytes, so that types numpy lacks are no matter."""
 
-    def __init__(self, tensor: KvTensor, num_slots: int, capacity: int, device: Device) -> None:
+    def __init__(self, tensor: KvTensor, num_slots: int, capacity: int, place: KvPlace) -> None:
         self._tensor = tensor
-        self._device = device
+        self._device = place.device
         self._shape = tensor.shape(1, capacity)[1:]
         *outer, inner = self._shape
-        memory: Bytes = np.zeros((num_slots, *outer, inner * ITEM_BYTES[tensor.elem_type]), np.uint8)
-        self._slot_bytes = memory.nbytes // num_slots
-        if device.kind == "cpu":
+        shape = [num_slots, *outer, inner * ITEM_BYTES[tensor.elem_type]]
+        self._slot_bytes = math.prod(shape[1:])
+        if place.device.kind == "cpu":
+            memory: Bytes = np.zeros(shape, np.uint8)
             self._bytes_by_position = memory.swapaxes(1, tensor.position_axis)
             self._address = memory.ctypes.data
         else:
-            self._value = ort.OrtValue.ortvalue_from_numpy(memory, device.kind, device.index)
+            self._value = device_zeros(place.open_graph, shape, place.device)
             self._address = self._value.data_ptr()
 
     def copy(self, copy: Copy) -> None:

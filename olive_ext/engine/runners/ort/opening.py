@@ -27,7 +27,7 @@ from olive_ext.engine.runners.ort.sessions import Sessions
 from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
-from olive_ext.errors import ProviderError, understood
+from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_num_slots
@@ -88,9 +88,17 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     """The decoder in this form. Raises what `_open` goes on from: another form, or another opening."""
     model = sessions.model
     adapters = Adapters(model.settings.engine.adapters)
-    proto, spec = form.rewrite(*decoder_graph(model, notes))
-    session, head = sessions.decoder(proto, spec)
-    del proto  # inline weights would stay in memory twice
+    given, spec = decoder_graph(model, notes)
+    proto, spec = form.rewrite(given, spec)
+    is_rewritten = proto is not given
+    del given  # inline weights would stay in memory twice
+    try:
+        session, head = sessions.decoder(proto, spec)
+    except ModelError as error:
+        if is_rewritten:  # a release may lack what the form's operators take
+            raise NotFittingError(f"ONNX Runtime {ort.__version__} refuses the rewritten graph: {error}") from error
+        raise
+    del proto
     if sessions.device(session).kind != model.device.kind:
         raise FellBackError
     adapters.attach(session, sessions.device(session))

@@ -1,0 +1,280 @@
+"""The trial of attention over a paged cache, on a kernel of which it is known what it does: ONNX Runtime's
+GroupQueryAttention on the CPU, behind a cache in blocks, right and with planted faults."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import helper
+
+from olive_ext.engine.forms.packed.attention_model import OUTPUT, AttentionTrial, attention_trials, input_name
+from olive_ext.engine.forms.packed.attention_reference import K_NORM, Q_NORM, attended
+from olive_ext.engine.forms.packed.attention_trial import TOLERANCE, attends_otherwise
+from olive_ext.engine.forms.packed.rewrite import (
+    KERNELS,
+    PASTS,
+    STARTS,
+    TABLE,
+    PackedInputs,
+    PagedKernel,
+    gathered_bytes,
+)
+from olive_ext.graph.nodes import model_of
+from olive_ext.model.providers.devices import Device
+
+FLOAT, FLOAT16 = 1, 10
+INT32 = onnx.TensorProto.INT32
+LENGTHS = ("last", "total")
+
+
+def gqa_node(heads: int, groups: int, size: int, extra: Mapping[int, str], packed: bool, **how: Any) -> onnx.NodeProto:
+    """A GroupQueryAttention whose inputs have the names of a decoder."""
+    named = {0: "q", **({} if packed else {1: "k", 2: "v"}), 3: "past_k", 4: "past_v", 5: LENGTHS[0], 6: LENGTHS[1]}
+    places = {**named, **extra}
+    return helper.make_node(
+        "GroupQueryAttention",
+        [places.get(place, "") for place in range(max(places) + 1)],
+        ["out", "present_k", "present_v"],
+        domain="com.microsoft",
+        num_heads=heads * groups,
+        kv_num_heads=heads,
+        **how,
+    )
+
+
+def trial_of(
+    heads: int = 2,
+    groups: int = 2,
+    size: int = 16,
+    elem_type: int = FLOAT,
+    *,
+    rotated: int = 0,
+    sinks: bool = False,
+    norms: bool = False,
+    packed: bool = False,
+    kernel: PagedKernel = KERNELS["cuda"],
+    **how: Any,
+) -> AttentionTrial:
+    """The trial of a graph with one attention, which rotates `rotated` numbers of a head."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    weights = {}
+    if rotated:
+        weights |= {7: np.ones((8, rotated // 2)), 8: np.zeros((8, rotated // 2))}
+        how["do_rotary"] = 1
+    if sinks:
+        weights[11] = np.ones(heads * groups)
+    if norms:
+        weights |= {Q_NORM: np.ones(size), K_NORM: np.ones(size)}
+    node = gqa_node(heads, groups, size, {place: f"weight_{place}" for place in weights}, packed, **how)
+    pasts = [helper.make_tensor_value_info(name, elem_type, ["B", heads, "P", size]) for name in ("past_k", "past_v")]
+    tensors = [onnx.numpy_helper.from_array(value.astype(dtype), f"weight_{place}") for place, value in weights.items()]
+    model = model_of(helper.make_graph([node], "decoder", pasts, [], tensors), 21, "com.microsoft")
+    caches = dict.fromkeys(("past_k", "past_v"), (heads, size))
+    (trial,) = attention_trials(model, PackedInputs(caches, (), LENGTHS), kernel)
+    return trial
+
+
+class _Binding:
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+        self.found: Any = None
+
+    def bind_cpu_input(self, name: str, array: Any) -> None:
+        self.given[name] = array
+
+    def bind_input(self, name: str, kind: str, index: int, elem_type: int, shape: list[int], address: int) -> None:
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+        room = (ctypes.c_char * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
+        self.given[name] = np.frombuffer(room, dtype).reshape(shape)
+
+    def bind_output(self, *place: Any) -> None:
+        assert place[0] in (OUTPUT, "present_key", "present_value")
+
+    def get_outputs(self) -> list[Any]:
+        return [SimpleNamespace(numpy=lambda: self.found)]
+
+
+class StandIn:
+    """PagedAttention by ONNX Runtime's GroupQueryAttention on the CPU, one row after the other, with one fault."""
+
+    io_binding = staticmethod(_Binding)
+
+    def __init__(self, trial: AttentionTrial, fault: str = "") -> None:
+        self.fault = fault
+        self.num_runs = 0
+        node = onnx.NodeProto()
+        node.CopyFrom(trial.node)
+        for place, name in zip((5, 6), LENGTHS, strict=True):
+            node.input[place] = name
+        for entry in node.attribute:
+            if entry.name == "local_window_size" and fault == "window off by one":
+                entry.i += 1
+        value, size = helper.make_tensor_value_info, [1, trial.heads, None, trial.head_size]
+        shapes = {input_name(place): shape for place, (shape, _) in trial.inputs.items()}
+        inputs = [value(name, FLOAT, [one or None for one in shape]) for name, shape in shapes.items()]
+        inputs += [value(name, trial.elem_type, size) for name in ("past_key", "past_value")]
+        inputs += [value(LENGTHS[0], INT32, [1]), value(LENGTHS[1], INT32, [])]
+        casts = [
+            helper.make_node("Cast", [name], [f"{name}_narrow"], to=trial.inputs[place][1])
+            for place, name in zip(trial.inputs, shapes, strict=True)
+        ]
+        last = helper.make_node("Cast", ["narrow"], [OUTPUT], to=FLOAT)
+        outputs = [value(OUTPUT, FLOAT, None)]
+        outputs += [value(name, trial.elem_type, size) for name in ("present_key", "present_value")]
+        model = model_of(helper.make_graph([*casts, node, last], "gqa", inputs, outputs), 21, "com.microsoft")
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self.paged = onnx.load_model_from_string(trial.graph)
+
+    def get_inputs(self) -> Any:
+        return self.paged.graph.input
+
+    def run_with_iobinding(self, binding: _Binding) -> None:
+        self.num_runs += 1
+        given = binding.given
+        starts, tables = given[STARTS], given[TABLE]
+        parts = []
+        for row, past in enumerate(given[PASTS]):
+            blocks = tables[0 if self.fault == "every row has the first table" else row]
+            if self.fault == "order of blocks ignored":
+                blocks = np.sort(blocks)
+            parts.append(self._row(given, slice(starts[row], starts[row + 1]), int(past), blocks))
+            if self.fault == "rows from 64 on wrong" and row >= 64:
+                parts[-1] = parts[-1][..., ::-1]
+        binding.found = np.concatenate(parts, axis=1)
+        if self.fault == "nothing is computed":
+            binding.found *= 0
+        if self.fault == "no number":
+            binding.found[0, -1] = np.nan
+
+    def _row(self, given: Mapping[str, Any], tokens: slice, past: int, blocks: Any) -> Any:
+        caches = {name: given[name] for name in ("past_key", "past_value")}
+        count, size = tokens.stop - tokens.start, caches["past_key"].shape[1]
+        read = np.array(blocks)
+        if self.fault == "second block ignored":
+            read[1] = read[0]
+        cells = np.arange(past)
+        feeds = {
+            name: np.ascontiguousarray(cache[read[cells // size], cells % size].swapaxes(0, 1)[None])
+            for name, cache in caches.items()
+        }
+        if self.fault == "split past 512 dropped" and count == 1:
+            for cache in feeds.values():
+                cache[:, :, 512:] = 0
+        for name in (input_name(place) for place in range(3) if input_name(place) in given):
+            feeds[name] = given[name][:, tokens]
+        feeds |= {name: array for name, array in given.items() if name.startswith("input_") and name not in feeds}
+        feeds |= {LENGTHS[0]: np.array([past + count - 1], np.int32), LENGTHS[1]: np.array(past + count, np.int32)}
+        found, *presents = self.session.run([OUTPUT, "present_key", "present_value"], feeds)
+        new = np.arange(past, past + count)
+        for cache, present in zip(caches.values(), presents, strict=True):
+            cache[blocks[new // size], new % size] = present[0, :, past:].swapaxes(0, 1)
+        return found
+
+
+def tried(trial: AttentionTrial, fault: str = "", most: int = 1024) -> tuple[str | None, int]:
+    """What the trial says of the stand-in, and its runs."""
+    kernel = StandIn(trial, fault)
+    runner: Any = SimpleNamespace(open_graph=lambda graph: kernel, device=Device("cpu"))
+    return attends_otherwise(runner, [trial], most), kernel.num_runs
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one head a group": {"groups": 1},
+    "window that 640 positions show": {"local_window_size": 128},
+    "window that they do not": {"local_window_size": 4096},
+    "rotary": {"rotated": 16},
+    "rotary of pairs": {"rotated": 16, "rotary_interleaved": 1},
+    "rotary of a part": {"size": 32, "rotated": 16},
+    "soft cap": {"softcap": 20.0},
+    "sinks": {"sinks": True, "local_window_size": 64},
+    "scale": {"scale": 1.0},
+    "packed": {"packed": True, "rotated": 16},
+    "fp16": {"elem_type": FLOAT16, "size": 64, "rotated": 64},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", VARIANTS.values(), ids=VARIANTS)
+def test_a_right_kernel_passes_in_three_runs(how: dict[str, Any]) -> None:
+    """numpy's numbers are those of ONNX Runtime's CPU kernel, whatever the attention has."""
+    problem, runs = tried(trial_of(**how))
+    assert problem is None
+    assert runs == 3
+
+
+def test_a_right_kernel_passes_in_steps_of_few_tokens() -> None:
+    """Steps hold no more tokens than those of an evaluation will."""
+    problem, runs = tried(trial_of(), most=31)
+    assert problem is None
+    assert runs > 20
+
+
+FAULTS = [
+    "nothing is computed",
+    "no number",
+    "second block ignored",
+    "order of blocks ignored",
+    "every row has the first table",
+    "split past 512 dropped",
+    "rows from 64 on wrong",
+]
+
+
+def _off(problem: str | None) -> float:
+    assert problem is not None
+    return float(problem.split(" off ")[0].split()[-1])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_kernel_is_refused(fault: str) -> None:
+    """Each fault shows beyond three times the tolerance of fp16."""
+    problem, _ = tried(trial_of(rotated=16, elem_type=FLOAT16), fault)
+    assert not _off(problem) < 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("window", [128, *(pytest.param(one, marks=pytest.mark.long) for one in (2, 4096))])
+def test_a_window_off_by_one_is_refused(window: int) -> None:
+    """Short windows are tried as they are, and long ones are cut to what the trial's texts show."""
+    problem, _ = tried(trial_of(local_window_size=window), "window off by one")
+    assert _off(problem) >= 3 * TOLERANCE
+    assert tried(trial_of(local_window_size=window))[0] is None
+
+
+def test_norms_of_heads_are_those_of_torch() -> None:
+    """ONNX Runtime's CPU kernel has no norms, so that they are applied in front of it."""
+    normed, plain = trial_of(norms=True), trial_of()
+    rng = np.random.default_rng(0)
+    values = {place: rng.standard_normal((40, shape[2]), np.float32) for place, (shape, _) in plain.inputs.items()}
+    weights = {place: rng.standard_normal(16, np.float32) for place in (Q_NORM, K_NORM)}
+    before = dict(values)
+    for place, norm in ((0, Q_NORM), (1, K_NORM)):
+        heads = torch.tensor(values[place]).reshape(40, -1, 16)
+        before[place] = (
+            torch.nn.functional.rms_norm(heads, (16,), torch.tensor(weights[norm]), 1e-6).reshape(40, -1).numpy()
+        )
+    given = {input_name(place): value[None] for place, value in before.items()}
+    past = np.zeros((1, 2, 0, 16), np.float32)
+    lengths = {LENGTHS[0]: np.array([39], np.int32), LENGTHS[1]: np.array(40, np.int32)}
+    (expected,) = StandIn(plain).session.run([OUTPUT], {**given, **lengths, "past_key": past, "past_value": past})
+    found = attended(normed.node, {**values, **weights}, 2, 16)
+    assert np.abs(found - expected[0]).max() < 1e-5
+
+
+def test_keys_that_a_kernel_gathers_are_counted() -> None:
+    """64 rows, one of 16,384 positions, 8 heads of 512 in 16 bits: 8.6 GB of keys and as many of values."""
+    caches = dict.fromkeys(("past_key", "past_value"), 512)
+    graph = onnx.load_model_from_string(trial_of(heads=1, groups=8, size=512, elem_type=FLOAT16).graph)
+    assert 64 * 16_384 * gathered_bytes(graph, caches, KERNELS["cuda"]) == 2 * 8_589_934_592
+    small = onnx.load_model_from_string(trial_of(size=256, elem_type=FLOAT16).graph)
+    assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
