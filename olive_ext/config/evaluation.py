@@ -13,21 +13,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, Place, Strict, Word, not_bool, word
 from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, Reference, ReferenceConfig, WorkSettings
 
 
-class EvaluationSettings(WorkSettings, ExecutionSettings):
-    """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
-    their names and meanings."""
-
-    tasks: Annotated[list[Word | dict[str, Any]], Field(min_length=1)]
-    """lm-eval tasks: registered names, paths of task YAML files, inline task definitions. `size_on_disk` adds the
-    model's size, `peak_memory` the process's highest memory use (both in bytes), `tokens_per_second` the speed in
-    tokens and in requests per second."""
+class ComparedSettings(Strict):
+    """What the evaluators share: a reference to compare with, and where answers and reports are kept."""
 
     reference: Reference | None = None
     """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
@@ -36,6 +30,44 @@ class EvaluationSettings(WorkSettings, ExecutionSettings):
     matters: Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)] = 1.0
     """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
     perplexity. "No loss found" is said only where a loss of this size is excluded."""
+
+    use_cache: Place | None = None
+    """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
+    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
+    is given."""
+
+    resume: bool | None = None
+    """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
+    except where speed or memory is measured (`tokens_per_second`, `peak_memory`, rtfx)."""
+
+    output_dir: Place | None = None
+    """Folder for report.json, report.md and report.html. None writes none."""
+
+    @property
+    def journal(self) -> str | None:
+        """Path stem of the journal; None where no place for it is given."""
+        if self.use_cache is None and self.output_dir is not None:
+            return str(Path(self.output_dir, "journal", "answers"))
+        return self.use_cache
+
+
+class JudgedSettings(Strict):
+    """Bounds that an evaluation in a workflow is held against."""
+
+    require: list[Bound] = Field(default_factory=list)
+    """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
+    judges the model that it measures. The evaluator judges output models, and the input model where there are no
+    passes. In a search a candidate that breaks a bound is out."""
+
+
+class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
+    """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
+    their names and meanings."""
+
+    tasks: Annotated[list[Word | dict[str, Any]], Field(min_length=1)]
+    """lm-eval tasks: registered names, paths of task YAML files, inline task definitions. `size_on_disk` adds the
+    model's size, `peak_memory` the process's highest memory use (both in bytes), `tokens_per_second` the speed in
+    tokens and in requests per second."""
 
     documents: Annotated[Literal["all", "enough"], BeforeValidator(word)] = "all"
     """"enough" stops as soon as `certain` is decided: the reference answers all documents, the candidate only those
@@ -65,22 +97,10 @@ class EvaluationSettings(WorkSettings, ExecutionSettings):
     sample_log_dir: Place | None = None
     """Folder of those logs; by default `output_dir`."""
 
-    use_cache: Place | None = None
-    """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
-    model's content and to the settings that decide an answer. None takes `journal/answers` in `output_dir`, where that
-    is given."""
-
-    resume: bool | None = None
-    """Whether answers that are in the journal are taken from it; with false they are computed anew. None takes them,
-    except where `tokens_per_second` or `peak_memory` is measured."""
-
     on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
     """What becomes of requests that every worker crashed on (with `isolation` or `workers`), or whose picture or sound
     cannot be read: the others are evaluated and reported in any case, with what is missing; then "stop" fails, and
     "report" does not."""
-
-    output_dir: Place | None = None
-    """Folder for report.json, report.md and report.html. None writes none."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -108,13 +128,6 @@ class EvaluationConfig(ModelWork, EvaluationSettings):
         isolation = "none" if "peak_memory" in self.tasks else os.environ.get("OLIVE_EXT_ISOLATION", "process")
         return self.model_copy(update={"isolation": isolation})
 
-    @property
-    def journal(self) -> str | None:
-        """Path stem of the journal; None where no place for it is given."""
-        if self.use_cache is None and self.output_dir is not None:
-            return str(Path(self.output_dir, "journal", "answers"))
-        return self.use_cache
-
     def opening(self) -> ModelSettings:
         """The settings of opening the evaluated model. Where `model.kind` is "auto", `model_class` decides the kind:
         each of its values names the backend of one kind."""
@@ -133,13 +146,8 @@ class EvaluationConfig(ModelWork, EvaluationSettings):
         return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
 
 
-class WorkflowSettings(EvaluationSettings):
+class WorkflowSettings(JudgedSettings, EvaluationSettings):
     """All keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`."""
-
-    require: list[Bound] = Field(default_factory=list)
-    """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
-    judges the model that it measures. The evaluator judges output models, and the input model where there are no
-    passes. In a search a candidate that breaks a bound is out."""
 
     @model_validator(mode="before")
     @classmethod

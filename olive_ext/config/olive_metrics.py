@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
+from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, word
-from olive_ext.config.evaluation import WorkflowSettings
+from olive_ext.config.base import NonNegativeInt, word
+from olive_ext.config.evaluation import ComparedSettings, JudgedSettings, WorkflowSettings
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.errors import ConfigError, listed
 
 METRICS_TYPE = "OrtEvaluator"
 
 
-class MetricSettings(ExecutionSettings):
+_OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "provider_stage")
+"""Keys of a reference for what tasks compare beside answers."""
+
+
+class MetricSettings(JudgedSettings, ComparedSettings, ExecutionSettings):
     """Keys of the evaluator `OrtEvaluator`, beside Olive's `metrics`."""
 
     language: str | None = None
@@ -28,12 +33,16 @@ class MetricSettings(ExecutionSettings):
     bootstrap_iters: NonNegativeInt = 1000
     """Resamples of the documents for the standard error of a word error rate; 0 leaves it out."""
 
-    output_dir: Place | None = None
-    """Folder for report.json, report.md and report.html, below it one for each model. None writes none."""
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        for name in _OF_DISTRIBUTIONS:
+            if self.reference is not None and name in self.reference.model_fields_set:
+                raise ValueError(f"'reference.{name}': the answers alone are compared here, take it out")
+        return self
 
     def as_evaluation(self) -> WorkflowSettings:
-        """The same model opened for an evaluation that runs no task."""
-        names = self.model_fields_set & ExecutionSettings.model_fields.keys()
+        """The same models opened for an evaluation that runs no task."""
+        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparedSettings.model_fields}
         return WorkflowSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})
 
 

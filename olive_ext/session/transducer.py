@@ -50,6 +50,7 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
     """One open package. Greedy: what requests say of sampling, prompts and stops has no meaning here."""
 
     encoding = None
+    journal = None
     max_length = 2**31 - 1
     """No context has an end."""
 
@@ -72,6 +73,9 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
 
     def __exit__(self, *_: object) -> None:
         """The graphs are closed with the session's last reference."""
+
+    def keep_answers(self, path: Path | None, **_: Any) -> None:
+        """Nothing: transcripts are computed anew in every run, and no journal has them."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
         """A transcript of each request's sound. Raises `MediaError` for one that has none, or cannot be read."""

@@ -21,6 +21,7 @@ from olive_ext.config import (
     EvaluationSettings,
     LocationSettings,
     MendingSettings,
+    MetricSettings,
     ModelSettings,
     ReferenceConfig,
     WorkflowSettings,
@@ -183,8 +184,9 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
     with recorded_failures():
         with surfaced("the evaluation stopped"):
             if evaluator.type == METRICS_TYPE:
-                return _evaluate_anew(model, proceed)
-            signal = _evaluate_keyed(model, evaluator, proceed)
+                signal = _evaluate_anew(model, proceed)
+            else:
+                signal = _evaluate_keyed(model, evaluator, proceed)
         _judge(engine, model, evaluator, signal)
     return signal
 
@@ -228,7 +230,8 @@ def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
-    run, bounds = running.get(), WorkflowSettings.parse(evaluator.type_args).require
+    kind = MetricSettings if evaluator.type == METRICS_TYPE else WorkflowSettings
+    run, bounds = running.get(), kind.parse(evaluator.type_args).require
     is_input = run is not None and engine.input_passes_configs and model is run.input_model
     lines = broken_in(signal, bounds) if bounds and not is_input else []
     if not lines:

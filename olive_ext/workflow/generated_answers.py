@@ -1,5 +1,4 @@
-"""Olive's metrics of generated answers: the documents of a data config as requests, the answers of a session, and the
-numbers that Olive's own functions make of them.
+"""Olive's metrics of generated answers: the documents of a data config as requests, and the answers of a session.
 
 What is asked is what Olive's `OnnxEvaluator` asks: Whisper's first tokens for English without timestamps, 30 s at a
 time; a chat of a system prompt, a picture and a question, of whose answer to numbered options the number counts.
@@ -11,21 +10,19 @@ import importlib.util
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from olive.evaluator import olive_evaluator
-from olive.evaluator.olive_evaluator import OliveEvaluator, OliveModelOutput
 
-from olive_ext.backends.word_errors import word_errors
 from olive_ext.config import MetricSettings
 from olive_ext.errors import ConfigError, MediaError, TaskError, listed
+from olive_ext.media.pictures import media_digest
 from olive_ext.media.sound import read_samples
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
-from olive_ext.workflow.current_run import logger
 
 _SPEECH, _VISION = "speech_transcription_pre_process", "vision_vqa_pre_process"
 _COLUMNS = {_SPEECH: ("audio_col", "text_col"), _VISION: ("image_col", "question_col", "answer_col", "options_col")}
@@ -61,6 +58,15 @@ class Document:
 
     num_choices: int = 0
     """Numbered options of the question."""
+
+    question: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of what is asked and what is right, whatever form the model is asked in."""
+        asked = self.request
+        media = [] if asked is None else [*asked.images, *(samples_N for samples_N, _ in asked.audio)]
+        return media_digest([*media, self.question, self.target])
 
 
 def is_speech(metric: Any) -> bool:
@@ -155,7 +161,8 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
 
     def make(given: Any) -> Document:
         samples_N = np.asarray(given["audio"] if isinstance(given, Mapping) else given, np.float32).reshape(-1)
-        return Document(replace(asked, audio=[(samples_N, rate)]), "", len(samples_N) / rate)
+        seconds = len(samples_N) / rate
+        return Document(replace(asked, audio=[(samples_N, rate)]), "", seconds, question=f"{seconds:.1f} s of sound")
 
     return make
 
@@ -181,7 +188,7 @@ def _answer(session: Session) -> Callable[[Any], Document]:
         if not isinstance(given, Mapping) or "question" not in given:
             raise TaskError(f"the metric is of answers about pictures; its data config gives a {type(given).__name__}")
         if given.get("image") is None:
-            return Document(None, "")
+            return Document(None, "", question=str(given["question"]))
         content = [{"type": "image"}, {"type": "text", "text": given["question"]}]
         system = [{"role": "system", "content": given["system_prompt"]}] if given.get("system_prompt") else []
         request = GenerationRequest(
@@ -190,7 +197,7 @@ def _answer(session: Session) -> Callable[[Any], Document]:
             max_new_tokens=session.max_length - 1,
             max_length=given.get("max_length", 4096),
         )
-        return Document(request, "", num_choices=given.get("num_choices", 0))
+        return Document(request, "", 0.0, given.get("num_choices", 0), str(given["question"]))
 
     return make
 
@@ -202,7 +209,13 @@ class Answers:
     texts: list[str]
     targets: list[str]
     timing: dict[str, float]
-    """Olive's names: seconds of all sounds, and of all answers."""
+    """Olive's names: seconds of the sounds, and of the answers to them, as far as they were computed in this run."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Question and digest of each document."""
+
+    is_resumed: bool = False
+    """Whether answers came from the journal, so that their time is not known."""
 
 
 def answered(asked: Iterator[Document], session: Session) -> Answers:
@@ -213,14 +226,19 @@ def answered(asked: Iterator[Document], session: Session) -> Answers:
         requests = [document.request for document in some if document.request is not None]
         if not answers.texts and requests:
             session.generate([replace(requests[0], max_new_tokens=1)])
-        begin = time.perf_counter()
+        known, begin = session.counters.requests, time.perf_counter()
         outputs = iter(session.generate(requests))
-        answers.timing["total_inference_time"] += time.perf_counter() - begin
-        answers.timing["total_audio_duration"] += sum(document.seconds for document in some)
+        seconds = time.perf_counter() - begin
+        if session.journal is None or session.counters.requests - known == len(requests):
+            answers.timing["total_inference_time"] += seconds
+            answers.timing["total_audio_duration"] += sum(document.seconds for document in some)
+        else:
+            answers = replace(answers, is_resumed=True)
         for document in some:
             text = "" if document.request is None else next(outputs).text.strip()
             answers.texts.append(chosen(text, document.num_choices))
             answers.targets.append(document.target)
+            answers.asked.append((document.question, document.digest))
     return answers
 
 
@@ -231,47 +249,3 @@ def chosen(text: str, num_choices: int) -> str:
         return text
     found = re.search(rf"\b([1-{num_choices}])\b", text) or re.search(rf"([1-{num_choices}])", text)
     return found[1] if found else text
-
-
-def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
-    """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
-    rate. Raises `TaskError` where there is no document."""
-    if not answers.texts:
-        raise TaskError(f"'metrics.{metric.name}': its data config has no documents")
-    result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)
-    beside: dict[str, float] = {}
-    for sub_type in metric.sub_types:
-        name = str(sub_type.name.value)
-        if name == "wer":
-            beside |= _word_errors(answers, resamples)
-        elif name != "rtfx" and len(answers.texts) > 1:
-            beside[f"{name}_stderr"] = _mean_error(replace_sub_type(metric, sub_type), answers)
-    return result, beside
-
-
-def replace_sub_type(metric: Any, sub_type: Any) -> Any:
-    """The metric with one of its sub types alone."""
-    return metric.model_copy(update={"sub_types": [sub_type]})
-
-
-def _mean_error(metric: Any, answers: Answers) -> float:
-    """The standard error of a mean over documents."""
-    pairs = zip(answers.texts, answers.targets, strict=True)
-    each = [OliveEvaluator.compute_accuracy(metric, OliveModelOutput([text], None), [target]) for text, target in pairs]
-    values_D = np.array([next(iter(result.root.values())).value for result in each])
-    return float(values_D.std(ddof=1) / np.sqrt(len(values_D)))
-
-
-def _word_errors(answers: Answers, resamples: int) -> dict[str, float]:
-    """jiwer's word error rate on the texts as they are, and its standard error: the documents drawn anew."""
-    try:
-        counts = np.array(word_errors(zip(answers.targets, answers.texts, strict=True)), np.float64)  # [D, 2]
-    except TaskError as error:
-        logger.info("no standard error of the word error rate: %s", error)
-        return {}
-    found = {"wer_jiwer": float(counts[:, 0].sum() / max(counts[:, 1].sum(), 1))}
-    if resamples and len(counts) > 1:
-        drawn = np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))
-        errors_R, words_R = np.moveaxis(counts[drawn].sum(axis=1), 1, 0)
-        found["wer_stderr"] = float((errors_R / np.maximum(words_R, 1)).std(ddof=1))
-    return found

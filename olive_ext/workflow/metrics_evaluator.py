@@ -4,7 +4,8 @@ Olive's own evaluator. Knows no recipe."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,29 @@ from olive_ext.backends.package_versions import versions
 from olive_ext.config import METRICS_TYPE, MetricSettings
 from olive_ext.errors import ConfigError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.folders import GENAI_CONFIG, is_same_path
 from olive_ext.model.files.package_config import read_json
 from olive_ext.report import Metric, Report, write
-from olive_ext.run.machine import describe_hardware
-from olive_ext.run.models import Models
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
+from olive_ext.report.page import SIZE
+from olive_ext.run.bounds import check_names
+from olive_ext.run.costs import PEAK_MEMORY
+from olive_ext.run.machine import PeakMemory, describe_hardware
+from olive_ext.run.models import Models, runtimes
 from olive_ext.session import Session
 from olive_ext.session.transducer import is_transducer, opened
-from olive_ext.workflow.current_run import logger, running
+from olive_ext.workflow.answer_scores import scored
+from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
-from olive_ext.workflow.generated_answers import answered, documents, is_speech, is_vision, refuse_no_data, scored
+from olive_ext.workflow.generated_answers import answered, documents, is_speech, is_vision, refuse_no_data
 from olive_ext.workflow.generation_times import timed
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
-from olive_ext.workflow.metric_results import text_of
+from olive_ext.workflow.metric_comparison import Answered, compared, sentences_of
+from olive_ext.workflow.metric_results import text_of, to_metric_result
 
 _TIMED = ("latency", "throughput")
+_BESIDE_TIMES = ("first_token_ms", "output_token_ms", "tokens_per_second")
 _WITHOUT_SUB_TYPES = ("size_on_disk", "custom")
 
 
@@ -47,8 +56,9 @@ def is_of_generations(metric: Any) -> bool:
     return metric.type.value in _TIMED or is_of_answers(metric)
 
 
-def refuse_metrics(metrics: Sequence[Any], where: str) -> None:
-    """Raises `ConfigError` for metrics that cannot be measured; to be called before anything runs."""
+def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings) -> None:
+    """Raises `ConfigError` for metrics that cannot be measured, and for bounds on what no metric gives; to be called
+    before anything runs."""
     if not metrics:
         raise ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
     for metric in metrics:
@@ -56,19 +66,33 @@ def refuse_metrics(metrics: Sequence[Any], where: str) -> None:
             raise ConfigError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
         if is_of_answers(metric):
             refuse_no_data(metric)
+    bounds = [(bound.task, bound.metric) for bound in settings.require]
+    check_names(bounds, _names(metrics), COMPARISON_NAMES if settings.reference is not None else (), f"{where}.require")
 
 
-def resolved_model(model: Any, settings: MetricSettings, providers: Any, device: Any) -> ResolvedModel:
-    """A model handler as this package runs it: a Hugging Face model as its export, where there is one. Raises
-    `OliveExtError`."""
+def _names(metrics: Sequence[Any]) -> dict[str, list[str]]:
+    """What each metric gives, as bounds may name it."""
+    names = {PEAK_MEMORY: ["bytes"]}
+    for metric in metrics:
+        own = [text_of(one.name) for one in metric.sub_types or ()]
+        names[metric.name] = [*own, *(_BESIDE_TIMES if metric.type.value in _TIMED else ())]
+        if "wer" in own:
+            names[metric.name].append("wer_jiwer")
+            names[sentences_of(metric.name)] = []
+    return names
+
+
+def opened_models(model: Any, settings: MetricSettings, providers: Any, device: Any) -> Models:
+    """A model handler, and the reference in the settings, as this package opens them: a Hugging Face model as its
+    export, where there is one. Raises `OliveExtError`."""
     kind, handler = handler_of(model)
+    evaluation = with_reference(settings.as_evaluation())
     if kind == "onnx":
-        config = onnx_config(handler, settings.as_evaluation(), providers)
+        config = onnx_config(handler, evaluation, providers)
     else:
-        config = hf_config(handler, settings.as_evaluation())
+        config = hf_config(handler, evaluation)
         config = config.model_copy(update={"device": torch_device(config.device, device)})
-    spoken = {"language": settings.language, "speech_task": settings.speech_task}
-    return Models(config).own.patched({name: value for name, value in spoken.items() if value is not None})
+    return Models(config)
 
 
 def with_file_name(model: Any) -> Any:
@@ -102,81 +126,123 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         them. Raises an `OliveExtError` for every failure."""
         declared = list(metrics or ())
         with surfaced("the evaluation stopped"):
-            refuse_metrics(declared, METRICS_TYPE)
-            resolved = self._generative(model, declared, execution_providers, device)
-            own = [metric for metric in declared if resolved is not None and is_of_generations(metric)]
+            refuse_metrics(declared, METRICS_TYPE, self.settings)
+            models = self._generative(model, declared, execution_providers, device)
+            own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]
             path = str(model.get_resource("model_path"))
-            found = self._measured(resolved, path, own) if resolved is not None and own else {}
+            found = self._measured(models, path, own) if models is not None and own else {}
             if others:
                 olives = Registry.get(str(model.framework))()
                 found |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
             logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (own, others)))
             return MetricResult.model_validate(found)
 
-    def _generative(self, model: Any, metrics: Sequence[Any], providers: Any, device: Any) -> ResolvedModel | None:
+    def _generative(self, model: Any, metrics: Sequence[Any], providers: Any, device: Any) -> Models | None:
         """The model as this package runs it; None where no metric is of generations, or where Olive's own evaluator is
         to run it: what is no generative model, and has metrics of its own form. Raises `OliveExtError` for others."""
         answers = [metric for metric in metrics if is_of_answers(metric)]
         if not any(map(is_of_generations, metrics)) or not (answers or isinstance(model, ONNXModelHandler)):
             return None
         try:
-            resolved = resolved_model(model, self.settings, providers, device)
-            _ = resolved.kind == "onnx" and not is_transducer(resolved) and resolved.spec
+            models = opened_models(model, self.settings, providers, device)
+            _ = models.own.kind == "onnx" and not is_transducer(models.own) and models.own.spec
         except OliveExtError as error:
             if not all(map(_decodes_itself, answers)):
                 raise
             logger.info("the model's metrics are measured by Olive's own evaluator: %s", first_line(error))
             return None
-        return resolved
+        return models
 
-    def _measured(self, model: ResolvedModel, path: str, metrics: Sequence[Any]) -> dict[str, Any]:
+    def _measured(self, models: Models, path: str, metrics: Sequence[Any]) -> dict[str, Any]:
         """Olive's entries of metrics of generations, by their keys; a report of them where the settings name a
         folder."""
-        found: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
         told: list[Metric] = []
-        with opened(model) as session:
-            for metric in metrics:
+        answers = []
+        with PeakMemory() as memory, self._opened(models.own, models, metrics) as session:
+            for metric in sorted(metrics, key=lambda one: not is_of_answers(one)):
+                count = None
                 if is_of_answers(metric):
-                    answers = answered(documents(metric, session, self.settings), session)
-                    result, beside = scored(metric, answers, self.settings.bootstrap_iters)
-                    count: int | None = len(answers.texts)
+                    answers.append((metric, answered(documents(metric, session, self.settings), session)))
+                    result, beside = scored(*answers[-1], self.settings.bootstrap_iters)
+                    count = len(answers[-1][1].texts)
                 else:
-                    (result, beside), count = timed(metric, session, self.settings), None
-                for name, entry in ((text_of(name), entry) for name, entry in result.root.items()):
-                    found[joint_metric_key(metric.name, name)] = entry
-                    stderr = beside.get(f"{name}_stderr")
-                    told.append(Metric(metric.name, name, "none", entry.value, stderr, entry.higher_is_better, count))
-                for name, value in beside.items():
-                    is_better = name.endswith("_per_second")
-                    entry = {"value": value, "priority": -1, "higher_is_better": is_better}
-                    found[joint_metric_key(metric.name, name)] = entry
-                    if not name.endswith("_stderr"):
-                        told.append(Metric(metric.name, name, "none", value, None, is_better, count))
-            self._report(model, path, session, told)
-        return found
+                    session.keep_answers(None)  # what is timed is computed
+                    result, beside = timed(metric, session, self.settings)
+                entries = {text_of(name): entry for name, entry in result.root.items()}
+                declared |= {joint_metric_key(metric.name, name): entry for name, entry in entries.items()}
+                told += _told(metric.name, entries, beside, count)
+            peak, execution = memory.bytes, session.describe_execution()
+        told.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
+        comparison = self._comparison(models, answers)
+        told += comparison_metrics(comparison) if comparison is not None else ()
+        report = self._report(models, path, execution, told, comparison)
+        return {**to_metric_result(report, (), self.settings.require).root, **declared}
 
-    def _report(self, model: ResolvedModel, path: str, session: Session, metrics: Sequence[Metric]) -> None:
-        """Writes what was found, where the settings name a folder, and tells the run in progress of it."""
-        if self.settings.output_dir is None:
-            return
-        folder = str(Path(self.settings.output_dir) / label(path))
-        execution = session.describe_execution()
-        providers = execution.pop("providers", ())
-        counters = execution.pop("counters", {})
+    @contextmanager
+    def _opened(self, model: ResolvedModel, models: Models, metrics: Sequence[Any]) -> Iterator[Session]:
+        """A session on a model whose answers are kept where the settings say."""
+        spoken = {"language": self.settings.language, "speech_task": self.settings.speech_task}
+        patch = {name: value for name, value in spoken.items() if value is not None}
+        with models.clock.phase("load"):
+            session = opened(model.patched(patch))
+        with session:
+            is_timed = any(text_of(one.name) == "rtfx" for metric in metrics for one in metric.sub_types)
+            resume = self.settings.resume if self.settings.resume is not None else not is_timed
+            session.keep_answers(self.settings.journal, resume=resume, facts={"versions": runtimes()})
+            yield session
+
+    def _comparison(self, models: Models, own: Answered) -> Comparison | None:
+        """With the reference, which answers by itself; None without one, and for the reference itself."""
+        reference = models.config.reference
+        if reference is None or not own or is_same_path(models.config.model.path, reference.path):
+            return None
+        asked = [metric for metric, _ in own]
+        with models.clock.phase("reference"), self._opened(models.other, models, []) as session:
+            other = [(metric, answered(documents(metric, session, self.settings), session)) for metric in asked]
+        size = models.given_reference.size
+        facts = {"path": reference.path, "kind": models.given_reference.kind, "mode": "answers"}
+        return compared(own, other, facts if size is None else {**facts, SIZE: size}, self.settings.matters)
+
+    def _report(
+        self,
+        models: Models,
+        path: str,
+        execution: dict[str, Any],
+        metrics: Sequence[Metric],
+        comparison: Comparison | None,
+    ) -> Report:
+        """What was found, written where the settings name a folder; the run in progress is told of it."""
+        providers, counters = execution.pop("providers", ()), execution.pop("counters", {})
+        written = self.settings.model_dump(mode="json", exclude_unset=True)
+        folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
         report = Report(
             metrics=tuple(metrics),
-            model={"path": path, "kind": model.kind, **execution},
+            model={"path": path, "kind": models.own.kind, **execution},
             providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
             versions=versions(),
             hardware=describe_hardware(),
-            engine=counters,
-            config={**self.settings.model_dump(mode="json", exclude_unset=True), "output_dir": folder},
+            engine={**counters, **models.clock.seconds()},
+            config={**written, "output_dir": folder},
             created=datetime.now().astimezone().isoformat(timespec="seconds"),
+            comparison=comparison,
         )
-        write(report, folder)
-        if (run := running.get()) is not None:
+        if folder is not None:
+            write(report, folder)
+        if (run := running.get()) is not None and (folder is not None or comparison is not None):
             run.reports.append(report)
+        return report
+
+
+def _told(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
+    """Olive's entries with their standard errors, and what is told beside them."""
+    for name, entry in entries.items():
+        stderr = beside.get(f"{name}_stderr")
+        yield Metric(task, name, "none", entry.value, stderr, entry.higher_is_better, count)
+    for name, value in beside.items():
+        if not name.endswith("_stderr"):
+            yield Metric(task, name, "none", value, None, name.endswith("_per_second"), count)
 
 
 def _listed(metrics: Sequence[Any]) -> str:

@@ -86,8 +86,9 @@ def refuse(engine: Any, input_model: Any) -> None:
         is_onnx |= makes_onnx(config.type, engine.olive_config)
     for where, evaluator in evaluators:
         if evaluator.type == METRICS_TYPE:
-            MetricSettings.parse(evaluator.type_args, where)
-            refuse_metrics(evaluator.metrics, where)
+            metric_settings = MetricSettings.parse(evaluator.type_args, where)
+            _refuse_reference(metric_settings, where)
+            refuse_metrics(evaluator.metrics, where, metric_settings)
             continue
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)
@@ -104,11 +105,11 @@ def refuse(engine: Any, input_model: Any) -> None:
             config.config = _with_named_reference(config.config or {}, kind, f"passes.{name}")
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            if evaluator.type == EVALUATOR_TYPE:
-                evaluator.type_args = _with_named_reference(evaluator.type_args, WorkflowSettings, where)
+            own = MetricSettings if evaluator.type == METRICS_TYPE else WorkflowSettings
+            evaluator.type_args = _with_named_reference(evaluator.type_args, own, where)
 
 
-def _refuse_reference(settings: WorkflowSettings | LocationSettings, where: str) -> None:
+def _refuse_reference(settings: WorkflowSettings | LocationSettings | MetricSettings, where: str) -> None:
     """Refuses a reference that cannot be found."""
     reference = settings.reference and settled(settings.reference)
     if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
@@ -116,17 +117,20 @@ def _refuse_reference(settings: WorkflowSettings | LocationSettings, where: str)
 
 
 def _with_named_reference(
-    values: dict[str, Any], kind: type[WorkflowSettings | LocationSettings], where: str
+    values: dict[str, Any], kind: type[WorkflowSettings | LocationSettings | MetricSettings], where: str
 ) -> dict[str, Any]:
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
-    settings = parse(kind, values, where)
+    settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
     if settings.reference is not None and settings.reference.float_model == AT_HAND:
         raise ConfigError(
             f"'{where}.reference.float_model' = '{AT_HAND}': a PythonEnvironment knows no earlier passes: give a path, "
             f"or '{EXPORT}'"
         )
     reference = settings.reference and settled(settings.reference)
-    return values if reference is None else {**values, "reference": reference.model_dump(exclude_unset=True)}
+    if reference is None:
+        return values
+    ways = {"mode"} if kind is MetricSettings else set()  # metrics have one way alone
+    return {**values, "reference": reference.model_dump(exclude_unset=True, exclude=ways)}
 
 
 def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:

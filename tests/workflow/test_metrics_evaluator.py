@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import runpy
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -13,22 +15,24 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import datasets
+import jiwer
 import numpy as np
 import pytest
 from olive.data.config import DataConfig
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.olive_evaluator import OliveModelOutput, OnnxEvaluator
 from olive.model import ONNXModelHandler
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper, load, numpy_helper, save
 from scipy.io import wavfile
 
 from olive_ext.config import METRICS_TYPE, MetricSettings
-from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.errors import ConfigError, OliveExtError, RequirementError
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.text.requests import GenerationRequest
 from olive_ext.workflow import OrtEvaluator, cli_run
-from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents, scored
+from olive_ext.workflow.answer_scores import scored
+from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents
 from olive_ext.workflow.metrics_evaluator import refuse_metrics
 from tests.exports.genai import speech_export
 from tests.exports.media import media_export
@@ -168,6 +172,66 @@ def test_public_recipe_of_whisper_ports_by_its_type(sounds: Path, tmp_path: Path
     report = json.loads((tmp_path / "reports" / "input_model" / "report.json").read_text(encoding="utf-8"))
     values = {one["metric"]: (one["value"], one["n"]) for one in report["metrics"]}
     assert values["wer"] == (written["speech_accuracy-wer"]["value"], 4)
+
+
+@pytest.fixture(scope="module")
+def worse(folder: Path) -> Path:
+    """The speech recipe's Whisper with the decoder's matrices moved at random: other words are heard."""
+    made = folder / "worse"
+    shutil.copytree(speech_export(), made)
+    model = load(made / "decoder.onnx")
+    drawn = np.random.default_rng(0)
+    for matrix in (one for one in model.graph.initializer if len(one.dims) == 2 and math.prod(one.dims) > 1000):
+        values = numpy_helper.to_array(matrix)
+        noise = drawn.normal(size=values.shape) * 0.8 * values.std()
+        matrix.CopyFrom(numpy_helper.from_array((values + noise).astype(values.dtype), matrix.name))
+    save(model, made / "decoder.onnx")
+    return made
+
+
+def judged(folder: Path, model: Path, sounds: Path, **settings: Any) -> dict[str, Any]:
+    """A recipe with one metric of transcripts, which compares with the speech recipe's Whisper."""
+    metric = declared("speech", "accuracy", ["wer"], "tones")
+    block = {"type": METRICS_TYPE, "metrics": [metric], "output_dir": str(folder / "reports"), **settings}
+    blocks = {"data_configs": [tones(sounds)], "evaluators": {"e": block}}
+    return recipe(folder, {"type": "OnnxModel", "model_path": str(model)}, evaluator="e", **blocks)
+
+
+@pytest.mark.slow
+def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds: Path, tmp_path: Path) -> None:
+    """Differences and flips are jiwer's on both models' transcripts; a second run takes these from the journal."""
+    bounds = [{"task": "speech", "metric": "wer", "max": 0.2}]
+    settings = {"reference": str(speech_export()), "require": bounds}
+    config = saved(tmp_path, judged(tmp_path, worse, sounds, **settings))
+    with pytest.raises(RequirementError, match=r"'evaluators\.e\.require' is broken: speech/wer = .*at most 0.2"):
+        cli_run(["--config", config])
+    report = json.loads(next((tmp_path / "reports").glob("*/report.json")).read_text(encoding="utf-8"))
+    heard = []
+    for package in (speech_export(), worse):
+        with open_session(package, engine={"num_threads": 1}) as session:
+            metric = olives(declared("speech", "accuracy", ["wer"], tones(sounds)))
+            heard.append(answered(documents(metric, session, MetricSettings()), session))
+    word_errors = [jiwer.wer(one.targets, one.texts) for one in heard]
+    outcome, sentences = report["comparison"]["outcomes"]
+    assert outcome["metric"] == "wer"
+    assert [outcome["reference"], outcome["candidate"]] == pytest.approx(word_errors)
+    assert outcome["low"] <= outcome["difference"] <= outcome["high"]
+    assert word_errors[0] < word_errors[1]
+    right = [[one == two for one, two in zip(each.texts, each.targets, strict=True)] for each in heard]
+    lost = sum(one and not two for one, two in zip(*right, strict=True))
+    assert sentences["right_to_wrong"] == lost > 0
+    assert len(report["comparison"]["flips"]) == lost + sentences["wrong_to_right"]
+    assert report["comparison"]["flips"][0]["candidate_answer"] in heard[1].texts
+    page = next((tmp_path / "reports").glob("*/report.html")).read_text(encoding="utf-8")
+    assert "speech_sentences" in page
+    before = {file: file.stat().st_size for file in (tmp_path / "reports" / "journal").glob("*.jsonl")}
+    assert len(before) == 2
+    with pytest.raises(RequirementError):
+        cli_run(["--config", config])
+    assert {file: file.stat().st_size for file in (tmp_path / "reports" / "journal").glob("*.jsonl")} == before
+    again = json.loads(next((tmp_path / "reports").glob("*/report.json")).read_text(encoding="utf-8"))
+    assert again["engine"]["tokens_generated"] <= 2 < report["engine"]["tokens_generated"]
+    assert again["comparison"]["outcomes"] == report["comparison"]["outcomes"]
 
 
 @pytest.fixture(scope="module")
@@ -379,12 +443,12 @@ def test_answers_of_a_model_that_generates_none_are_refused(tmp_path: Path, soun
 )
 def test_metric_that_cannot_be_measured_is_refused_before_anything_runs(metric: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        refuse_metrics([olives(metric)], "e")
+        refuse_metrics([olives(metric)], "e", MetricSettings())
 
 
 def test_section_without_metrics_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' is missing"):
-        refuse_metrics([], "evaluators.e")
+        refuse_metrics([], "evaluators.e", MetricSettings())
     with pytest.raises(ConfigError, match="unknown key 'tasks'"):
         MetricSettings.parse({"tasks": ["mmlu"]})
 
@@ -400,3 +464,28 @@ def test_column_that_is_not_there_is_named(vision: ONNXModelHandler, pictures: P
 def test_model_without_sound_is_refused_for_transcriptions(vision: ONNXModelHandler, sounds: Path) -> None:
     with pytest.raises(OliveExtError, match="sound"):
         measured(vision, declared("m", "accuracy", ["wer"], tones(sounds, max_samples=1)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"require": [{"task": "m", "metric": "were", "max": 1}]},
+            r"no metric 'were' of task 'm' .* did you mean 'wer'",
+        ),
+        ({"require": [{"metric": "accuracy_difference", "min": 0}]}, "it needs 'reference'"),
+        ({"reference": {"path": "x", "top": 4}}, r"'reference\.top': the answers alone are compared here"),
+    ],
+)
+def test_bound_or_key_that_no_metric_has_is_refused(settings: dict[str, Any], message: str, sounds: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        refuse_metrics([olives(declared("m", "accuracy", ["wer"], tones(sounds)))], "e", MetricSettings.parse(settings))
+
+
+def test_sessions_of_several_graphs_stop_spinning_unless_told_otherwise(sounds: Path) -> None:
+    """The decoder of the speech recipe's Whisper, as ONNX Runtime was asked for it."""
+    name = "session.force_spinning_stop"
+    for given, expected in (({}, "1"), ({name: "0"}, "0")):
+        with open_session(speech_export(), engine={"session_options": given}) as session:
+            options = session.executor.runner._session.get_session_options()
+            assert options.get_session_config_entry(name) == expected
