@@ -138,6 +138,7 @@ DOORS = {
     "PIL": ["olive_ext.media.pictures"],
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
+    "mteb": ["olive_ext.backends.mteb.*"],
     "ray": ["olive_ext.session.workers.ray_worker"],
     "mlflow": ["olive_ext.run.mlflow_log"],
     "jinja2": [

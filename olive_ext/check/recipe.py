@@ -124,7 +124,8 @@ def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) ->
     if not isinstance(settings, MetricSettings):
         yield from what_is_missing(block, settings)
         return
-    yield from metric_mistakes(recipe, block.where, block.keys.get("metrics"))
+    if not settings.tasks:
+        yield from metric_mistakes(recipe, block.where, block.keys.get("metrics"))
     if (script := block.keys.get("user_script")) and not Path(script).exists():
         yield f"'{block.where}.user_script' = '{script}': does not exist"
 

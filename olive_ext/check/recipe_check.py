@@ -57,7 +57,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         except ConfigError:
             continue  # one of the mistakes
         if isinstance(settings, MetricSettings):
-            section.add(block.where, f"{block.type}, metrics: {described(block.keys.get('metrics'))}")
+            of_tasks = f"tasks of mteb: {', '.join(settings.tasks)}" if settings.tasks else ""
+            section.add(block.where, f"{block.type}, {of_tasks or 'metrics: ' + described(block.keys.get('metrics'))}")
             valid.append(settings.as_evaluation())
             continue
         section.add(block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}")

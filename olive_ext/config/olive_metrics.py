@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, word
+from olive_ext.config.embedding import EmbeddingSettings
 from olive_ext.config.evaluation import ComparedSettings, JudgedSettings, WorkflowSettings
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.errors import ConfigError, listed
@@ -20,8 +21,8 @@ _OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "prov
 """Keys of a reference for what tasks compare beside answers."""
 
 
-class MetricSettings(JudgedSettings, ComparedSettings, ExecutionSettings):
-    """Keys of the evaluator `OrtEvaluator`, beside Olive's `metrics`."""
+class MetricSettings(EmbeddingSettings, JudgedSettings, ComparedSettings, ExecutionSettings):
+    """Keys of the evaluator `OrtEvaluator`, beside Olive's `metrics`. With `tasks` it measures embeddings."""
 
     language: str | None = None
     """Language of what a model of speech hears, as its generation_config.json names it ("de"). None takes English, as

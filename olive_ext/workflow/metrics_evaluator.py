@@ -18,7 +18,7 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import METRICS_TYPE, MetricSettings
-from olive_ext.errors import ConfigError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, OliveExtError, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import GENAI_CONFIG, is_same_path
 from olive_ext.model.files.package_config import read_json
@@ -126,6 +126,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         them. Raises an `OliveExtError` for every failure."""
         declared = list(metrics or ())
         with surfaced("the evaluation stopped"):
+            if self.settings.tasks:
+                return self._embeddings(model, declared, execution_providers, device)
             refuse_metrics(declared, METRICS_TYPE, self.settings)
             models = self._generative(model, declared, execution_providers, device)
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
@@ -137,6 +139,29 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                 found |= olives.evaluate(model, others, device or Device.CPU, execution_providers).root
             logger.info("metrics measured here: %s; by Olive's own evaluator: %s", *map(_listed, (own, others)))
             return MetricResult.model_validate(found)
+
+    def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
+        """Olive's `MetricResult` of mteb's tasks: its evaluator's names and numbers, and the declared priorities."""
+        from olive_ext.backends.mteb import evaluate_tasks
+
+        models = opened_models(model, self.settings, providers, device)
+        other = models.other if models.config.reference is not None else None
+        with PeakMemory() as memory:
+            scores = evaluate_tasks(models.own, other, self.settings)
+        told = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
+        path = str(model.get_resource("model_path"))
+        found = to_metric_result(
+            self._report(models, path, dict(scores.execution), told, None), (), self.settings.require
+        )
+        for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
+            key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
+            meant = found.root.get(
+                key, found.root.get(main)
+            )  # of Olive's own sub types "accuracy_score" is the main one
+            if meant is None:
+                raise ConfigError(f"the declared metric '{name}' is none of the tasks: {listed(self.settings.tasks)}")
+            found.root[key] = meant.model_copy(update={"priority": sub_type.priority})
+        return found
 
     def _generative(self, model: Any, metrics: Sequence[Any], providers: Any, device: Any) -> Models | None:
         """The model as this package runs it; None where no metric is of generations, or where Olive's own evaluator is

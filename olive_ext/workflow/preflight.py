@@ -88,7 +88,8 @@ def refuse(engine: Any, input_model: Any) -> None:
         if evaluator.type == METRICS_TYPE:
             metric_settings = MetricSettings.parse(evaluator.type_args, where)
             _refuse_reference(metric_settings, where)
-            refuse_metrics(evaluator.metrics, where, metric_settings)
+            if not metric_settings.tasks:
+                refuse_metrics(evaluator.metrics, where, metric_settings)
             continue
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)

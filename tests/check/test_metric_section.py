@@ -75,7 +75,7 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
         ((*FIRST, "data_config"), None, "speech.data_config' is missing: name one of 'data_configs'"),
         (PARAMS, {"audio_cols": "a"}, "pre_process_data_config.params.audio_cols': did you mean 'audio_col'? Olive"),
         (("evaluators", "e", "langage"), "de", "unknown key 'evaluators.e.langage': did you mean 'language'?"),
-        (("evaluators", "e", "tasks"), ["mmlu"], "unknown key 'evaluators.e.tasks'"),
+        (("evaluators", "e", "tasks"), "STS17", "'evaluators.e.tasks'"),
         (("evaluators", "e", "user_script"), "none.py", "'evaluators.e.user_script' = 'none.py': does not exist"),
         (("evaluators", "e", "type"), "OrtEvaluater", "did you mean 'OrtEvaluator'?"),
     ],

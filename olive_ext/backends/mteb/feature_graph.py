@@ -1,0 +1,154 @@
+"""Plain ONNX encoders (BERT-like, feature extraction): texts of like length share a run, and its outputs are pooled.
+
+Axes: N texts, B rows of a run, S positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.errors import ModelError, RunError, listed
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import wants_few_shapes
+from olive_ext.model.providers.ort_session import open_session, reason_of
+
+Array = npt.NDArray[np.float32]
+
+RUN_TOKENS = 2048
+"""Positions of one run at most, padding included."""
+
+_MOST_PADDING = 256
+"""Positions of padding of one run at most; texts that would need more begin another one."""
+
+_MOST_ROWS = 64
+_POOLED = ("sentence_embedding", "text_embeds")
+_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+
+
+class FeatureGraph:
+    """An open encoder: `input_ids` and what follows from them in, hidden states or embeddings of whole texts out."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        """Raises `ModelError` for inputs or outputs of other kinds, and `ProviderError`."""
+        settings, files = model.settings, model.files
+        self._session = open_session(files.decoder, model.providers, settings, custom_operators=model.custom_operators)
+        self._rows = settings.batch_size if isinstance(settings.batch_size, int) else _MOST_ROWS
+        self._has_buckets = wants_few_shapes(settings.engine, model.providers)
+        self._inputs = {one.name: _TYPES.get(one.type) for one in self._session.get_inputs()}
+        known = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
+        if "input_ids" not in self._inputs or (strange := sorted(self._inputs.keys() - known)):
+            told = listed(strange) if "input_ids" in self._inputs else "no 'input_ids'"
+            raise ModelError(f"'{files.decoder}' is no encoder of texts: its inputs have {told}")
+        outputs = {one.name: len(one.shape) for one in self._session.get_outputs()}
+        self.pooled_output = next((name for name in _POOLED if outputs.get(name) == 2), None)
+        """The output of embeddings of whole texts, where the graph has one."""
+
+        states = [name for name, rank in outputs.items() if rank == 3]
+        scores = [name for name, rank in outputs.items() if name == "logits" and rank == 2]
+        if not (states or scores or self.pooled_output):
+            raise ModelError(f"'{files.decoder}' returns {listed(outputs)}: give a graph with 'last_hidden_state'")
+        self._states = states[0] if states else None
+        self.scores_output = scores[0] if scores else None
+        """The output of a cross-encoder's scores, where the graph has one."""
+
+        self.padding_offset = _first_position(model.files.hf_config)
+        length = model.files.hf_config.get("max_position_embeddings")
+        self.max_length = length - self.padding_offset if isinstance(length, int) else 1 << 30
+        self.counters = {"texts": 0, "runs": 0, "tokens": 0, "tokens_fed": 0}
+
+    def pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
+        """[N, H]: the `pooling` of each text's hidden states; "graph" takes the graph's own embeddings."""
+        output = self.pooled_output if pooling == "graph" else self._states
+        if output is None:
+            raise ModelError(
+                f"'pooling' = '{pooling}': the graph returns no hidden states, only '{self.pooled_output}'"
+            )
+        return self._each(texts, output, pooling)
+
+    def scores(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:
+        """[N, labels]: a cross-encoder's logits of each pair, encoded together; `types` as the tokenizer gives them."""
+        assert self.scores_output is not None
+        return self._each(texts, self.scores_output, "graph", types)
+
+    def _each(
+        self, texts: Sequence[Sequence[int]], output: str, pooling: str, types: Sequence[Sequence[int]] | None = None
+    ) -> Array:
+        found: dict[int, Array] = {}
+        for places in self._batches(texts):
+            ids_BS, mask_BS = self._padded([texts[place] for place in places])
+            type_BS = None if types is None else self._padded([types[place] for place in places])[0]
+            values = self._run(output, ids_BS, mask_BS, type_BS)
+            lengths_B = mask_BS.sum(1)
+            for row, place in enumerate(places):
+                found[place] = values[row] if values.ndim == 2 else _pool(values[row, : lengths_B[row]], pooling)
+        return np.stack([found[place] for place in range(len(texts))]).astype(np.float32)
+
+    def _batches(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Places of texts that share a run, the longest first."""
+        batch: list[int] = []
+        padding = 0
+        for place in sorted(range(len(texts)), key=lambda place: -len(texts[place])):
+            longest = len(texts[batch[0]]) if batch else 0
+            padding += max(0, longest - len(texts[place]))
+            is_full = len(batch) == self._rows or (len(batch) + 1) * longest > RUN_TOKENS
+            if batch and (is_full or padding > _MOST_PADDING):
+                yield batch
+                batch, padding = [], 0
+            batch.append(place)
+        if batch:
+            yield batch
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        width, rows = max(map(len, texts)), len(texts)
+        if self._has_buckets:
+            width, rows = min(max(16, 1 << (width - 1).bit_length()), self.max_length), 1 << (rows - 1).bit_length()
+        ids_BS = np.zeros((rows, width), np.int64)
+        mask_BS = np.zeros((rows, width), np.int64)
+        mask_BS[len(texts) :, 0] = 1  # rows of padding attend to something
+        for row, tokens in enumerate(texts):
+            ids_BS[row, : len(tokens)] = tokens
+            mask_BS[row, : len(tokens)] = 1
+        return ids_BS, mask_BS
+
+    def _run(
+        self, output: str, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64], types: npt.NDArray[np.int64] | None
+    ) -> Array:
+        positions = np.maximum(mask.cumsum(1) - 1, 0) + self.padding_offset
+        made = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        made["token_type_ids"] = np.zeros_like(ids) if types is None else types
+        feeds = {name: made[name].astype(kind or np.int64) for name, kind in self._inputs.items()}
+        self.counters["texts"] += len(ids)
+        self.counters["runs"] += 1
+        self.counters["tokens"] += int(mask.sum())
+        self.counters["tokens_fed"] += ids.size
+        try:
+            values = np.asarray(self._session.run([output], feeds)[0], np.float32)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise RunError(
+                f"the encoder failed on {ids.shape[0]} texts of {ids.shape[1]}: {reason_of(error)}"
+            ) from error
+        return values
+
+    def describe(self) -> dict[str, Any]:
+        """Facts of the execution."""
+        return {"runtime": "onnxruntime", "providers": self._session.get_providers(), "counters": dict(self.counters)}
+
+    def close(self) -> None:
+        """Releases the model."""
+        del self._session
+
+
+def _pool(states_SH: Array, pooling: str) -> Array:
+    if pooling == "mean":
+        return np.asarray(states_SH.mean(0), np.float32)
+    return np.asarray(states_SH[-1 if pooling == "last" else 0], np.float32)
+
+
+def _first_position(config: Any) -> int:
+    """Positions of RoBERTa's kind begin behind the padding's."""
+    is_robertas = any(name in str(config.get("model_type", "")) for name in ("roberta", "camembert", "mpnet"))
+    return int(config.get("pad_token_id", 1)) + 1 if is_robertas else 0

@@ -1,0 +1,73 @@
+"""What a model's sentence-transformers files say of its embeddings: pooling, prompts, length. Knows no graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ModelError
+from olive_ext.model.files.package_config import read_json
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """None of a field where the files do not say."""
+
+    pooling: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    max_length: int | None = None
+
+
+def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
+    """Those of the first of `folders` that has modules.json. Raises `ModelError` for layers besides pooling and
+    normalization, and for poolings of other kinds."""
+    folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
+    if folder is None:
+        return SentenceFiles()
+    pooling = None
+    for module in _modules(folder / "modules.json"):
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Pooling":
+            file = folder / str(module.get("path", "")) / "config.json"
+            pooling = _pooling(read_json(file), file)
+        elif kind not in ("Transformer", "Normalize"):
+            raise ModelError(f"'{folder / 'modules.json'}' has a layer '{kind}', which is not run here")
+    names = "config_sentence_transformers.json", "sentence_bert_config.json"
+    config, bert = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
+    prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if text}
+    length = bert.get("max_seq_length")
+    return SentenceFiles(pooling, prompts, length if isinstance(length, int) else None)
+
+
+def _modules(file: Path) -> list[Mapping[str, Any]]:
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{file}' cannot be read: {error}") from error
+    if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
+        raise ModelError(f"'{file}' is no list of modules")
+    return modules
+
+
+def _pooling(config: Mapping[str, Any], file: Path) -> str:
+    named = config.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else list(named or ())
+    modes = [_NAMES.get(mode, mode) for mode in modes]
+    modes += [_POOLINGS.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+    if len(modes) != 1 or modes[0] not in _NAMES.values():
+        raise ModelError(
+            f"'{file}' asks for the pooling {' and '.join(modes) or 'none'}: mean, cls or last token is run"
+        )
+    if config.get("include_prompt") is False and modes[0] == "mean":
+        raise ModelError(f"'{file}' leaves prompts out of the mean ('include_prompt' = false), which is not run here")
+    return modes[0]

@@ -1,0 +1,192 @@
+"""Embeddings on this package's engine against sentence-transformers, and mteb's tasks against Olive's own evaluator."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.model import resolve
+
+pytest.importorskip("mteb")
+
+from olive.evaluator.olive_evaluator import MTEBEvaluator
+from olive.model import ONNXModelHandler
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+from olive_ext.backends.mteb import TextEncoder
+from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.workflow import OrtEvaluator, cli_run
+from tests.backends.mteb.local_tasks import SENTENCES
+from tests.backends.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders
+
+pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+
+TEXTS = [*(" ".join(SENTENCES[i : i + 1 + i % 6]) for i in range(40)), " ".join(SENTENCES[:40])]
+TASKS = ["TinySTS", "TinyRetrieval"]
+ALL = [*ENCODERS, *DECODERS]
+
+
+def encoder(folder: Path, **settings: Any) -> TextEncoder:
+    model = resolve(ModelSettings.of({"model": str(folder), "engine": {"num_threads": 1}}))
+    return TextEncoder(model, EmbeddingSettings(**settings))
+
+
+def measured(folder: Path, **settings: Any) -> dict[str, float]:
+    evaluator = OrtEvaluator(**{"tasks": TASKS, "engine": {"num_threads": 1}, **settings})
+    found = evaluator.evaluate(ONNXModelHandler(str(folder), onnx_file_name="model.onnx"))
+    return {name: entry.value for name, entry in found.root.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_embeddings_are_those_of_sentence_transformers(name: str) -> None:
+    """To 1e-5 in every dimension, with a prompt, without, and of texts that are cut."""
+    hf, onnx = folders(name)
+    theirs = SentenceTransformer(str(hf), device="cpu")
+    with closing(encoder(onnx)) as ours:
+        for prompt in ("", PROMPTS["query"]):
+            wanted = theirs.encode(TEXTS, prompt=prompt, normalize_embeddings=True)
+            np.testing.assert_allclose(ours.encode(TEXTS, prompt), wanted, atol=1e-5)
+
+
+def test_prompt_of_a_decoder_is_computed_once() -> None:
+    """41 texts behind one instruction cost no more tokens than they have distinct prefixes."""
+    with closing(encoder(folders("qwen3")[1])) as ours:
+        ours.encode(SENTENCES, PROMPTS["query"])
+        counters = ours.describe()["counters"]
+        length = len(ours.tokens([PROMPTS["query"]])[0])
+    assert counters["tokens_fed"] == counters["tokens_distinct"]
+    assert counters["tokens_naive"] - counters["tokens_fed"] > (len(SENTENCES) - 1) * (length - 1)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_other_poolings_of_a_decoder_are_those_of_its_hidden_states(pooling: str) -> None:
+    """Mean and first token, against transformers' hidden states of each text alone."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    hf, onnx = folders("llama")
+    model, tokenizer = AutoModel.from_pretrained(hf).eval(), AutoTokenizer.from_pretrained(hf)
+    with closing(encoder(onnx, pooling=pooling, normalize=False)) as ours:
+        found = ours.encode(SENTENCES[:5])
+    for text, vector in zip(SENTENCES, found, strict=False):
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        np.testing.assert_allclose(vector, states.mean(0) if pooling == "mean" else states[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "bert"])
+def test_section_has_the_numbers_of_olives_evaluator(name: str) -> None:
+    """Every key and number, with the prompts and the pooling that Olive's evaluator has."""
+    _, onnx = folders(name)
+    theirs = MTEBEvaluator(tasks=TASKS, batch_size=8, max_length=96)
+    found = theirs.evaluate(ONNXModelHandler(str(onnx), onnx_file_name="model.onnx"), [])
+    ours = measured(onnx, batch_size=8, max_length=96, prompts={}, pooling="last")
+    assert ours.keys() == found.root.keys()
+    for key, value in ours.items():
+        assert value == pytest.approx(found.root[key].value, abs=1e-4), key
+
+
+def test_section_with_prompts_has_sentence_transformers_numbers() -> None:
+    """mteb with sentence-transformers, which puts the model's prompts before queries."""
+    import mteb
+
+    hf, onnx = folders("qwen3")
+    tasks = mteb.get_tasks(tasks=TASKS)
+    results = mteb.MTEB(tasks=tasks).run(SentenceTransformer(str(hf), device="cpu"), output_folder=None, verbosity=0)
+    ours = measured(onnx)
+    for result in results:
+        assert ours[f"{result.task_name}-main_score"] == pytest.approx(result.main_score, abs=1e-4)
+
+
+def test_public_section_runs_with_local_tasks() -> None:
+    """The keys of the public recipes' section but its tasks, which need a network."""
+    sections = json.loads((Path(__file__).parents[2] / "workflow/public_sections.json").read_text(encoding="utf-8"))
+    keys = next(one["keys"] for one in sections if one["name"] == "embeddings")
+    assert "TinySTS-main_score" in measured(folders("qwen3")[1], **{**keys, "tasks": TASKS})
+
+
+def test_recipe_runs_with_a_priority_and_a_page(tmp_path: Path) -> None:
+    """Olive's run of a recipe: the declared metric is the task's main score, and the page names the worst texts."""
+    onnx = str(folders("bert")[1])
+    sub_type = {"name": "accuracy_score", "priority": 1, "higher_is_better": True}
+    metric = {"name": "TinySTS", "type": "accuracy", "sub_types": [sub_type]}
+    section = {"type": "OrtEvaluator", "tasks": TASKS, "reference": onnx, "output_dir": str(tmp_path / "report")}
+    recipe = {
+        "input_model": {"type": "ONNXModel", "model_path": onnx, "onnx_file_name": "model.onnx"},
+        "evaluators": {"e": {**section, "metrics": [metric]}},
+        "evaluator": "e",
+        "output_dir": str(tmp_path / "out"),
+        "cache_dir": str(tmp_path / "cache"),
+    }
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    assert cli_run(["--run-config", str(tmp_path / "recipe.json")]) == 0
+    (page,) = tmp_path.glob("report/**/report.html")
+    assert SENTENCES[0][:20] in page.read_text(encoding="utf-8")
+    written = " ".join(file.read_text(encoding="utf-8") for file in tmp_path.glob("out/**/*.json"))
+    assert "accuracy_score" in written
+
+
+def test_model_against_itself_and_against_another() -> None:
+    """Cosines and rank correlations are 1 beside the model itself, less beside one of fewer, rounded numbers."""
+    onnx = folders("bert")[1]
+    same = measured(onnx, reference=str(onnx))
+    assert same["TinySTS-main_score_change"] == 0
+    assert same["embeddings-cosine_min"] == pytest.approx(1, abs=1e-6)
+    assert same["embeddings-neighbour_rank_correlation"] == pytest.approx(1, abs=1e-6)
+    signs = measured(onnx, reference=str(onnx), embedding_precision="binary")
+    change = [signs[f"TinyRetrieval-ndcg_at_10_change{end}"] for end in ("_low", "", "_high")]
+    assert change == sorted(change)
+    assert change[0] < change[2]
+    assert change[1] == pytest.approx(signs["TinyRetrieval-main_score_change"], abs=2e-5)
+    assert same["TinyRetrieval-ndcg_at_10_change"] == 0
+    assert signs["embeddings-cosine_mean"] < 0.95
+    assert signs["embeddings-neighbour_rank_correlation"] < 0.99
+
+
+def test_dimensions_and_precisions() -> None:
+    """Fewer dimensions are the first ones, of length 1; int8 has 256 steps, binary two."""
+    onnx = folders("bert")[1]
+    with closing(encoder(onnx)) as whole, closing(encoder(onnx, truncate_dim=16)) as short:
+        first = whole.encode(SENTENCES)[:, :16]
+        first /= np.linalg.norm(first, axis=1, keepdims=True)
+        np.testing.assert_allclose(short.encode(SENTENCES), first, atol=1e-6)
+    with closing(encoder(onnx, embedding_precision="int8")) as rounded:
+        found = rounded.encode(SENTENCES)
+    assert (found.min(), found.max()) == (-128, 127)
+    np.testing.assert_array_equal(found, np.round(found))
+    with closing(encoder(onnx, truncate_dim=65)) as long, pytest.raises(ConfigError, match="64 dimensions"):
+        long.encode(["a"])
+
+
+def test_cross_encoder_scores_as_sentence_transformers_does() -> None:
+    """Each pair's logit to 1e-5, and the task's score."""
+    import mteb
+    import torch
+
+    hf, onnx = cross_encoder()
+    theirs = CrossEncoder(str(hf), device="cpu", max_length=96)
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    with closing(encoder(onnx)) as ours:
+        ours.max_length = 96
+        wanted = theirs.predict(pairs, activation_fn=torch.nn.Identity())
+        np.testing.assert_allclose(ours.score_pairs(*zip(*pairs, strict=True)), wanted, atol=1e-5)
+    (result,) = mteb.MTEB(tasks=mteb.get_tasks(tasks=["TinyReranking"])).run(theirs, output_folder=None, verbosity=0)
+    ours_found = measured(onnx, tasks=["TinyReranking"], max_length=96)
+    assert ours_found["TinyReranking-main_score"] == pytest.approx(result.main_score, abs=1e-4)
+
+
+def test_mistakes_are_told_by_name() -> None:
+    """A task that mteb does not have, and a decoder without hidden states."""
+    from tests.exports import genai_export
+
+    with pytest.raises(OliveExtError, match="TinySTX"):
+        measured(folders("bert")[1], tasks=["TinySTX"])
+    with pytest.raises(OliveExtError, match="include_hidden_states"):
+        measured(genai_export("qwen3"))
