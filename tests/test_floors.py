@@ -139,6 +139,7 @@ DOORS = {
     "lm_eval": ["olive_ext.backends.*"],
     "evalution": ["olive_ext.backends.*"],
     "mteb": ["olive_ext.backends.mteb.*"],
+    "lmms_eval": ["olive_ext.backends.*"],
     "ray": ["olive_ext.session.workers.ray_worker"],
     "mlflow": ["olive_ext.run.mlflow_log"],
     "jinja2": [
