@@ -123,6 +123,19 @@ SHAPES = {
             "tie_word_embeddings": True,
         },
     ),
+    "long-llama": Shape(
+        "LlamaConfig",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 2048,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma-4-e2b": Shape(
         "Gemma4TextConfig",
         _gemma4(
