@@ -43,7 +43,7 @@ class Counters:
     """What was done since the session was opened."""
 
     tokens_generated: int = 0
-    sounds: int = 0
+    requests: int = 0
 
 
 class TransducerSession(AbstractContextManager["TransducerSession"]):
@@ -84,7 +84,7 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         rate = self._transducer.config.sample_rate
         sounds = [read_samples(request.audio[0], rate) for request in requests]
         found = self._transducer.search(sounds, [request.max_new_tokens for request in requests])
-        self.counters.sounds += len(sounds)
+        self.counters.requests += len(sounds)
         self.counters.tokens_generated += sum(map(len, found))
         return [
             GenerationOutput(

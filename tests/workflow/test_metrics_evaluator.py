@@ -449,8 +449,6 @@ def test_metric_that_cannot_be_measured_is_refused_before_anything_runs(metric: 
 def test_section_without_metrics_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' is missing"):
         refuse_metrics([], "evaluators.e", MetricSettings())
-    with pytest.raises(ConfigError, match="unknown key 'tasks'"):
-        MetricSettings.parse({"tasks": ["mmlu"]})
 
 
 def test_column_that_is_not_there_is_named(vision: ONNXModelHandler, pictures: Path) -> None:
