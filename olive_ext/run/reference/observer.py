@@ -104,6 +104,9 @@ class Observer:
         self.scores = scores
         self._classes: TokenClasses | None = None
         self._positions: dict[str, Positions] = {}
+        self._answering: set[str] = set()
+        """Tasks that score more than whole texts."""
+
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
@@ -158,6 +161,8 @@ class Observer:
         if self._classes is not None and not isinstance(target, str):
             last = before[-1] if before else None
             classes = self._classes.of(target, last if isinstance(last, int) else None)
+        if not isinstance(request, RollingRequest):
+            self._answering.add(str(instance.task_name))
         self._positions.setdefault(str(instance.task_name), Positions()).add(
             int(instance.doc_id),
             output.token_logprobs,
@@ -185,10 +190,13 @@ class Observer:
 
         `weights` say how many documents each drawn one stands for, by task and document."""
         parts = {task: (part, _by_row(part.rows, task, weights)) for task, part in self._positions.items()}
-        divergences = [measure_divergence(task, *part) for task, part in parts.items()]
+        divergences = [
+            measure_divergence(task, *part, is_text=task not in self._answering) for task, part in parts.items()
+        ]
         if len(divergences) > 1:
             together = Positions.joined(part for part, _ in parts.values())
-            divergences.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
+            weights_T = np.concatenate([own for _, own in parts.values()])
+            divergences.append(measure_divergence(ALL, together, weights_T, is_text=not self._answering))
         return tuple(item for item in divergences if item is not None)
 
 
