@@ -102,7 +102,7 @@ def _texts(comparison: Comparison) -> list[Divergence]:
 def unpaired(comparison: Comparison) -> dict[str, str]:
     """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
     documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
-    judged = {ALL, *(item.task for item in (*comparison.outcomes, *_texts(comparison)))}
+    judged = {ALL, *(item.task for item in comparison.outcomes), *(item.task for item in _texts(comparison))}
     evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
     return {task: _with_metrics(task, comparison) for task in evaluated if task not in judged}
 

@@ -282,8 +282,8 @@ class Comparison:
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in (*self.divergences, *self.outcomes)}
-        return {task: number for task, number in numbers.items() if task != ALL}
+        numbers = {item.task: item.num_documents for item in self.divergences if item.task != ALL}
+        return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def loss_that_matters(self, outcome: Outcome) -> float:
         """`matters` as a difference of the outcome's metric."""

@@ -24,9 +24,7 @@ HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""
 
 
-def measure_divergence(
-    task: str, positions: Positions, weights_N: FloatArray | None = None, *, is_text: bool = False
-) -> Divergence | None:
+def measure_divergence(task: str, positions: Positions, weights_N: FloatArray | None = None) -> Divergence | None:
     """Everything `Divergence` holds; None where there are no positions.
 
     `weights_N` say how many documents each position's document stands for, where documents were drawn: means are then
@@ -70,7 +68,6 @@ def measure_divergence(
         by_class=_by_class(rows["token_class"], kl),
         target_probability_difference=target,
         target_probability_rms=target_rms,
-        is_text=is_text,
     )
 
 

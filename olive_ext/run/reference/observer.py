@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -190,14 +190,12 @@ class Observer:
 
         `weights` say how many documents each drawn one stands for, by task and document."""
         parts = {task: (part, _by_row(part.rows, task, weights)) for task, part in self._positions.items()}
-        divergences = [
-            measure_divergence(task, *part, is_text=task not in self._answering) for task, part in parts.items()
-        ]
+        divergences = [measure_divergence(task, *part) for task, part in parts.items()]
         if len(divergences) > 1:
             together = Positions.joined(part for part, _ in parts.values())
-            weights_T = np.concatenate([own for _, own in parts.values()])
-            divergences.append(measure_divergence(ALL, together, weights_T, is_text=not self._answering))
-        return tuple(item for item in divergences if item is not None)
+            divergences.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
+        others = {*self._answering, ALL} if self._answering else set()
+        return tuple(replace(item, is_text=item.task not in others) for item in divergences if item is not None)
 
 
 def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> FloatArray:
