@@ -12,6 +12,7 @@ from statistics import NormalDist
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome, telling
+from olive_ext.report.metrics import read_metrics
 from olive_ext.report.numbers import Measured
 
 _LEVEL = 0.05
@@ -90,9 +91,26 @@ def changed_outcomes(comparison: Comparison) -> list[tuple[Outcome, Change]]:
 
 def changes_of_texts(comparison: Comparison) -> list[Change]:
     """Of the perplexities of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
+    return [_with_unanswered(_of_text(item, comparison.matters), comparison) for item in _texts(comparison)]
+
+
+def _texts(comparison: Comparison) -> list[Divergence]:
     answered = {ALL, *(item.task for item in comparison.outcomes)}
-    texts = [item for item in comparison.divergences if item.task not in answered]
-    return [_with_unanswered(_of_text(item, comparison.matters), comparison) for item in texts]
+    return [item for item in comparison.divergences if item.is_text and item.task not in answered]
+
+
+def unpaired(comparison: Comparison) -> dict[str, str]:
+    """Names of the evaluated tasks that nothing judges, with their metrics: no texts, and no metric is a mean over
+    documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
+    judged = {ALL, *(item.task for item in comparison.outcomes), *(item.task for item in _texts(comparison))}
+    evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
+    return {task: _with_metrics(task, comparison) for task in evaluated if task not in judged}
+
+
+def _with_metrics(task: str, comparison: Comparison) -> str:
+    metrics = read_metrics(comparison.metrics)
+    names = dict.fromkeys(item.metric for item in metrics if item.task == task)
+    return f"{task} ({', '.join(names)})" if names else task
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:

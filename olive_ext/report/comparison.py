@@ -88,6 +88,9 @@ class Divergence:
     """Mean of candidate's minus reference's probability of the target token (llama.cpp's mean delta p)."""
 
     target_probability_rms: float | None = None
+    is_text: bool = False
+    """Whether all requests of the task score whole texts (rolling ones), so that its perplexity is one of these."""
+
     num_population: int | None = None
     """Documents that the means are estimated for, where `num_documents` of them were drawn; quantiles, bins and the
     largest value are of the drawn ones alone."""
@@ -171,7 +174,6 @@ class Flip:
     """The metric by which the answers are right or wrong: the first of the task's metrics with such values."""
 
     filter: str = ""
-
     pictures: tuple[str, ...] = ()
     """Thumbnails of what the question shows, as data URLs."""
 
@@ -237,8 +239,7 @@ class Certainty:
             return f"KL {'above' if self.is_above else 'below'} {self.bound:g} nats"
         if self.metric == "top1_agreement":
             return f"top-1 agreement {'above' if self.is_above else 'below'} {100 * self.bound:g} %"
-        is_loss = self.bound <= 0
-        size = 100 * abs(self.bound)
+        is_loss, size = self.bound <= 0, 100 * abs(self.bound)
         word = "below" if self.is_above == is_loss else "above"
         return f"{'loss' if is_loss else 'gain'} {word} {size:g} point{'s' * (size != 1)}"
 
@@ -281,9 +282,8 @@ class Comparison:
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in self.divergences}
-        numbers |= {item.task: item.num_documents for item in self.outcomes}
-        return {task: number for task, number in numbers.items() if task != ALL}
+        numbers = {item.task: item.num_documents for item in self.divergences if item.task != ALL}
+        return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def loss_that_matters(self, outcome: Outcome) -> float:
         """`matters` as a difference of the outcome's metric."""

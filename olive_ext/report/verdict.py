@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts
+from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts, unpaired
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import Z95, joined
 from olive_ext.report.stages import Unnoticed, stage_sentences
@@ -86,10 +86,11 @@ def verdict(comparison: Comparison) -> Verdict:
     (`changes`: also other metrics, each by Holm's correction of their exact p-values, Holm 1979), where the
     perplexity of whole texts changed by more than 1.96 standard errors and 0.1 %, or where the distributions are as far
     apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
-    loss is found where one that matters is excluded everywhere, in what has no answer, too, and distributions are as
-    near as with weights of 4 bits. A loss anywhere is one of the model. No difference is found where all distributions
-    are equal but for rounding, and no document flips: then few documents do, too. What drawn documents make certain
-    comes first, and adds to what is against the candidate; it takes nothing away.
+    loss is found where one that matters is excluded everywhere, in what has no answer, too, distributions are as near
+    as with weights of 4 bits, and every task is judged by documents or as texts (`unpaired`). A loss anywhere is one of
+    the model. No difference is found where all distributions are equal but for rounding, and no document flips: then
+    few documents do, too. What drawn documents make certain comes first, and adds to what is against the candidate; it
+    takes nothing away.
     """
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
@@ -99,7 +100,8 @@ def verdict(comparison: Comparison) -> Verdict:
     if not figures and comparison.missing:
         return Verdict("cannot_tell", f"nothing was compared: {_unanswered(comparison)}")
     if not figures:
-        return Verdict("nothing_compared", "nothing was compared: the tasks gave neither scores nor answers")
+        why = _incomparable(comparison) or "the tasks gave neither scores nor answers"
+        return Verdict("nothing_compared", f"nothing was compared: {why}")
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
     findings = [*_claimed(certainty), *against]
@@ -143,6 +145,8 @@ def _against(comparison: Comparison, changes: list[Change], overall: Divergence 
         yield "small_loss", f"small loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
     if possible := [change.possible_loss for change in changes if change not in lost and change.may_lose(matters)]:
         yield "too_few", f"not decided: {joined(possible)}"
+    if other := _incomparable(comparison):
+        yield "too_few", f"not decided: {other}"
 
 
 def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
@@ -170,7 +174,15 @@ def _unanswered(comparison: Comparison) -> str:
     return f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
 
 
+def _incomparable(comparison: Comparison) -> str:
+    """What no statement is made about, empty where there is none."""
+    names = [*unpaired(comparison).values()]
+    return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
+
+
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
+    if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
+        return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
 

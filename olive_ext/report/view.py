@@ -122,13 +122,7 @@ def divergence_rows(contrasts: Iterable[Contrast]) -> list[DivergenceRow]:
     rows = []
     for contrast in contrasts:
         comparison = contrast.comparison
-        answered = {item.task for item in comparison.outcomes}
-        if answered:
-            answered.add(ALL)
-        rows += [
-            _divergence(contrast.candidate, item, is_text=item.task not in answered)
-            for item in overall_first(comparison.divergences)
-        ]
+        rows += [_divergence(contrast.candidate, item) for item in overall_first(comparison.divergences)]
     order = {task: rank for rank, task in enumerate(dict.fromkeys(row.task for row in rows))}
     return sorted(rows, key=lambda row: order[row.task])
 
@@ -144,7 +138,7 @@ def overall_first(divergences: Sequence[Divergence]) -> list[Divergence]:
     return [item for item in divergences if item.task == ALL and len(tasks) != 1] + tasks
 
 
-def _divergence(candidate: str, item: Divergence, *, is_text: bool) -> DivergenceRow:
+def _divergence(candidate: str, item: Divergence) -> DivergenceRow:
     kl, error = item.kl, item.kl_sampling_error
     perplexities = (numbers.nats(item.perplexity_reference), numbers.nats(item.perplexity_candidate))
     estimate = f"estimated \N{PLUS-MINUS SIGN} {numbers.nats(error)}, at least {numbers.nats(item.kl_lower)}"
@@ -158,7 +152,7 @@ def _divergence(candidate: str, item: Divergence, *, is_text: bool) -> Divergenc
         agreement=numbers.percent(item.top1_agreement, item.top1_agreement_stderr),
         probability_difference=numbers.points(item.top_probability_difference),
         probability_rms=f"{item.top_probability_rms * 100:.2f}",
-        perplexity=perplexity_change(item) if is_text else None,
-        perplexities=" \N{RIGHTWARDS ARROW} ".join(perplexities) if is_text else "",
+        perplexity=perplexity_change(item) if item.is_text else None,
+        perplexities=" \N{RIGHTWARDS ARROW} ".join(perplexities) if item.is_text else "",
         estimate=estimate if math.isfinite(error) and error > 0 else "",
     )

@@ -154,9 +154,17 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
             note = "; ".join(filter(None, [note, "of the drawn documents alone, which do not stand for all alike"]))
         if outcomes or divergences:
             faults = _faults(first.report, item.report)
-            comparison = Comparison(facts, divergences, outcomes, flips, **faults, matters=_matters(item))
+            metrics = _evaluated(first.report, item.report)
+            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **faults, matters=_matters(item))
             contrasts.append(Contrast(item.name, first.name, comparison, note))
     return contrasts
+
+
+def _evaluated(first: Report, other: Report) -> dict[str, Any]:
+    """The other's results, and of its tasks those that both reports have."""
+    both = first.results.get("configs", {}).keys()
+    configs = {task: item for task, item in other.results.get("configs", {}).items() if task in both}
+    return {**other.results, "configs": configs}
 
 
 def _faults(*reports: Report) -> dict[str, Any]:

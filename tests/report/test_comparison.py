@@ -31,6 +31,7 @@ def divergence(task: str = "wiki", kl: float = 0.0123, **values: object) -> Dive
         "histogram": (Bin("0", 3, 1e-7), Bin("1e-06", 0, None)),
         "by_position": (Bin("0-15", 3, 0.5),),
         "by_class": (Bin("word start", 3, 0.5),),
+        "is_text": task == "wiki",
     }
     return Divergence(**{**given, **values})  # type: ignore[arg-type]
 

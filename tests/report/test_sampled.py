@@ -112,7 +112,7 @@ def sampled_report(**changes: Any) -> Any:
 )
 def test_claim_is_told_and_its_kind_is_counted(changes: dict[str, Any], least: str) -> None:
     found = replace(sampled_report(**changes).comparison, divergences=())
-    alone = replace(found, outcomes=tuple(item for item in found.outcomes if item.task == ALL))
+    alone = replace(found, outcomes=tuple(item for item in found.outcomes if item.task == ALL), metrics={})
     told = verdict(alone)
     assert found.certainty.sentence() in told.finding
     assert told.kind == least

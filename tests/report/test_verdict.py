@@ -288,3 +288,40 @@ def test_few_documents_of_equal_f1_are_no_evidence() -> None:
     assert (found.kind, found.headline) == ("too_few", "not decided: drop f1 may have lost up to 46 pt")
     one = compare_outcomes("drop", "f1", "none", [0.5], [0.4])
     assert verdict(Comparison({}, (divergence("drop"),), (one,))).kind == "too_few"
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.0, 1.1])
+def test_a_task_without_a_mean_over_documents_is_never_no_loss_found(ratio: float) -> None:
+    """Not by the perplexity of its choices, alone or beside others: nobody has compared its MCC, and it is named."""
+    cola = divergence("cola", perplexity_ratio=ratio, perplexity_ratio_stderr=0.001)
+    metrics = {"results": {"cola": {"mcc,none": 0.5, "mcc_stderr,none": 0.1}}}
+    alone = verdict(Comparison({}, (cola,), metrics=metrics))
+    beside = verdict(Comparison({}, (cola, divergence("choice")), (outcome(**SAFE),), metrics=metrics))
+    for found in (alone, beside):
+        assert (found.kind, found.finding) == (
+            "too_few",
+            "not decided: cola (mcc) has no values by document to compare",
+        )
+        assert not [figure for figure in found.figures if "perplexity" in figure.name]
+
+
+def test_tasks_that_have_neither_positions_nor_outcomes_are_named() -> None:
+    """Where only answers are compared, whole texts are not compared either; a group has its tasks' documents."""
+    results = {"cola": {"mcc,none": 0.5}, "wiki": {"word_perplexity,none": 9.0}, "glue": {"acc,none": 0.5}}
+    metrics = {"results": {**results, "choice": {"acc,none": 0.5}}, "configs": {"cola": {}, "wiki": {}, "choice": {}}}
+    found = verdict(Comparison({}, (), (outcome(**SAFE),), metrics=metrics))
+    rest = "cola (mcc) and wiki (word_perplexity) have no values by document to compare"
+    assert (found.kind, found.finding) == ("too_few", f"not decided: {rest}")
+    metrics["configs"].pop("choice")  # type: ignore[attr-defined]
+    found = verdict(Comparison({}, metrics=metrics))
+    assert (found.kind, found.finding) == ("nothing_compared", f"nothing was compared: {rest}")
+
+
+def test_equal_distributions_say_nothing_of_a_task_without_any() -> None:
+    same = divergence("choice", perplexity_ratio=1.0, perplexity_ratio_stderr=0.0)
+    same = replace(same, kl=Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), top1_agreement=1.0)
+    equal = outcome(difference=0.0, low=0.0, high=0.0, right_to_wrong=0, wrong_to_right=0, mcnemar_p=1.0)
+    metrics = {"results": {}, "configs": {"choice": {}, "cola": {}}}
+    assert verdict(Comparison({}, (same,), (equal,), metrics=metrics)).kind == "too_few"
+    both = (same, replace(same, task="cola"))
+    assert verdict(Comparison({}, both, (equal,), metrics=metrics)).kind == "no_difference"

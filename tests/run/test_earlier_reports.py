@@ -325,3 +325,20 @@ def test_forged_report_is_refused_in_a_line(
     (said,) = capsys.readouterr().err.splitlines()
     assert error in said
     assert "two" in said
+
+
+def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Path) -> None:
+    """Of tasks that one report alone has nothing is said: there is nothing to compare."""
+
+    def with_cola(values: dict[str, Any]) -> None:
+        values["comparison"] = None
+        values["results"]["configs"]["cola"] = {}
+        values["results"]["results"] = {"cola": {"mcc,none": 0.5}}
+
+    def without(values: dict[str, Any]) -> None:
+        values["comparison"] = None
+
+    folders = [place(tmp_path, name, BASE, change) for name, change in (("a", with_cola), ("b", with_cola))]
+    other = place(tmp_path, "c", BASE, without)
+    said = [verdict(item.comparison).finding for item in compare([*map(str, folders), str(other)]).contrasts]
+    assert ["cola (mcc) has no values by document to compare" in finding for finding in said] == [True, False]

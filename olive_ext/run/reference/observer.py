@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,6 +104,9 @@ class Observer:
         self.scores = scores
         self._classes: TokenClasses | None = None
         self._positions: dict[str, Positions] = {}
+        self._answering: set[str] = set()
+        """Tasks that score more than whole texts."""
+
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
@@ -158,6 +161,8 @@ class Observer:
         if self._classes is not None and not isinstance(target, str):
             last = before[-1] if before else None
             classes = self._classes.of(target, last if isinstance(last, int) else None)
+        if not isinstance(request, RollingRequest):
+            self._answering.add(str(instance.task_name))
         self._positions.setdefault(str(instance.task_name), Positions()).add(
             int(instance.doc_id),
             output.token_logprobs,
@@ -189,7 +194,8 @@ class Observer:
         if len(divergences) > 1:
             together = Positions.joined(part for part, _ in parts.values())
             divergences.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))
-        return tuple(item for item in divergences if item is not None)
+        others = {*self._answering, ALL} if self._answering else set()
+        return tuple(replace(item, is_text=item.task not in others) for item in divergences if item is not None)
 
 
 def _by_row(rows: npt.NDArray[Any], task: str, weights: Weights | None) -> FloatArray:

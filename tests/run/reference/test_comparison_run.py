@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from olive_ext.report.verdict import verdict
 from olive_ext.run.reference import comparison_run
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.comparison_run import Comparer, Mode
-from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import model
 from tests.run.duo import TwoModels, logprobs, perturbed
 from tests.text.tiny import BOS, byte_level
@@ -67,6 +68,31 @@ def test_models_are_opened_in_the_order_of_the_mode(found: dict[str, tuple[Compa
     assert found["recorded"][2].opened == ["reference", "candidate"]
     assert found["resident"][2].opened == ["candidate", "resident"]
     assert found["answers"][2].opened == ["reference", "candidate"]
+
+
+def test_rolling_tasks_alone_are_texts(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+    comparison = found["recorded"][0]
+    assert {item.task for item in comparison.divergences if item.is_text} == {"tiny_rolling"}
+    assert "values by document" not in verdict(comparison).finding
+    rest = "tiny_rolling (word_perplexity, bits_per_byte) has no values by document to compare"
+    assert rest in verdict(found["answers"][0]).finding
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path, mode: Mode) -> None:
+    """lm-eval's own aggregation, which is no mean over documents (CoLA); the same model, so nothing else is against."""
+    folder = write_tasks(tmp_path / "tasks")
+    (folder / "tiny_mcc.yaml").write_text(
+        CHOICE.replace("tiny_choice", "tiny_mcc").replace("metric: acc\n  - metric: acc_norm", "metric: mcc")
+    )
+    both = load_tasks(["tiny_choice", "tiny_mcc"], str(folder), Seeds())
+    comparison, results, _ = compare(both, mode, perturbed(1e-3))
+    assert "mcc,none" in results["results"]["tiny_mcc"]
+    assert {item.task for item in comparison.outcomes} == {"tiny_choice"}
+    told = verdict(comparison)
+    assert told.kind not in ("no_loss_found", "gain", "no_difference")
+    assert "tiny_mcc (mcc) has no values by document to compare" in told.finding
+    assert "perplexity" not in told.finding
 
 
 def test_answers_alone_have_outcomes_and_no_distributions(
