@@ -26,6 +26,7 @@ _MOST_PADDING = 256
 
 _MOST_ROWS = 64
 _POOLED = ("sentence_embedding", "text_embeds")
+_STATES = ("last_hidden_state", "token_embeddings")
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
@@ -37,8 +38,10 @@ class FeatureGraph:
         settings, files = model.settings, model.files
         self._session = open_session(files.decoder, model.providers, settings, custom_operators=model.custom_operators)
         self._rows = settings.batch_size if isinstance(settings.batch_size, int) else _MOST_ROWS
-        self._has_buckets = wants_few_shapes(settings.engine, model.providers)
         self._inputs = {one.name: _TYPES.get(one.type) for one in self._session.get_inputs()}
+        has_mask = "attention_mask" in self._inputs
+        self._most_padding = _MOST_PADDING if has_mask else 0  # padding that nothing masks would change the texts
+        self._has_buckets = has_mask and wants_few_shapes(settings.engine, model.providers)
         known = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
         if "input_ids" not in self._inputs or (strange := sorted(self._inputs.keys() - known)):
             told = listed(strange) if "input_ids" in self._inputs else "no 'input_ids'"
@@ -47,7 +50,12 @@ class FeatureGraph:
         self.pooled_output = next((name for name in _POOLED if outputs.get(name) == 2), None)
         """The output of embeddings of whole texts, where the graph has one."""
 
-        states = [name for name, rank in outputs.items() if rank == 3]
+        states = [name for name, rank in outputs.items() if rank == 3 and name != "logits"]
+        states = [name for name in _STATES if name in states] or states
+        if len(states) > 1 and states[0] not in _STATES:
+            raise ModelError(
+                f"'{files.decoder}' returns {listed(states)}: which are last is not told, name one 'last_hidden_state'"
+            )
         scores = [name for name, rank in outputs.items() if name == "logits" and rank == 2]
         if not (states or scores or self.pooled_output):
             raise ModelError(f"'{files.decoder}' returns {listed(outputs)}: give a graph with 'last_hidden_state'")
@@ -95,7 +103,7 @@ class FeatureGraph:
             longest = len(texts[batch[0]]) if batch else 0
             padding += max(0, longest - len(texts[place]))
             is_full = len(batch) == self._rows or (len(batch) + 1) * longest > RUN_TOKENS
-            if batch and (is_full or padding > _MOST_PADDING):
+            if batch and (is_full or padding > self._most_padding):
                 yield batch
                 batch, padding = [], 0
             batch.append(place)

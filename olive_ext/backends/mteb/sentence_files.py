@@ -45,6 +45,8 @@ def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
     names = "config_sentence_transformers.json", "sentence_bert_config.json"
     config, bert = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
     prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if text}
+    if bert.get("do_lower_case") is True:
+        raise ModelError(f"'{folder / names[1]}' lowers texts ('do_lower_case' = true), which is not run here")
     length = bert.get("max_seq_length")
     return SentenceFiles(pooling, prompts, length if isinstance(length, int) else None)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from olive_ext.config import ModelSettings
@@ -191,3 +194,47 @@ def test_mistakes_are_told_by_name() -> None:
         measured(folders("bert")[1], tasks=["TinySTX"])
     with pytest.raises(OliveExtError, match="include_hidden_states"):
         measured(genai_export("qwen3"))
+
+
+def _changed(folder: Path, change: Callable[[Any], None]) -> Path:
+    """The copy of an encoder in `folder`, with its graph changed."""
+    shutil.copytree(folders("bert")[1], folder)
+    graph = onnx.load(folder / "model.onnx")
+    change(graph.graph)
+    onnx.save(graph, folder / "model.onnx")
+    return folder
+
+
+def test_graph_without_a_mask_gets_no_padding(tmp_path: Path) -> None:
+    """Texts of several lengths have the vectors of the graph that is told their lengths."""
+
+    def change(graph: Any) -> None:
+        (mask,) = (one for one in graph.input if one.name == "attention_mask")
+        graph.input.remove(mask)
+        shape = onnx.helper.make_node("Shape", ["input_ids"], ["ids_shape"])
+        one = onnx.helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+        ones = onnx.helper.make_node("ConstantOfShape", ["ids_shape"], ["attention_mask"], value=one)
+        graph.node.insert(0, ones)
+        graph.node.insert(0, shape)
+
+    with closing(encoder(folders("bert")[1])) as told, closing(encoder(_changed(tmp_path / "m", change))) as untold:
+        np.testing.assert_allclose(untold.encode(TEXTS), told.encode(TEXTS), atol=1e-5)
+
+
+def test_scores_of_tokens_are_no_hidden_states(tmp_path: Path) -> None:
+    """A masked language model's logits [texts, positions, vocabulary] are refused by name."""
+
+    def change(graph: Any) -> None:
+        graph.node.append(onnx.helper.make_node("Identity", [graph.output[0].name], ["logits"]))
+        graph.output[0].name = "logits"
+
+    with pytest.raises(OliveExtError, match="last_hidden_state"):
+        encoder(_changed(tmp_path / "m", change))
+
+
+def test_lowered_texts_are_refused_by_name(tmp_path: Path) -> None:
+    """sentence-transformers' do_lower_case would change the tokens."""
+    folder = _changed(tmp_path / "m", lambda graph: None)
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
+    with pytest.raises(OliveExtError, match="do_lower_case"):
+        encoder(folder)
