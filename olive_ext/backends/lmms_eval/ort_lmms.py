@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lm_eval.api.instance import Instance as TextInstance
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
@@ -20,8 +21,8 @@ from olive_ext.text.requests import GenerationOutput
 _OF_OTHERS = ("image_aspect_ratio", "modality")
 """Generation settings that tasks give for one model's image processor; the package's own has no such choice."""
 
-_SOUNDS = (".wav",)
-"""Endings of files that lmms-eval may give as a visual without saying that they are sounds."""
+_SOUNDS = (".wav", ".mp3", ".m4a", ".aac", ".flac", ".ogg", ".opus")
+"""Endings of files that lmms-eval may give as a visual without saying that they are sounds; of them WAV can be read."""
 
 _ASKED = {"visual": "image", "audio": "audio"}
 """What `OrtLM` calls a request's pictures and sounds, and what a message calls them."""
@@ -162,7 +163,7 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
         kind = "audio" if _kind(part["url"]) == "audio" else part["type"]
         for name, word in _ASKED.items():
             if kind == word:
-                media[name].append(part["url"])
+                media[name].append(_samples(part["url"]))
                 break
         else:
             raise TaskError(f"a part of its messages is of type '{kind}': text, image and audio are accepted")
@@ -172,6 +173,8 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
 
 def _kind(visual: Any) -> str:
     """What a visual is, by itself: lmms-eval calls a mapping without a type a video, samples of sound as well."""
+    if hasattr(visual, "get_all_samples"):
+        return "audio"
     if isinstance(visual, Mapping):
         return "audio" if "array" in visual else str(visual.get("type", "video"))
     is_file = isinstance(visual, str | Path)
@@ -179,3 +182,11 @@ def _kind(visual: Any) -> str:
         return "audio"
     is_video = is_file and Path(visual).suffix.lower() in (".mp4", ".avi", ".mov", ".mkv", ".webm")
     return "video" if is_video else "image"
+
+
+def _samples(item: Any) -> Any:
+    """What a decoder of datasets' `Audio` columns decodes, as a sound's mapping; any other item as it is."""
+    if not hasattr(item, "get_all_samples"):
+        return item
+    decoded = item.get_all_samples()
+    return {"array": np.asarray(decoded.data), "sampling_rate": decoded.sample_rate}
