@@ -94,7 +94,7 @@ def verdict(comparison: Comparison) -> Verdict:
     """
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
-    figures, documents = tuple(_figures(comparison, divergence)), sum(comparison.documents().values())
+    figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
     if wrong := _non_finite(comparison):
         return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", (), figures, documents)
     if not figures and comparison.missing:
@@ -239,3 +239,9 @@ def _moved(item: Divergence, errors: float) -> Divergence:
     kl, agreement = (error or 0.0 for error in _errors(item))
     farther = replace(item.kl, mean=item.kl.mean + errors * kl)
     return replace(item, kl=farther, top1_agreement=item.top1_agreement - errors * agreement)
+
+
+def num_documents(comparison: Comparison) -> int:
+    """Of all tasks; those whose sentences are judged beside their words count once."""
+    beside = {item.task for item in comparison.outcomes if item.metric == "sentence_accuracy"}
+    return sum(number for task, number in comparison.documents().items() if task not in beside)

@@ -39,7 +39,7 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
 
 def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
     """[D] of each sub type that has values of documents, of which it is the mean: of a word error rate a document's
-    errors by the words of an average one. rtfx has none, and wer none without jiwer."""
+    errors by the words of an average one, NaN where no word was said. rtfx has none, and wer none without jiwer."""
     found: dict[str, FloatArray] = {}
     for sub_type in metric.sub_types:
         name = str(sub_type.name.value)
@@ -49,7 +49,7 @@ def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
             except TaskError as error:
                 logger.info("no standard error of the word error rate: %s", error)
                 continue
-            found[name] = errors_D / max(words_D.mean(), 1 / len(words_D))
+            found[name] = errors_D / (words_D.mean() or math.nan)
         elif name != "rtfx":
             alone = metric.model_copy(update={"sub_types": [sub_type]})
             pairs = zip(answers.texts, answers.targets, strict=True)

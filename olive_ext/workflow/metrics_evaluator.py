@@ -61,6 +61,9 @@ def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings)
     before anything runs."""
     if not metrics:
         raise ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
+    names = [name for one in metrics for name in (one.name, *([sentences_of(one.name)] if _has_wer(one) else ()))]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one")
     for metric in metrics:
         if not metric.sub_types and metric.type.value not in _WITHOUT_SUB_TYPES:
             raise ConfigError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
@@ -70,13 +73,17 @@ def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings)
     check_names(bounds, _names(metrics), COMPARISON_NAMES if settings.reference is not None else (), f"{where}.require")
 
 
+def _has_wer(metric: Any) -> bool:
+    return any(text_of(one.name) == "wer" for one in metric.sub_types or ())
+
+
 def _names(metrics: Sequence[Any]) -> dict[str, list[str]]:
     """What each metric gives, as bounds may name it."""
     names = {PEAK_MEMORY: ["bytes"]}
     for metric in metrics:
         own = [text_of(one.name) for one in metric.sub_types or ()]
         names[metric.name] = [*own, *(_BESIDE_TIMES if metric.type.value in _TIMED else ())]
-        if "wer" in own:
+        if _has_wer(metric):
             names[metric.name].append("wer_jiwer")
             names[sentences_of(metric.name)] = []
     return names
@@ -215,6 +222,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         with session:
             is_timed = any(text_of(one.name) == "rtfx" for metric in metrics for one in metric.sub_types)
             resume = self.settings.resume if self.settings.resume is not None else not is_timed
+            if self.settings.resume and is_transducer(model):
+                logger.warning("'resume' = true: a transducer's transcripts are not kept, all are computed anew")
             session.keep_answers(self.settings.journal, resume=resume, facts={"versions": runtimes()})
             yield session
 

@@ -27,12 +27,14 @@ from scipy.io import wavfile
 
 from olive_ext.config import METRICS_TYPE, MetricSettings
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.text.requests import GenerationRequest
 from olive_ext.workflow import OrtEvaluator, cli_run
 from olive_ext.workflow.answer_scores import scored
 from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents
+from olive_ext.workflow.metric_comparison import compared
 from olive_ext.workflow.metrics_evaluator import refuse_metrics
 from tests.exports.genai import speech_export
 from tests.exports.media import media_export
@@ -405,6 +407,30 @@ def test_word_errors_of_resampled_documents_have_the_spread_of_the_documents() -
     assert "wer_stderr" not in scored(metric, Answers(texts, targets, timing), 0)[1]
 
 
+def test_no_number_is_told_where_no_word_was_said_or_nothing_was_timed() -> None:
+    """Empty references have no word error rate; resumed answers have no time."""
+    metric = olives(declared("speech", "accuracy", ["wer", "rtfx"]))
+    timing = {"total_audio_duration": 0.0, "total_inference_time": 0.0}
+    result, beside = scored(metric, Answers(["a b"], [""], timing, is_resumed=True), 10)
+    assert math.isnan(beside["wer_jiwer"])
+    assert math.isnan(result["rtfx"].value)
+
+
+def test_metrics_of_one_name_are_refused(sounds: Path) -> None:
+    for name in ("m", "m_sentences"):
+        metrics = [olives(declared(one, "accuracy", ["wer"], tones(sounds))) for one in ("m", name)]
+        with pytest.raises(ConfigError, match=f"has '{name}' twice"):
+            refuse_metrics(metrics, "e", MetricSettings())
+
+
+def test_words_and_sentences_of_a_document_count_once() -> None:
+    metric = olives(declared("m", "accuracy", ["wer"]))
+    answers = Answers(["a", "b"], ["a", "c"], {}, [("q", "1"), ("q", "2")])
+    comparison = compared([(metric, answers)], [(metric, answers)], {}, 1.0)
+    assert comparison is not None
+    assert num_documents(comparison) == 2
+
+
 def classifier(folder: Path) -> ONNXModelHandler:
     """A graph that generates nothing: the mean of its input's two columns decides."""
     folder.mkdir(exist_ok=True)
@@ -449,6 +475,8 @@ def test_metric_that_cannot_be_measured_is_refused_before_anything_runs(metric: 
 def test_section_without_metrics_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' is missing"):
         refuse_metrics([], "evaluators.e", MetricSettings())
+    with pytest.raises(ConfigError, match="unknown key 'taskz'"):
+        MetricSettings.parse({"taskz": ["mmlu"]})
 
 
 def test_column_that_is_not_there_is_named(vision: ONNXModelHandler, pictures: Path) -> None:
