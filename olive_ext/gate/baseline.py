@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.errors import ConfigError, first_line
 from olive_ext.report import Metric, Report, to_json, write_texts
+from olive_ext.run.earlier_reports import Named
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 
 FORMAT = 1
@@ -28,6 +30,24 @@ _KEY_BYTES = 6
 
 _MOST_BYTES = 1 << 26
 """What packed numbers may unfold to: 8 million documents; a file of more is no baseline of ours."""
+
+
+_DEFINITION = (
+    "output_type",
+    "doc_to_text",
+    "doc_to_target",
+    "doc_to_choice",
+    "process_docs",
+    "process_results",
+    "generation_kwargs",
+    "repeats",
+    "filter_list",
+    "metric_list",
+)
+"""Keys of a task in lm-eval's results that say how it is asked and scored."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""In the name of a function whose source lm-eval cannot read."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +92,15 @@ class Baseline:
     versions: Mapping[str, str]
     metrics: tuple[Metric, ...]
     documents: tuple[Packed, ...]
+    definitions: Mapping[str, str]
+    """By task, what `definitions` gives."""
 
     def answers(self) -> list[Answers]:
-        """The answers, under short digests. Raises `ValueError` where packed numbers are not `num_documents`."""
+        """The answers, under short digests. Raises `ValueError` where packed numbers are not `num_documents`, and where
+        a task's filter is there twice."""
+        names = [(item.task, item.filter) for item in self.documents]
+        if twice := [item for item in names if names.count(item) > 1]:
+            raise ValueError(f"documents: '{twice[0][0]}' by filter '{twice[0][1]}' is there twice")
         return [_unpacked(item) for item in self.documents]
 
 
@@ -93,7 +119,27 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
         versions=report.versions,
         metrics=tuple(item for item in report.metrics if item.n is not None),
         documents=packed,
+        definitions=definitions(report.results),
     )
+
+
+def definitions(results: Mapping[str, Any]) -> dict[str, str]:
+    """A digest of how each task is asked and scored: its version and what lm-eval tells of its definition. The shots
+    and the template are in the prompts, which documents are paired by."""
+    configs, versions = results.get("configs", {}), results.get("versions", {})
+    asked = {task: [versions.get(task), *map(config.get, _DEFINITION)] for task, config in configs.items()}
+    told = {task: _ADDRESS.sub("", json.dumps(item, sort_keys=True, default=str)) for task, item in asked.items()}
+    return {task: hashlib.sha256(text.encode()).hexdigest()[:12] for task, text in told.items()}
+
+
+def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a task is no longer asked and scored as the baseline's."""
+    now, known = definitions(results), baseline.definitions
+    if other := [item.task for item in baseline.documents if now.get(item.task) != known.get(item.task)]:
+        raise ConfigError(
+            f"task '{other[0]}' is asked or scored otherwise than the baseline's (version, choices, targets, "
+            "generation settings, filters, metrics): write the baseline anew with --update-baseline"
+        )
 
 
 def _records(reference: Mapping[str, Any]) -> dict[str, str]:
@@ -123,6 +169,22 @@ def read_baseline(file: Path) -> Baseline:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}") from error
     return read
+
+
+def complete_answers(run: Named) -> list[Answers]:
+    """The answers in the logs. Raises `ConfigError` where these have fewer documents than the report: the others may
+    all be lost."""
+    answers = run.logs.answers()
+    known = {(item.task, item.metric, item.filter): item.n or 0 for item in run.report.metrics}
+    for item in answers:
+        logged = len(item.by_document)
+        most = max((known.get((item.task, name, item.filter), 0) for name in item.metrics), default=0)
+        if logged < most:
+            raise ConfigError(
+                f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': evaluate with "
+                "'sample_log_num' of all documents"
+            )
+    return answers
 
 
 def keyed(answers: Answers) -> Answers:

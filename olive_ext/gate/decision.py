@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import ConfigError, TaskError, counted
-from olive_ext.gate.baseline import Baseline, baseline_of, keyed, read_baseline, write_baseline
+from olive_ext.gate.baseline import (
+    Baseline,
+    baseline_of,
+    complete_answers,
+    keyed,
+    read_baseline,
+    refuse_other_definitions,
+    write_baseline,
+)
 from olive_ext.report.changes import changed_outcomes, difference_texts
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
 from olive_ext.report.metrics import non_finite_requests
@@ -93,7 +101,11 @@ def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | N
         return gate_report(named[0], file, baseline, within)
     if named[0].report.comparison is not None and named[0].report.comparison.certainty is not None:
         raise ConfigError(f"'{run}' has drawn documents alone: a baseline needs all of them ('documents' = \"all\")")
-    made = baseline_of(named[0].report, named[0].logs.answers())
+    answers = complete_answers(named[0])
+    if faults := len(named[0].report.missing) + non_finite_requests(named[0].report.metrics):
+        without = counted(faults, "request")
+        raise ConfigError(f"'{run}' has {without} without a finite answer: a baseline needs an answer to each")
+    made = baseline_of(named[0].report, answers)
     write_baseline(made, Path(file))
     return made
 
@@ -103,13 +115,14 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     report, logs = run.report, run.logs
     if report.comparison is not None and report.comparison.certainty is not None:
         raise ConfigError(f"'{run.name}' has drawn its documents by another reference: give the gate its settings file")
-    own = [keyed(item) for item in logs.answers() if item.metrics]
+    own = [keyed(item) for item in complete_answers(run) if item.metrics]
     if not own:
         raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     silent = [task for task in report.results.get("configs", {}) if task not in {item.task for item in own}]
     faults = {"missing": len(report.missing), "non_finite": non_finite_requests(report.metrics)}
     gated = gate_answers(baseline.answers(), own, matters, names=(file, run.name), logs=logs, **faults)
+    refuse_other_definitions(baseline, report.results)
     notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
     return replace(gated, notes=(*gated.notes, *notes))
 
@@ -130,6 +143,7 @@ def gate_answers(
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
     notes, common = [], []
+    lacking: dict[str, int] = {}
     for first, second in pairs:
         numbers = _common(first, second)
         if not numbers:
@@ -138,6 +152,10 @@ def gate_answers(
         most = max(len(first.by_document), len(second.by_document))
         if len(numbers) < most:
             notes.append(f"{second.task}: {len(numbers):,} of {most:,} documents are the same in both")
+        if unanswered := _unanswered(first, second, numbers):
+            notes.append(f"{second.task}: {counted(unanswered, 'document')} of the baseline without a value in the run")
+        lacking[second.task] = max(lacking.get(second.task, 0), unanswered)
+    missing = max(missing, sum(lacking.values()))
     samples = {item.task: [] for item in after} if logs is None else logs.samples
     tasks = {} if logs is None else logs.tasks
     try:
@@ -154,10 +172,23 @@ def _common(first: Answers, second: Answers) -> set[int]:
     return {number for number in one.keys() & two.keys() if one[number].digest == two[number].digest}
 
 
+def _unanswered(first: Answers, second: Answers, common: set[int]) -> int:
+    """Documents of the baseline that the run lacks, or has without a value of a metric that the baseline has."""
+    one, two = first.by_document, second.by_document
+    return len(one.keys() - two.keys()) + sum(
+        bool(one[item].values.keys() - two[item].values.keys()) for item in common
+    )
+
+
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
     """Metrics that only one has would go unnoticed, by a gate of all things."""
     one, two = (
-        {f"{item.task}/{name},{item.filter}" for item in own for name in item.metrics} for own in (before, after)
+        {
+            f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
+            for item in own
+            for name, better in item.metrics.items()
+        }
+        for own in (before, after)
     )
     if one != two:
         tasks = [", ".join(sorted({item.task for item in own})) or "none" for own in (before, after)]
@@ -205,6 +236,7 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
         lost = len(getattr(lm, "lost", ()))
     finally:
         lm.close()
+    refuse_other_definitions(baseline, results)
     own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
     outcomes, _ = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters)

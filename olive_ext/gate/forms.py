@@ -23,9 +23,9 @@ _SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}
 
 
 def lines(gated: Gated) -> list[str]:
-    """The decision, its figures, and a line a bound."""
+    """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
     bounds = [f"  {bound.decision:11} {bound.name}: {bound.text}" for bound in gated.bounds]
-    return [_headline(gated), *bounds, *(f"  note: {note}" for note in gated.notes)]
+    return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *(f"  note: {it}" for it in gated.notes))]
 
 
 def markdown(gated: Gated) -> str:
