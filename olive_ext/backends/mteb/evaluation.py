@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.backends.mteb.text_encoder import TextEncoder, unit
+from olive_ext.backends.mteb.yes_no import YesNoReranker
 from olive_ext.config.embedding import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
@@ -65,7 +66,8 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
     def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, Any, Any, Mapping[str, Any]]:
         tasks = mteb_models.load_tasks(settings.tasks)
         queries = mteb_models.keep_queries(tasks)
-        with closing(TextEncoder(one, own)) as encoder:
+        opened = YesNoReranker if own.reranker == "yes_no" else TextEncoder
+        with closing(opened(one, own)) as encoder:
             driven = mteb_models.mteb_model(encoder, keeps=reference is not None)
             scores = mteb_models.run_tasks(driven, tasks, own)
             return scores, queries, getattr(driven, "embedded", None), encoder.describe()

@@ -101,6 +101,10 @@ class DecoderStates:
         """Facts of the execution."""
         return self._engine.describe()
 
+    def reset(self) -> None:
+        """Drops what could be reused."""
+        self._engine.reset()
+
     def close(self) -> None:
         """Releases the model."""
         self._engine.close()

@@ -14,6 +14,7 @@ from mteb.models.model_meta import ModelMeta
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 
 from olive_ext.backends.mteb.text_encoder import TextEncoder
+from olive_ext.backends.mteb.yes_no import YesNoReranker
 from olive_ext.config.embedding import EmbeddingSettings
 from olive_ext.errors import ConfigError
 
@@ -69,13 +70,17 @@ class OrtEncoder:
 class OrtCrossEncoder:
     """mteb's `CrossEncoderProtocol`."""
 
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: TextEncoder | YesNoReranker) -> None:
         self.encoder = encoder
 
     def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> npt.NDArray[np.float32]:
         """[N] scores of the pairs."""
-        queries, documents = ([text for batch in one for text in batch["text"]] for one in (inputs1, inputs2))
-        return self.encoder.score_pairs(queries, documents)
+        batches = list(inputs1)
+        queries, documents = ([text for batch in one for text in batch["text"]] for one in (batches, inputs2))
+        if isinstance(self.encoder, TextEncoder):
+            return self.encoder.score_pairs(queries, documents)
+        instructions = [text for batch in batches for text in batch.get("instruction", ())]
+        return self.encoder.score_pairs(queries, documents, instructions)
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -83,10 +88,11 @@ class OrtCrossEncoder:
         return ModelMeta.create_empty()
 
 
-def mteb_model(encoder: TextEncoder, *, keeps: bool = False) -> OrtEncoder | OrtCrossEncoder:
-    """The model as mteb drives it: a cross-encoder where the graph returns scores of pairs."""
-    is_cross = getattr(encoder.states, "scores_output", None) is not None
-    return OrtCrossEncoder(encoder) if is_cross else OrtEncoder(encoder, keeps=keeps)
+def mteb_model(encoder: TextEncoder | YesNoReranker, *, keeps: bool = False) -> OrtEncoder | OrtCrossEncoder:
+    """The model as mteb drives it: a cross-encoder where it scores pairs."""
+    if isinstance(encoder, YesNoReranker) or getattr(encoder.states, "scores_output", None) is not None:
+        return OrtCrossEncoder(encoder)
+    return OrtEncoder(encoder, keeps=keeps)
 
 
 def load_tasks(names: Sequence[str]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a model's sentence-transformers files say of its embeddings: pooling, prompts, length. Knows no graph."""
+"""What a model's sentence-transformers files say: pooling, prompts, length, a reranker's answers. Knows no graph."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ class SentenceFiles:
     pooling: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_length: int | None = None
+    answers: tuple[int, int] | None = None
+    """Tokens of a reranker's "yes" and "no"."""
 
 
 def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
-    """Those of the first of `folders` that has modules.json. Raises `ModelError` for layers besides pooling and
-    normalization, and for poolings of other kinds."""
+    """Those of the first of `folders` that has modules.json. Raises `ModelError` for layers besides pooling,
+    normalization and the scores of two answers, and for poolings of other kinds."""
     folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
     if folder is None:
         return SentenceFiles()
-    pooling = None
+    pooling = answers = None
     for module in _modules(folder / "modules.json"):
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind == "Pooling":
             file = folder / str(module.get("path", "")) / "config.json"
             pooling = _pooling(read_json(file), file)
+        elif kind == "LogitScore":
+            file = folder / str(module.get("path", "")) / "config.json"
+            answers = _answers(read_json(file), file)
         elif kind not in ("Transformer", "Normalize"):
             raise ModelError(f"'{folder / 'modules.json'}' has a layer '{kind}', which is not run here")
     names = "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -48,7 +53,7 @@ def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
     if bert.get("do_lower_case") is True:
         raise ModelError(f"'{folder / names[1]}' lowers texts ('do_lower_case' = true), which is not run here")
     length = bert.get("max_seq_length")
-    return SentenceFiles(pooling, prompts, length if isinstance(length, int) else None)
+    return SentenceFiles(pooling, prompts, length if isinstance(length, int) else None, answers)
 
 
 def _modules(file: Path) -> list[Mapping[str, Any]]:
@@ -59,6 +64,13 @@ def _modules(file: Path) -> list[Mapping[str, Any]]:
     if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
         raise ModelError(f"'{file}' is no list of modules")
     return modules
+
+
+def _answers(config: Mapping[str, Any], file: Path) -> tuple[int, int]:
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(yes, int) or not isinstance(no, int):
+        raise ModelError(f"'{file}' scores one answer: those with 'true_token_id' and 'false_token_id' are run")
+    return yes, no
 
 
 def _pooling(config: Mapping[str, Any], file: Path) -> str:

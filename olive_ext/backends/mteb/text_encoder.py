@@ -45,6 +45,8 @@ class TextEncoder:
         files = model.files
         self._hf = load_tokenizer(files.tokenizer, trust_remote_code=model.settings.trust_remote_code).hf
         found = read_sentence_files((files.directory, files.decoder.parent, Path(files.tokenizer)))
+        if found.answers is not None:
+            raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
         self.prompts = dict(found.prompts if self.settings.prompts is None else self.settings.prompts)
         inputs = [one.name for one in load_graph(files.decoder).graph.input]
         self.states: DecoderStates | FeatureGraph
@@ -116,6 +118,11 @@ class TextEncoder:
         """JSON-ready facts of the execution."""
         facts = {"pooling": self.pooling, "max_length": self.max_length, "prompts": self.prompts}
         return {**facts, **self.states.describe()}
+
+    def gc(self) -> None:
+        """Drops what could be reused (resident prefixes); the model stays open."""
+        if isinstance(self.states, DecoderStates):
+            self.states.reset()
 
     def close(self) -> None:
         """Releases the model."""

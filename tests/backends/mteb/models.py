@@ -1,4 +1,4 @@
-"""Five tiny random models of embeddings, each as sentence-transformers opens it and as an ONNX package of the same
+"""Tiny random models of embeddings, each as sentence-transformers opens it and as an ONNX package of the same
 fp32 weights."""
 
 from __future__ import annotations
@@ -113,6 +113,23 @@ def decoder_folders(name: str) -> tuple[Path, Path]:
             put_sentence_files(part, DECODERS[name])
 
     folder = once(f"embeddings-{name}", [Path(__file__).read_text(encoding="utf-8")], make)
+    return folder / "hf", folder / "onnx"
+
+
+@cache
+def reranker() -> tuple[Path, Path]:
+    """A decoder whose tokenizer has the tokens "yes" and "no" (bytes that no text has), and its package."""
+
+    def make(folder: Path) -> None:
+        for part, source in (("hf", hf_model("qwen3")), ("onnx", genai_export("qwen3"))):
+            shutil.copytree(source, folder / part)
+            file = folder / part / "tokenizer.json"
+            content = json.loads(file.read_text(encoding="utf-8"))
+            vocabulary = content["model"]["vocab"]
+            vocabulary["yes"], vocabulary["no"] = vocabulary.pop("\u00ff"), vocabulary.pop("\u00fe")
+            file.write_text(json.dumps(content), encoding="utf-8")
+
+    folder = once("yes-no", [Path(__file__).read_text(encoding="utf-8")], make)
     return folder / "hf", folder / "onnx"
 
 
