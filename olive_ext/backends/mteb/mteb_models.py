@@ -124,7 +124,7 @@ def run_tasks(model: Any, tasks: Sequence[Any], settings: EmbeddingSettings) -> 
     evaluator tells, by the same road through mteb."""
     given = {"eval_splits": settings.eval_splits, "eval_subsets": settings.eval_subsets}
     folder = None if settings.output_folder is None else str(settings.output_folder)
-    options = {name: value for name, value in given.items() if value}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value}
     results = mteb.MTEB(tasks=list(tasks)).run(
         model, output_folder=folder, overwrite_results=True, verbosity=0, **options
     )
