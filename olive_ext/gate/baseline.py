@@ -31,7 +31,6 @@ _KEY_BYTES = 6
 _MOST_BYTES = 1 << 26
 """What packed numbers may unfold to: 8 million documents; a file of more is no baseline of ours."""
 
-
 _DEFINITION = (
     "output_type",
     "doc_to_text",

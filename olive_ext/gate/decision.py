@@ -31,7 +31,7 @@ from olive_ext.report.verdict import Kind, Verdict, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.reference.answers import Answers
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.run.reference.pairing import compare_answers, without_value
 
 Decision = Literal["passed", "loss", "cannot tell"]
 STATUS: Mapping[Decision, int] = {"passed": 0, "loss": 1, "cannot tell": 3}
@@ -143,24 +143,26 @@ def gate_answers(
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
     notes, common = [], []
-    lacking: dict[str, int] = {}
+    lacking: set[tuple[str, int]] = set()
     for first, second in pairs:
         numbers = _common(first, second)
         if not numbers:
             raise ConfigError(f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common")
-        common.append((first.of(numbers), second.of(numbers)))
+        one, two = first.of(numbers), second.of(numbers)
+        common.append((one, two))
         most = max(len(first.by_document), len(second.by_document))
         if len(numbers) < most:
             notes.append(f"{second.task}: {len(numbers):,} of {most:,} documents are the same in both")
-        if unanswered := _unanswered(first, second, numbers):
-            notes.append(f"{second.task}: {counted(unanswered, 'document')} of the baseline without a value in the run")
-        lacking[second.task] = max(lacking.get(second.task, 0), unanswered)
-    missing = max(missing, sum(lacking.values()))
+        absent = {(second.task, number) for number in first.by_document.keys() - second.by_document.keys()}
+        if unanswered := absent | without_value([one], [two]):
+            told = counted(len(unanswered), "document")
+            notes.append(f"{second.task}: {told} of the baseline without a value in the run")
+        lacking |= unanswered
+    missing = max(missing, len(lacking))
     samples = {item.task: [] for item in after} if logs is None else logs.samples
     tasks = {} if logs is None else logs.tasks
     try:
-        one, two = [first for first, _ in common], [second for _, second in common]
-        outcomes, _ = compare_answers(one, two, samples, tasks, matters)
+        outcomes, _ = compare_answers([one for one, _ in common], [two for _, two in common], samples, tasks, matters)
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     comparison = Comparison({}, (), outcomes, (), missing=missing, non_finite=non_finite, matters=matters)
@@ -170,14 +172,6 @@ def gate_answers(
 def _common(first: Answers, second: Answers) -> set[int]:
     one, two = first.by_document, second.by_document
     return {number for number in one.keys() & two.keys() if one[number].digest == two[number].digest}
-
-
-def _unanswered(first: Answers, second: Answers, common: set[int]) -> int:
-    """Documents of the baseline that the run lacks, or has without a value of a metric that the baseline has."""
-    one, two = first.by_document, second.by_document
-    return len(one.keys() - two.keys()) + sum(
-        bool(one[item].values.keys() - two[item].values.keys()) for item in common
-    )
 
 
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:

@@ -33,6 +33,9 @@ Kind = Literal[
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _SAME_NATS = 1e-6
 
+SENTENCES = "sentence_accuracy"
+"""The share of transcripts in which no word is wrong: of the documents that a word error rate is of, once more."""
+
 
 @dataclass(frozen=True)
 class Band:
@@ -243,5 +246,5 @@ def _moved(item: Divergence, errors: float) -> Divergence:
 
 def num_documents(comparison: Comparison) -> int:
     """Of all tasks; those whose sentences are judged beside their words count once."""
-    beside = {item.task for item in comparison.outcomes if item.metric == "sentence_accuracy"}
+    beside = {item.task for item in comparison.outcomes if item.metric == SENTENCES}
     return sum(number for task, number in comparison.documents().items() if task not in beside)

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from olive_ext.report.comparison import Comparison
+from olive_ext.report.verdict import SENTENCES
 from olive_ext.run.reference.answers import Answers as TaskAnswers
 from olive_ext.run.reference.answers import DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.workflow.answer_scores import FloatArray, values_by_document
 from olive_ext.workflow.generated_answers import Answers
-
-SENTENCES = "sentence_accuracy"
-"""The share of transcripts in which no word is wrong."""
 
 Answered = Sequence[tuple[Any, Answers]]
 """Olive's metrics, and a model's answers to each."""

@@ -156,15 +156,11 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         with PeakMemory() as memory:
             scores = evaluate_tasks(models.own, other, self.settings)
         told = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
-        path = str(model.get_resource("model_path"))
-        found = to_metric_result(
-            self._report(models, path, dict(scores.execution), told, None), (), self.settings.require
-        )
+        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), told, None)
+        found = to_metric_result(report, (), self.settings.require)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
-            meant = found.root.get(
-                key, found.root.get(main)
-            )  # of Olive's own sub types "accuracy_score" is the main one
+            meant = found.root.get(key, found.root.get(main))  # "accuracy_score", which Olive knows, is the main one
             if meant is None:
                 raise ConfigError(f"the declared metric '{name}' is none of the tasks: {listed(self.settings.tasks)}")
             found.root[key] = meant.model_copy(update={"priority": sub_type.priority})

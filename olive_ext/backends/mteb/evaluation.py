@@ -61,10 +61,9 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
         raise ConfigError(
             f"'tasks' need mteb, which is not installed ({error}): pip install 'olive-ext[mteb]'"
         ) from error
-    mteb_models.load_tasks(settings.tasks)  # before the model is opened
 
     def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, Any, Any, Mapping[str, Any]]:
-        tasks = mteb_models.load_tasks(settings.tasks)
+        tasks = mteb_models.load_tasks(settings.tasks)  # before the model is opened; each model's are its own
         queries = mteb_models.keep_queries(tasks)
         opened = YesNoReranker if own.reranker == "yes_no" else TextEncoder
         with closing(opened(one, own)) as encoder:
