@@ -31,6 +31,8 @@ _NEIGHBOURS = 2000
 
 _WORST = 5
 
+_DRAWS = 1000
+
 
 @dataclass(frozen=True)
 class TaskScores:
@@ -62,24 +64,25 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
             f"'tasks' need mteb, which is not installed ({error}): pip install 'olive-ext[mteb]'"
         ) from error
 
-    def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, Any, Any, Mapping[str, Any]]:
+    def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, ...]:
         tasks = mteb_models.load_tasks(settings.tasks)  # before the model is opened; each model's are its own
-        queries = mteb_models.keep_queries(tasks)
+        queries, pairs = mteb_models.keep_queries(tasks), mteb_models.keep_pairs(tasks)
         opened = YesNoReranker if own.reranker == "yes_no" else TextEncoder
         with closing(opened(one, own)) as encoder:
             driven = mteb_models.mteb_model(encoder, keeps=reference is not None)
             scores = mteb_models.run_tasks(driven, tasks, own)
-            return scores, queries, getattr(driven, "embedded", None), encoder.describe()
+            return scores, queries, pairs, getattr(driven, "embedded", None), encoder.describe()
 
-    scores, queries, embedded, execution = scored(model, settings)
+    scores, queries, pairs, embedded, execution = scored(model, settings)
     metrics = [
         Metric(task, name, "none", value, None, True) for task, some in scores.items() for name, value in some.items()
     ]
     if reference is not None:
         float_settings = settings.model_copy(update={"embedding_precision": "float32", "output_folder": None})
-        theirs, their_queries, their_embedded, _ = scored(reference, float_settings)
+        theirs, their_queries, their_pairs, their_embedded, _ = scored(reference, float_settings)
         metrics += _changes(scores, theirs)
         metrics += [metric for task in queries for metric in _paired(task, queries[task], their_queries[task])]
+        metrics += [metric for task in pairs for metric in _correlations(task, pairs[task], their_pairs[task])]
         if embedded and their_embedded:
             compared = agreement(embedded, their_embedded)
             metrics += _of_agreement(compared)
@@ -129,17 +132,41 @@ def _changes(own: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping
     ]
 
 
-def _paired(task: str, own: Mapping[Any, float], other: Mapping[Any, float]) -> Sequence[Metric]:
+def _paired(task: str, own: Mapping[Any, float], other: Mapping[Any, float]) -> list[Metric]:
     """The mean change of nDCG@10 by query, and its 95 % interval with queries drawn anew."""
     differences = np.array([own[query] - other[query] for query in own if query in other])
     if len(differences) < 2:
         return []
-    low, high = difference_interval(differences, is_binary=False)
-    named = {"": differences.mean(), "_low": low, "_high": high}
-    return [
-        Metric(task, f"ndcg_at_10_change{end}", "none", float(value), None, True, len(differences))
-        for end, value in named.items()
-    ]
+    interval = difference_interval(differences, is_binary=False)
+    return _change(task, "ndcg_at_10", float(differences.mean()), interval, len(differences))
+
+
+def _correlations(task: str, own: Sequence[tuple[Array, Array]], other: Sequence[tuple[Array, Array]]) -> list[Metric]:
+    """The change of Spearman's correlation of wanted scores and cosines, a mean over subsets, and its 95 % interval
+    with the pairs of each subset drawn anew, both models' cosines together (percentiles of 1,000 draws)."""
+    random = np.random.default_rng(0)
+    drawn, changes, number = np.zeros(_DRAWS), [], 0
+    for (wanted, ours), (_, theirs) in zip(own, other, strict=True):
+        if len(wanted) < 3:
+            return []
+        number += len(wanted)
+        changes.append(_spearman(wanted, ours) - _spearman(wanted, theirs))
+        for draw in range(_DRAWS):
+            at = random.integers(0, len(wanted), len(wanted))
+            drawn[draw] += (_spearman(wanted[at], ours[at]) - _spearman(wanted[at], theirs[at])) / len(own)
+    low, high = np.nanquantile(drawn, (0.025, 0.975)).tolist()
+    return _change(task, "spearman", float(np.mean(changes)), (low, high), number)
+
+
+def _spearman(first: Array, second: Array) -> float:
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
+
+
+def _change(task: str, name: str, value: float, interval: tuple[float, float], count: int) -> list[Metric]:
+    named = {"": value, "_low": interval[0], "_high": interval[1]}
+    return [Metric(task, f"{name}_change{end}", "none", one, None, True, count) for end, one in named.items()]
 
 
 def _of_agreement(found: Agreement) -> Sequence[Metric]:

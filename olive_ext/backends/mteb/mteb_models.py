@@ -9,6 +9,7 @@ from typing import Any
 import mteb
 import numpy as np
 import numpy.typing as npt
+from mteb.abstasks.sts import AbsTaskSTS
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.model_meta import ModelMeta
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
@@ -47,7 +48,9 @@ class OrtEncoder:
         """What is put before the texts of a task."""
         prompts = self.encoder.prompts
         name = get_prompt_name(prompts, task_metadata, prompt_type)
-        if name is None and prompt_type is not None and prompt_type.value == "document":
+        if name is None and prompt_type is None:  # a query or a document without its prompt gets none
+            name = self.encoder.default_prompt_name
+        elif name is None and prompt_type.value == "document":
             name = next((one for one in _DOCUMENTS if one in prompts), None)
         return prompts.get(name, "") if name else ""
 
@@ -116,6 +119,22 @@ def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], f
                 return _original(scores, *rest, **named)
 
             task.task_specific_scores = keep
+    return kept
+
+
+def keep_pairs(tasks: Sequence[Any]) -> dict[str, list[tuple[Array, Array]]]:
+    """For each similarity task what its next run fills in: of each subset the wanted scores and the cosines of its
+    pairs."""
+    kept: dict[str, list[tuple[Array, Array]]] = {}
+    similarity: list[Any] = [task for task in tasks if isinstance(task, AbsTaskSTS)]
+    for task in similarity:
+        own = kept.setdefault(task.metadata.name, [])
+
+        def keep(scores: Any, wanted: Any, _own: Any = own, _original: Any = task._calculate_scores) -> Any:
+            _own.append((np.asarray(wanted, np.float32), np.asarray(scores["cosine_scores"], np.float32)))
+            return _original(scores, wanted)
+
+        task._calculate_scores = keep
     return kept
 
 

@@ -25,6 +25,9 @@ class SentenceFiles:
 
     pooling: str | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    """The prompt of texts that are neither queries nor documents, where a task has none of its own."""
+
     max_length: int | None = None
     answers: tuple[int, int] | None = None
     """Tokens of a reranker's "yes" and "no"."""
@@ -52,8 +55,11 @@ def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
     prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if text}
     if bert.get("do_lower_case") is True:
         raise ModelError(f"'{folder / names[1]}' lowers texts ('do_lower_case' = true), which is not run here")
+    default = config.get("default_prompt_name")
+    if default is not None and default not in (config.get("prompts") or {}):
+        raise ModelError(f"'{folder / names[0]}' has no prompt of its 'default_prompt_name' = {default!r}")
     length = bert.get("max_seq_length")
-    return SentenceFiles(pooling, prompts, length if isinstance(length, int) else None, answers)
+    return SentenceFiles(pooling, prompts, default, length if isinstance(length, int) else None, answers)
 
 
 def _modules(file: Path) -> list[Mapping[str, Any]]:

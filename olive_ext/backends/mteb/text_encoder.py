@@ -47,7 +47,9 @@ class TextEncoder:
         found = read_sentence_files((files.directory, files.decoder.parent, Path(files.tokenizer)))
         if found.answers is not None:
             raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
-        self.prompts = dict(found.prompts if self.settings.prompts is None else self.settings.prompts)
+        given = self.settings.prompts
+        self.prompts = dict(found.prompts if given is None else given)
+        self.default_prompt_name = found.default_prompt_name if given is None else None
         inputs = [one.name for one in load_graph(files.decoder).graph.input]
         self.states: DecoderStates | FeatureGraph
         self.states = DecoderStates(model) if any("past" in name for name in inputs) else FeatureGraph(model)

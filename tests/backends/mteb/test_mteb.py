@@ -21,9 +21,11 @@ pytest.importorskip("mteb")
 
 from olive.evaluator.olive_evaluator import MTEBEvaluator
 from olive.model import ONNXModelHandler
+from scipy.stats import bootstrap, spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from olive_ext.backends.mteb import TextEncoder
+from olive_ext.backends.mteb.evaluation import _correlations
 from olive_ext.backends.mteb.yes_no import YesNoReranker
 from olive_ext.config.embedding import EmbeddingSettings
 from olive_ext.workflow import OrtEvaluator, cli_run
@@ -98,16 +100,43 @@ def test_section_has_the_numbers_of_olives_evaluator(name: str) -> None:
         assert value == pytest.approx(found.root[key].value, abs=1e-4), key
 
 
-def test_section_with_prompts_has_sentence_transformers_numbers() -> None:
-    """mteb with sentence-transformers, which puts the model's prompts before queries."""
+@pytest.mark.parametrize("default", [None, "query"])
+def test_section_with_prompts_has_sentence_transformers_numbers(default: str | None, tmp_path: Path) -> None:
+    """mteb with sentence-transformers, which puts the model's prompts before queries, and its default before texts of
+    neither kind alone."""
     import mteb
 
-    hf, onnx = folders("qwen3")
+    hf, onnx = (shutil.copytree(folder, tmp_path / folder.name) for folder in folders("qwen3"))
+    for folder in (hf, onnx):
+        file = folder / "config_sentence_transformers.json"
+        file.write_text(json.dumps({"prompts": PROMPTS, "default_prompt_name": default}), encoding="utf-8")
     tasks = mteb.get_tasks(tasks=TASKS)
     results = mteb.MTEB(tasks=tasks).run(SentenceTransformer(str(hf), device="cpu"), output_folder=None, verbosity=0)
     ours = measured(onnx)
     for result in results:
         assert ours[f"{result.task_name}-main_score"] == pytest.approx(result.main_score, abs=1e-4)
+    own = measured(onnx, prompts=PROMPTS)
+    assert (own["TinySTS-main_score"] != ours["TinySTS-main_score"]) == (default is not None)
+
+
+def test_change_of_a_correlation_has_scipys_interval() -> None:
+    """The percentile bootstrap of scipy over the same pairs, within what 1,000 draws leave open."""
+    random = np.random.default_rng(3)
+    wanted = random.integers(0, 6, 200).astype(np.float32)
+    ours, theirs = (wanted + random.normal(0, spread, 200).astype(np.float32) for spread in (3, 2))
+    found = {metric.metric: metric.value for metric in _correlations("t", [(wanted, ours)], [(wanted, theirs)])}
+
+    def change(*sides: Any) -> float:
+        first, second = (spearmanr(sides[0], side).statistic for side in sides[1:])
+        return float(first - second)
+
+    draws = bootstrap(
+        (wanted, ours, theirs), change, paired=True, vectorized=False, n_resamples=2000, method="percentile"
+    )
+    assert found["spearman_change"] == pytest.approx(change(wanted, ours, theirs), abs=1e-6)
+    wide = draws.confidence_interval.high - draws.confidence_interval.low
+    assert found["spearman_change_low"] == pytest.approx(draws.confidence_interval.low, abs=0.1 * wide)
+    assert found["spearman_change_high"] == pytest.approx(draws.confidence_interval.high, abs=0.1 * wide)
 
 
 def test_public_section_runs_with_local_tasks() -> None:
@@ -146,11 +175,13 @@ def test_model_against_itself_and_against_another() -> None:
     assert same["embeddings-cosine_min"] == pytest.approx(1, abs=1e-6)
     assert same["embeddings-neighbour_rank_correlation"] == pytest.approx(1, abs=1e-6)
     signs = measured(onnx, reference=str(onnx), embedding_precision="binary")
-    change = [signs[f"TinyRetrieval-ndcg_at_10_change{end}"] for end in ("_low", "", "_high")]
-    assert change == sorted(change)
-    assert change[0] < change[2]
-    assert change[1] == pytest.approx(signs["TinyRetrieval-main_score_change"], abs=2e-5)
-    assert same["TinyRetrieval-ndcg_at_10_change"] == 0
+    for name in ("TinyRetrieval-ndcg_at_10_change", "TinySTS-spearman_change"):
+        change = [signs[f"{name}{end}"] for end in ("_low", "", "_high")]
+        assert change == sorted(change)
+        assert change[0] < change[2]
+        assert change[1] == pytest.approx(signs[f"{name.partition('-')[0]}-main_score_change"], abs=2e-5)
+        assert same[name] == 0
+    assert same["TinySTS-spearman_change_low"] == same["TinySTS-spearman_change_high"] == 0
     assert signs["embeddings-cosine_mean"] < 0.95
     assert signs["embeddings-neighbour_rank_correlation"] < 0.99
 
