@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.recorded import ReadingTap
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, MissingStatesError
 from olive_ext.engine.runners.ort.opening import open_ort_runner
-from olive_ext.engine.runners.ort.step_states import MissingStatesError
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records

@@ -25,9 +25,8 @@ from olive_ext.model.spec.media_types import MEDIA_PARTS
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.remedy.activations import kernels_roundings, static_roundings
 from olive_ext.remedy.documents import answered
-from olive_ext.remedy.groups import Group, grouped
 from olive_ext.remedy.loss_map import Entry, LossMap
-from olive_ext.remedy.measurements import Material, Measurements
+from olive_ext.remedy.measurements import Group, Material, Measurements, grouped
 from olive_ext.remedy.mended_package import refuse_inside
 from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.pairing import Pairing, Target, pair, refuse_nothing
