@@ -16,10 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from olive_ext.engine.media.arrays import Array, Arrays, is_padded
 from olive_ext.engine.media.graphs import LateShapeError
 from olive_ext.engine.media.items import MediaItem
-from olive_ext.engine.media.shapes import MOST_GRIDS, EncoderShapes
+from olive_ext.engine.media.shapes import MOST_GRIDS, Array, Arrays, EncoderShapes, is_padded
 from olive_ext.engine.runners.ort.ort_failures import FAILURES
 from olive_ext.errors import first_line
 from olive_ext.model.spec.media_types import MediaEncoderSpec
