@@ -22,7 +22,7 @@ from olive_ext.config import (
     WorkflowSettings,
     with_named_metrics,
 )
-from olive_ext.config.location import NEEDS_ONNX
+from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing

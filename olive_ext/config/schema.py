@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from olive_ext.config.evaluation import WorkflowSettings
-from olive_ext.config.location import LocationSettings
-from olive_ext.config.mending import MendingSettings
 from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings
+from olive_ext.config.remedy import LocationSettings, MendingSettings
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.progress import say
-from olive_ext.config.mending import MendingConfig
+from olive_ext.config.remedy import MendingConfig
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files

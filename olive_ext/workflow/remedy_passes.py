@@ -14,8 +14,8 @@ from typing import Any
 from olive.model import CompositeModelHandler, ONNXModelHandler
 
 from olive_ext.config import EvaluationSettings, LocationConfig, LocationSettings, MendingConfig, MendingSettings
-from olive_ext.config.location import NEEDS_ONNX
 from olive_ext.config.model import ModelConfig
+from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import load_graph, weight_files
