@@ -15,6 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings, ModelSettings
@@ -143,11 +144,8 @@ def fixed_threads(number: int | None) -> Iterator[None]:
         made.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": number}}}}))
         return made
 
-    onnxruntime.InferenceSession, onnxruntime_genai.Config = session, config
-    try:
+    with replaced(onnxruntime, "InferenceSession", session), replaced(onnxruntime_genai, "Config", config):
         yield
-    finally:
-        onnxruntime.InferenceSession, onnxruntime_genai.Config = kept_session, kept_config
 
 
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
