@@ -202,7 +202,9 @@ class GraphWeights(Constants):
         """[K, N]. Each sum of a row of the identity matrix has one term that is not zero, so it is exact; activations
         are not rounded for it, whatever the node's accuracy level."""
         del node.input[_BIAS[node.op_type] :]
-        _set_integer(node, "accuracy_level", 0)
+        for part in node.attribute:
+            if part.name == "accuracy_level":
+                part.i = 0
         num_inputs, dtype = int(attribute(node, "K", 0)), self._numbers(node.input[2]).dtype
         firsts = range(0, num_inputs, IDENTITY_ROWS)
         blocks = [np.eye(min(IDENTITY_ROWS, num_inputs - k), num_inputs, k, dtype=dtype) for k in firsts]
@@ -284,9 +286,3 @@ def _unpacked(bytes_: Matrix, bits: int) -> Matrix:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers: Matrix = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
     return numbers.reshape(*bytes_.shape[:-1], -1)
-
-
-def _set_integer(node: onnx.NodeProto, name: str, value: int) -> None:
-    for part in node.attribute:
-        if part.name == name:
-            part.i = value
