@@ -1,5 +1,5 @@
 """The loss map and the bill, each as one HTML file that needs nothing else, with the picture of a bill; and with it as
-all of its files. The room's only door to Jinja."""
+all of its files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from olive_ext.remedy import bill as bills
 from olive_ext.remedy import loss_map as maps
 from olive_ext.remedy.bill import Bill, changes_table, points_table
 from olive_ext.remedy.loss_map import HEADS, Entry, LossMap, heat, interval, row
 from olive_ext.report import numbers
-from olive_ext.report.html import render
+from olive_ext.report.html.render import filled
 from olive_ext.report.report import plain, to_json
 from olive_ext.report.report_files import write_texts
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_LOOK = Path(render.__file__).with_name("templates")
-"""Those of report.html, whose style sheet is shared."""
+"""Beside those of report.html, whose style sheet is shared."""
 
 _TONES: dict[bills.Verdict, str] = {"kept": "fine", "not kept": "loss", "not decided": "doubt", "none": ""}
 """The style of a verdict."""
@@ -55,8 +53,9 @@ def to_html(loss_map: LossMap) -> str:
     """The page: the sentences, a heat map of layers by kinds, places in the texts, and all entries."""
     kinds, layers = heat(loss_map)
     largest = max((entry.kl for entry in loss_map.entries), default=0.0)
-    return _rendered(
+    return filled(
         "loss_map.html.j2",
+        _TEMPLATES,
         map=loss_map,
         kinds=kinds,
         layers=layers,
@@ -73,25 +72,15 @@ def to_html(loss_map: LossMap) -> str:
 
 def bill_page(bill: Bill) -> str:
     """The page of a bill: the sentences, bytes against loss, and what changed."""
-    return _rendered(
+    return filled(
         "bill.html.j2",
+        _TEMPLATES,
         bill=bill,
         tone=_TONES[bill.verdict],
         picture=picture_of(bill),
         changed=changes_table(bill),
         points=points_table(bill),
     )
-
-
-def _rendered(template: str, **values: Any) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader([_TEMPLATES, _LOOK]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    text = environment.get_template(template).render(**values)
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _shade(entry: Entry, largest: float) -> int:
