@@ -7,6 +7,7 @@ quantized graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -119,8 +120,7 @@ class Rounding:
             copy.name = names[tensor.name] = f"{body.output[0].name}/{tensor.name}"
         as_scale = writer.add("Cast", [value], to=self.scale_type)
         for node in self.pair:
-            copied = onnx.NodeProto()
-            copied.CopyFrom(node)
+            copied = deepcopy(node)
             copied.domain = _DOMAIN  # which has all types of numbers at every opset
             as_scale = writer.clone(copied, {**names, node.input[0]: as_scale})[node.output[0]]
         return as_scale

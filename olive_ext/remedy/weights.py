@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,16 +131,14 @@ class GraphWeights(Constants):
             return self._constant(use.value)
         if use.part:
             return self._experts(use)
-        node = onnx.NodeProto()
-        node.CopyFrom(use.node)
+        node = deepcopy(use.node)
         if node.op_type == "GatherBlockQuantized":
             return self._table(node)
         return self._product(node)
 
     def product(self, use: WeightUse, rows: Matrix) -> Matrix:
         """What the node of a product gives for `rows` [R, K], without its bias [R, N], as the host computes it."""
-        node = onnx.NodeProto()
-        node.CopyFrom(use.node)
+        node = deepcopy(use.node)
         del node.input[_BIAS.get(node.op_type, len(node.input)) :]
         return self._run([node], {node.input[0]: rows}, node.output[0])
 
@@ -243,8 +242,7 @@ class GraphWeights(Constants):
 
     def tensor(self, name: str) -> onnx.TensorProto:
         """A copy of an initializer with its numbers inside."""
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(self.initializers[name])
+        tensor = deepcopy(self.initializers[name])
         if uses_external_data(tensor):
             path, offset, length = self.place(tensor)
             with path.open("rb") as file:
