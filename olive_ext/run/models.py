@@ -173,8 +173,7 @@ class Models:
         session, stem = getattr(lm, "session", None), self.config.journal
         if session is not None and session.records is not None:
             return None
-        is_timed = any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(self.config))
-        resume = self.config.resume if self.config.resume is not None else not is_timed
+        resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
         if session is not None:
             session.keep_answers(stem, resume=resume, facts={"versions": runtimes()})
         if session is not None or stem is None:
@@ -235,6 +234,11 @@ class Models:
         names = (model.settings.model for model in both)
         refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
         return special_traits(reference) == special_traits(own)
+
+
+def _is_timed(config: EvaluationConfig) -> bool:
+    """Whether the machine's work is measured, which answers of earlier runs would not be."""
+    return any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(config))
 
 
 def runtimes() -> dict[str, str]:
