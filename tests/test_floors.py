@@ -71,7 +71,7 @@ FLOORS = {
         ["forms.base"],
         ["forms.tree.steps", "forms.returned.steps", "forms.rows.steps"],
         ["runners.runner", "halves"],
-        ["forms.kv_store", "runners.ort.ort_failures", "runners.ort.step_states"],
+        ["forms.kv_store", "runners.ort.ort_failures"],
         ["runners.ort.inputs", "runners.ort.bound_weights"],
         ["media"],
         ["forms"],
@@ -92,8 +92,8 @@ FLOORS = {
     ],
     "olive_ext.engine.media": [
         ["items"],
-        ["arrays"],
-        ["shapes", "graphs", "log_mel"],
+        ["shapes"],
+        ["graphs"],
         ["batches", "transducer"],
         ["encoder", "source_encoder"],
         ["embedding"],
@@ -104,7 +104,7 @@ FLOORS = {
         ["ort", "genai", "hf"],
     ],
     "olive_ext.engine.runners.ort": [
-        ["ort_failures", "step_states"],
+        ["ort_failures"],
         ["inputs", "placement"],
         ["head", "bound_weights", "plain_graph"],
         ["ort_runner"],

@@ -31,7 +31,7 @@ SHORTEST = 30
 
 def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
     """The first `count` paragraphs of the task's texts, and two more to warm up with."""
-    from olive_ext.backends.request_recorder import record
+    from olive_ext.backends.peer_backends import record
 
     requests = record([task], include_path, limit=None, num_fewshot=None, gen_kwargs={}, seed=None)
     lines = [line.strip() for one in requests for line in str(one.args[0]).split("\n")]

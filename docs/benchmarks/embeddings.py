@@ -26,7 +26,7 @@ from make_models import corpus
 
 from olive_ext.backends.mteb import TextEncoder
 from olive_ext.config import ModelSettings
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.model import resolve
 
 INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "

@@ -27,7 +27,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.remedy.locate import Location, opened_location
 from olive_ext.remedy.measurements import Material
-from olive_ext.remedy.mend import Mender, Origin
+from olive_ext.remedy.mend import Mender
 from olive_ext.remedy.mended_package import copy_of
 from olive_ext.remedy.pairing import relative_error
 from olive_ext.remedy.race import Floats, estimate
@@ -130,9 +130,9 @@ def main() -> None:
     rows: dict[str, Row] = {}
     with (
         opened_location(config.location(), progress=True) as location,
-        (origin := Origin.of(location)).location.measuring() as material,
+        location.with_whole_experts().measuring() as material,
     ):
-        mender = Mender(None, None, origin, material, given.work / "drafts", progress=True)
+        mender = Mender(None, None, location, material, given.work / "drafts", progress=True)
         losses = Losses(location, mender, material)
         for name, row in losses.rows(folders):
             rows[name] = row

@@ -19,7 +19,7 @@ from harness import parser_of, table, write
 from olive_ext.config import MendingConfig
 from olive_ext.remedy.locate import opened_location
 from olive_ext.remedy.measurements import Material
-from olive_ext.remedy.mend import Mender, Origin
+from olive_ext.remedy.mend import Mender
 from olive_ext.remedy.mended_graph import alternative
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.variants import Floats
@@ -56,9 +56,9 @@ def measured(given: argparse.Namespace, work: Path) -> dict[str, list[float]]:
     )
     with (
         opened_location(config.location(), progress=True) as location,
-        (origin := Origin.of(location)).location.measuring() as material,
+        location.with_whole_experts().measuring() as material,
     ):
-        mender = Mender(config.most_kl, None, origin, material, work / "drafts", progress=True)
+        mender = Mender(config.most_kl, None, location, material, work / "drafts", progress=True)
         _, bill = mender.run()
         part = material.part(mender.choosing)
         answers = {"as it was": mender.menu.unchanged, "mended": tuple(line.chosen for line in bill.lines)}
@@ -75,7 +75,7 @@ def in_float_graph(mender: Mender, answer: Sequence[int], material: Material) ->
     for target, precision in mender.menu.precisions(answer).items():
         form = target
         if precision is not None and precision.bits:
-            form, weights = alternative(target, precision, mender.origin.sources[target.part])
+            form, weights = alternative(target, precision, mender.location.sources[target.part])
             material.variants.alternatives[form] = weights
         if precision is None or precision.bits:
             forms.append(form)

@@ -22,7 +22,7 @@ from harness import parser_of, spread, table, timed, turns, write
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.request_recorder import instances, record
+from olive_ext.backends.peer_backends import instances, record
 from olive_ext.session import Session
 
 

@@ -40,11 +40,23 @@ def sandboxed_templates() -> Iterator[None]:
     sandbox = BoundedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
     sandbox.filters.update(own.filters)
     sandbox.from_string = functools.lru_cache(maxsize=4096)(sandbox.from_string)  # type: ignore[method-assign]
-    lm_eval.utils.env = sandbox
+    with replaced(lm_eval.utils, "env", sandbox):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
+    behind it."""
+    own, is_own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        lm_eval.utils.env = own
+        if is_own:
+            setattr(owner, name, own)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
@@ -58,10 +70,8 @@ def no_code_of_the_working_directory() -> Iterator[None]:
     module: Any = importlib.import_module("lm_eval.evaluator")  # `lm_eval` itself imports it when it evaluates
     with ExitStack() as undo:
         for name in ("add_env_info", "get_git_commit_hash"):
-            original = getattr(module, name, None)
-            if original is not None:
-                setattr(module, name, lambda *_: None)
-                undo.callback(setattr, module, name, original)
+            if getattr(module, name, None) is not None:
+                undo.enter_context(replaced(module, name, lambda *_: None))
         if "PYTHONSAFEPATH" not in os.environ:
             os.environ["PYTHONSAFEPATH"] = "1"
             undo.callback(os.environ.pop, "PYTHONSAFEPATH", None)
@@ -78,8 +88,7 @@ def quiet_bars(progress: bool) -> Iterator[None]:
             module: Any = sys.modules.get(name)
             bar = getattr(module, "tqdm", None)
             if isinstance(bar, type):
-                module.tqdm = functools.partial(_bar, bar, disable)
-                undo.callback(setattr, module, "tqdm", bar)
+                undo.enter_context(replaced(module, "tqdm", functools.partial(_bar, bar, disable)))
         loading: Any = sys.modules.get("transformers.utils.logging")
         if not (progress and sys.stderr.isatty()) and getattr(loading, "is_progress_bar_enabled", bool)():
             loading.disable_progress_bar()
@@ -136,12 +145,11 @@ def media_of_shots() -> Iterator[None]:
     """While it lasts, requests of tasks with examples hold the pictures and sounds of these before the document's own,
     in the order of the prompt."""
     task: Any = ConfigurableTask
-    own = task.fewshot_context, task.construct_requests
-    task.fewshot_context, task.construct_requests = noting_shots(own[0]), _adding(own[1])
-    try:
+    with (
+        replaced(task, "fewshot_context", noting_shots(task.fewshot_context)),
+        replaced(task, "construct_requests", _adding(task.construct_requests)),
+    ):
         yield
-    finally:
-        task.fewshot_context, task.construct_requests = own
 
 
 def noting_shots(make_context: Any) -> Any:
@@ -159,11 +167,8 @@ def noting_shots(make_context: Any) -> Any:
             vars(task)[_SHOTS] = list(type(sampler).sample(sampler, *given, **more))
             return vars(task)[_SHOTS]
 
-        sampler.sample = sample
-        try:
+        with replaced(sampler, "sample", sample):
             return make_context(task, *args, **options)
-        finally:
-            del sampler.sample
 
     return noted
 

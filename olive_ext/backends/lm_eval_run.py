@@ -19,6 +19,7 @@ from olive_ext.backends.lm_eval_patches import (
     media_of_shots,
     no_code_of_the_working_directory,
     quiet_bars,
+    replaced,
     sandboxed_templates,
 )
 from olive_ext.backends.task_checks import checked_documents
@@ -98,11 +99,8 @@ def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     if tokenizer is None or name not in names:
         known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
         raise ConfigError(f"'apply_chat_template' = {name!r}: give {known}")
-    tokenizer.chat_template = templates[name]
-    try:
+    with replaced(tokenizer, "chat_template", templates[name]):
         yield
-    finally:
-        tokenizer.chat_template = templates
 
 
 def sample_line(sample: Mapping[str, Any]) -> str:

@@ -1,21 +1,25 @@
-"""Peers: lm-eval's own backends, which ours is compared with, opened on the same model with as many threads.
-
-Knows no request and no clock.
+"""Peers: lm-eval's own backends, which ours is compared with, opened on the same model with as many threads; and the
+requests that lm-eval makes of a model, recorded by a stand-in, so that all of them get the same ones. Knows no clock.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError
+from olive_ext.backends.lm_eval_patches import replaced
+from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.task_loading import Seeds, load_tasks
+from olive_ext.config import EvaluationSettings, ModelSettings
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import resolve
 from olive_ext.text.tokenizer import load_tokenizer
 
@@ -140,8 +144,71 @@ def fixed_threads(number: int | None) -> Iterator[None]:
         made.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": number}}}}))
         return made
 
-    onnxruntime.InferenceSession, onnxruntime_genai.Config = session, config
-    try:
+    with replaced(onnxruntime, "InferenceSession", session), replaced(onnxruntime_genai, "Config", config):
         yield
-    finally:
-        onnxruntime.InferenceSession, onnxruntime_genai.Config = kept_session, kept_config
+
+
+Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until"]
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One request: lm-eval's arguments, and the task and document to which it belongs."""
+
+    kind: Kind
+    args: tuple[Any, ...]
+    task: str
+    document: int
+
+
+class _Recorder(LM):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[RecordedRequest] = []
+
+    def _keep(self, kind: Kind, requests: Sequence[Instance]) -> None:
+        for one in requests:
+            if len(one.args) > 2:
+                raise TaskError(f"task '{one.task_name}' asks with images or sound, which is not compared")
+            args = copy.deepcopy(tuple(one.args))
+            self.requests.append(RecordedRequest(kind, args, str(one.task_name), int(one.doc_id)))
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self._keep("loglikelihood", requests)
+        return [(-1.0, False)] * len(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        self._keep("loglikelihood_rolling", requests)
+        return [-1.0] * len(requests)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        self._keep("generate_until", requests)
+        return [""] * len(requests)
+
+
+def record(
+    tasks: Sequence[str],
+    include_path: str | Sequence[str] | None,
+    *,
+    limit: float | None,
+    num_fewshot: int | None,
+    gen_kwargs: dict[str, Any],
+    seed: int | None,
+) -> list[RecordedRequest]:
+    """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
+    seeds = Seeds.of(seed)
+    own = {"limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "bootstrap_iters": 0}
+    settings = EvaluationSettings.parse({"tasks": list(tasks), **own})
+    recorder = _Recorder()
+    run_tasks(recorder, load_tasks(tasks, include_path, seeds), settings, seeds=seeds)
+    if not recorder.requests:
+        raise TaskError(f"tasks {list(tasks)} ask nothing of a model")
+    return recorder.requests
+
+
+def instances(requests: Sequence[RecordedRequest]) -> list[Instance]:
+    """Requests of one kind as lm-eval passes them to a model: copies, since the model may change them."""
+    return [
+        Instance(one.kind, {}, copy.deepcopy(one.args), index, metadata=(one.task, one.document, 1))
+        for index, one in enumerate(requests)
+    ]

@@ -14,6 +14,7 @@ from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.data_faults import fault_of
+from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.errors import TaskError, counted, named_failures
 from olive_ext.text.bounded_templates import refuse_long
 
@@ -104,7 +105,8 @@ def made_tasks() -> Iterator[None]:
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
                 raise
 
-    with _replaced("__init__", made), _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)):
+    listed = _listed_choices(ConfigurableTask.doc_to_choice)
+    with replaced(ConfigurableTask, "__init__", made), replaced(ConfigurableTask, "doc_to_choice", listed):
         yield
 
 
@@ -166,26 +168,12 @@ def checked_documents() -> Iterator[None]:
         return made
 
     with (
-        _replaced("construct_requests", checked),
-        _replaced("doc_iterator", iterated),
-        _replaced("fewshot_context", prompted),
-        _replaced("doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)),
+        replaced(ConfigurableTask, "construct_requests", checked),
+        replaced(ConfigurableTask, "doc_iterator", iterated),
+        replaced(ConfigurableTask, "fewshot_context", prompted),
+        replaced(ConfigurableTask, "doc_to_choice", _listed_choices(ConfigurableTask.doc_to_choice)),
     ):
         yield
-
-
-@contextmanager
-def _replaced(name: str, method: Any) -> Iterator[None]:
-    own = getattr(ConfigurableTask, name)
-    is_inherited = name not in vars(ConfigurableTask)
-    setattr(ConfigurableTask, name, method)
-    try:
-        yield
-    finally:
-        if is_inherited:
-            delattr(ConfigurableTask, name)
-        else:
-            setattr(ConfigurableTask, name, own)
 
 
 def _problem(task: Any, doc: Any) -> str | None:

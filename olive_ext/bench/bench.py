@@ -23,7 +23,7 @@ from olive_ext.report import check_writable, write_texts
 from olive_ext.run.machine import describe_hardware
 
 if TYPE_CHECKING:
-    from olive_ext.backends.request_recorder import RecordedRequest
+    from olive_ext.backends.peer_backends import RecordedRequest
 
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
@@ -86,7 +86,7 @@ class Bench:
 
     def _record(self, factor: int) -> Sequence[RecordedRequest]:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
-        from olive_ext.backends.request_recorder import record
+        from olive_ext.backends.peer_backends import record
 
         config = self.config
         requests = record(

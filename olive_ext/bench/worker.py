@@ -26,7 +26,7 @@ from olive_ext.text.conversion import target_windows
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.ort_lm import OrtLM
-    from olive_ext.backends.request_recorder import RecordedRequest
+    from olive_ext.backends.peer_backends import RecordedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ def perform(job: BenchJob) -> dict[str, Any]:
 
 
 def _requests(job: BenchJob) -> list[RecordedRequest]:
-    from olive_ext.backends.request_recorder import RecordedRequest
+    from olive_ext.backends.peer_backends import RecordedRequest
 
     written = json.loads(Path(job.requests).read_text())
     return [RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in written]
 
 
 def _answer(job: BenchJob) -> dict[str, Any]:
-    from olive_ext.backends.request_recorder import instances
+    from olive_ext.backends.peer_backends import instances
 
     recorded = _requests(job)
     kinds = {kind: own for kind in KINDS if (own := [one for one in recorded if one.kind == kind])}
@@ -125,7 +125,7 @@ def open_lm(job: BenchJob) -> Any:
 
 def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
     """Answers a few requests of each kind, spread over all."""
-    from olive_ext.backends.request_recorder import instances
+    from olive_ext.backends.peer_backends import instances
 
     for kind, own in kinds.items():
         some = own[:: max(1, len(own) // number)][:number] if number else []
@@ -185,7 +185,7 @@ def _contexts(job: BenchJob) -> dict[str, Any]:
 
 def _latencies(job: BenchJob) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
-    from olive_ext.backends.request_recorder import instances
+    from olive_ext.backends.peer_backends import instances
     from olive_ext.session.calls import to_generation
 
     lm: OrtLM = open_lm(job)

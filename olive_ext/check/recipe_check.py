@@ -22,7 +22,7 @@ from olive_ext.config import (
     WorkflowSettings,
     with_named_metrics,
 )
-from olive_ext.config.location import NEEDS_ONNX
+from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
@@ -61,7 +61,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             section.add(block.where, f"{block.type}, {of_tasks or 'metrics: ' + described(block.keys.get('metrics'))}")
             valid.append(settings.as_evaluation())
             continue
-        section.add(block.where, f"{block.type}, tasks: {', '.join(_task_name(task) for task in settings.tasks)}")
+        named = [task if isinstance(task, str) else str(task.get("task", "inline task")) for task in settings.tasks]
+        section.add(block.where, f"{block.type}, tasks: {', '.join(named)}")
         if isinstance(settings, WorkflowSettings):
             valid.append(settings)
         inputs += _check_block(recipe, block, settings, findings)
@@ -185,10 +186,6 @@ def _inputs(settings: WorkflowSettings | LocationSettings, where: str) -> list[T
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
         raise TaskError(f"'{where}.tasks': {error}") from error
-
-
-def _task_name(task: str | dict[str, Any]) -> str:
-    return task if isinstance(task, str) else str(task.get("task", "inline task"))
 
 
 def _check_input_model(

@@ -8,10 +8,9 @@ from olive_ext.config.base import Strict, accepts
 from olive_ext.config.certain import Bound, Certain
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, WorkflowSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
-from olive_ext.config.location import LocationConfig, LocationSettings
-from olive_ext.config.mending import MendingConfig, MendingSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings, with_named_metrics
+from olive_ext.config.remedy import LocationConfig, LocationSettings, MendingConfig, MendingSettings
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
     LOSS_MAP_TYPE,

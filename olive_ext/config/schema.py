@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from olive_ext.config.evaluation import WorkflowSettings
-from olive_ext.config.location import LocationSettings
-from olive_ext.config.mending import MendingSettings
 from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings
+from olive_ext.config.remedy import LocationSettings, MendingSettings
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -57,17 +56,12 @@ _PASS_KEYS: Json = {
     "host": {"type": ["string", "object"], "description": "Olive system the pass runs on."},
     "evaluator": {"type": ["string", "object"], "description": "Olive evaluator of the pass's output model."},
 }
-_TYPES: dict[str, Json] = {
-    PASS_TYPE: {
-        "const": PASS_TYPE,
-        "description": "This package's pass: measures the model and hands it on unchanged.",
-    },
-    LOSS_MAP_TYPE: {"const": LOSS_MAP_TYPE, "description": "This package's pass: says which weights the loss is of."},
-    MENDING_TYPE: {
-        "const": MENDING_TYPE,
-        "description": "This package's pass: puts the weights that lose most into a finer precision.",
-    },
+_PASS_BLOCKS = {
+    PASS_TYPE: ("pass", "measures the model and hands it on unchanged"),
+    LOSS_MAP_TYPE: ("loss_map", "says which weights the loss is of"),
+    MENDING_TYPE: ("mending", "puts the weights that lose most into a finer precision"),
 }
+"""The name of each pass's block in the schema of a recipe, and what the pass does."""
 
 _TITLES = {
     "evaluator": f"{EVALUATOR_TYPE} block of an Olive recipe",
@@ -85,23 +79,20 @@ def settings_of_pass(pass_type: str) -> type[WorkflowSettings | LocationSettings
 
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
-    settings, location, mending = (_tidy(one.model_json_schema()) for one in PASSES.values())
-    definitions, metrics = settings.get("$defs", {}), _tidy(MetricSettings.model_json_schema())
+    passes = {name: _tidy(one.model_json_schema()) for name, one in PASSES.items()}
+    settings, metrics = passes[PASS_TYPE], _tidy(MetricSettings.model_json_schema())
     blocks = {
         "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
         "metrics": _block(metrics["properties"], _METRICS_KEYS, "type_args", "metrics"),
-        "pass": _block(settings["properties"], {"type": _TYPES[PASS_TYPE], **_PASS_KEYS}, "config"),
-        "loss_map": _block(location["properties"], {"type": _TYPES[LOSS_MAP_TYPE], **_PASS_KEYS}, "config"),
-        "mending": _block(mending["properties"], {"type": _TYPES[MENDING_TYPE], **_PASS_KEYS}, "config"),
     }
+    for name, (block, does) in _PASS_BLOCKS.items():
+        own = {"type": {"const": name, "description": f"This package's pass: {does}."}, **_PASS_KEYS}
+        blocks[block] = _block(passes[name]["properties"], own, "config")
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
-    if kind == "recipe":
-        return {
-            **head,
-            **_recipe(),
-            "$defs": {**definitions, **location.get("$defs", {}), **mending.get("$defs", {}), **blocks},
-        }
-    return {**head, **blocks[kind], "$defs": definitions}
+    if kind != "recipe":
+        return {**head, **blocks[kind], "$defs": settings.get("$defs", {})}
+    definitions = {name: known for one in passes.values() for name, known in one.get("$defs", {}).items()}
+    return {**head, **_recipe(), "$defs": {**definitions, **blocks}}
 
 
 def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "tasks") -> Json:
@@ -112,22 +103,19 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
         "additionalProperties": False,
         "properties": properties,
     }
+    either = [{"required": [needed]}, {"required": [nested_key]}]
     return {
         "type": "object",
         "additionalProperties": False,
-        **({"required": ["type", needed]} if needed in olive_keys else _either(needed, nested_key)),
+        **({"required": ["type", needed]} if needed in olive_keys else {"required": ["type"], "anyOf": either}),
         "properties": {**olive_keys, nested_key: nested, **properties},
     }
-
-
-def _either(needed: str, nested_key: str) -> Json:
-    return {"required": ["type"], "anyOf": [{"required": [needed]}, {"required": [nested_key]}]}
 
 
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
     evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), _when_ours(METRICS_TYPE, "metrics")]}
-    ours = [_when_ours(PASS_TYPE, "pass"), _when_ours(LOSS_MAP_TYPE, "loss_map"), _when_ours(MENDING_TYPE, "mending")]
+    ours = [_when_ours(name, block) for name, (block, _) in _PASS_BLOCKS.items()]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}
     return {

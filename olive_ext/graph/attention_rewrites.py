@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 
 import onnx
 from onnx import helper
@@ -33,8 +34,7 @@ def with_full_length_kv(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not _windowed(model.graph):
         return model
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     graph = edited.graph
     for node in _windowed(graph):
         take_attribute(node, ATTRIBUTE, 0)

@@ -135,13 +135,6 @@ def model_of(graph: onnx.GraphProto, opset: int, *domains: str) -> onnx.ModelPro
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy to be edited."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
-
-
 def default_opset(model: onnx.ModelProto) -> int:
     """The version of ONNX's own operators that the model is written in."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)

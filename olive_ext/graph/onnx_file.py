@@ -6,6 +6,7 @@ Knows files and protobufs, but no session and no provider.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,7 @@ def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelPr
     """
     if not external_locations(model) & renames.keys():
         return model
-    moved = onnx.ModelProto()
-    moved.CopyFrom(model)
+    moved = deepcopy(model)
     for tensor in tensors_of(moved):
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -42,8 +42,7 @@ def relocate(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelPr
 
 def with_outputs(model: onnx.ModelProto, values: Collection[str] | None = None) -> onnx.ModelProto:
     """A copy of `model` that also returns `values` of its nodes, in the order of the nodes; all where it is None."""
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     known = {value.name for value in edited.graph.output}
     names = [name for node in edited.graph.node for name in node.output if name and name not in known]
     wanted = names if values is None else [name for name in names if name in values]

@@ -7,6 +7,7 @@ Axes: B batch, S positions, H hidden size, V vocabulary, R rows that are scored,
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,8 +93,7 @@ def add_scoring_head(
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
     check_scoring(model, logits_name)
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     graph = edited.graph
     logits = _output(edited, logits_name)
     elem_type = logits.type.tensor_type.elem_type

@@ -60,7 +60,7 @@ def _block(use: WeightUse, weights: GraphWeights) -> int:
     node = use.node
     if node.op_type == "MatMulNBits":
         return int(attribute(node, "block_size", 0)) if attribute(node, "accuracy_level", 0) == _LEVEL else 0
-    maker = weights.makers.get(use.value)
+    maker = weights.maker.get(use.value)
     if node.op_type not in ("MatMul", "Gemm") or maker is None or maker.op_type != "DequantizeLinear":
         return 0
     return int(attribute(maker, "block_size", 0))
@@ -123,7 +123,7 @@ def _static(
 
 def _output_site(first: onnx.NodeProto, quantized: GraphWeights, uses: Mapping[str, WeightUse]) -> list[Site]:
     """The float graph's product whose output is rounded for all that read it; none where it is another value."""
-    value, maker = first.input[0], quantized.makers.get(first.input[0])
+    value, maker = first.input[0], quantized.maker.get(first.input[0])
     own = None if maker is None else _named(maker, uses)
     graph = quantized.model.graph
     is_read = any(value in node.input for node in graph.node if node is not first)

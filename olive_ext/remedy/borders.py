@@ -14,8 +14,7 @@ import numpy.typing as npt
 import onnx
 from typing_extensions import override
 
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights, OpenAbove
-from olive_ext.engine.runners.ort.step_states import KeptStates, StepStates
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, KeptStates, OpenAbove, StepStates
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.upper_part import UpperPart, UpperParts

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.recorded import ReadingTap
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, MissingStatesError
 from olive_ext.engine.runners.ort.opening import open_ort_runner
-from olive_ext.engine.runners.ort.step_states import MissingStatesError
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
@@ -53,7 +52,7 @@ class BoundSession:
         files |= {part: companion.graph for part, companion in model.files.companions.items()}
         model = _on_fitting_threads(model, sum(array.size for array in arrays[""].values()))
         self._decoder = Borders(arrays[""], switches.edit, model, levels)
-        self._weights = {part: BoundWeights(own, _unchanged) for part, own in arrays.items()} | {"": self._decoder}
+        self._weights = {part: BoundWeights(own, lambda _: None) for part, own in arrays.items()} | {"": self._decoder}
         texts = read_texts(model)
         opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
         self.local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
@@ -154,10 +153,6 @@ def _on_fitting_threads(model: ResolvedModel, num_weights: int) -> ResolvedModel
     if engine.num_threads != "auto" or model.device.kind != "cpu" or num_weights > SMALL:
         return model
     return model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
-
-
-def _unchanged(model: object) -> None:
-    """Edits nothing."""
 
 
 def _sums(session: Session, documents: Sequence[Document]) -> Floats:

@@ -20,7 +20,6 @@ from olive_ext.remedy.mended_graph import alternative, new_bytes
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import FLOAT, Precision
 from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.together import Graphs
 from olive_ext.remedy.weights import WeightUse
 
 CANDIDATES = (Precision(4, 64), Precision(4, 32), Precision(8, 128), Precision(8, 32), FLOAT)
@@ -71,13 +70,16 @@ class Menu:
         cls,
         losses: Mapping[Target, float],
         tables: Mapping[Target, Target],
-        graphs: Mapping[str, Graphs],
+        sources: Mapping[str, Sources],
         kernels: float = 0.0,
     ) -> Menu:
         """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
-        `graphs` by part of the package."""
+        `sources` by part of the package."""
         return cls(
-            {target: [*_choices(target, kl, tables.get(target), graphs[target.part])] for target, kl in losses.items()},
+            {
+                target: [*_choices(target, kl, tables.get(target), sources[target.part])]
+                for target, kl in losses.items()
+            },
             kernels,
         )
 
@@ -155,17 +157,17 @@ class Menu:
         return [[float(one.bytes) for one in choices] for choices in self._choices]
 
 
-def _choices(target: Target, kl: float, together: Target | None, graphs: Graphs) -> Iterable[Choice]:
+def _choices(target: Target, kl: float, together: Target | None, sources: Sources) -> Iterable[Choice]:
     """The weight as it is, then what is finer and larger; of one that is tied to a table (`together`) with the bytes
     of both, and with what is as fine for both in one."""
-    kl, sources = max(0.0, kl), graphs.sources
+    kl = max(0.0, kl)
     beside = together.bytes - target.bytes if together is not None else 0
     yield Choice(None, target.bytes + beside, kl, is_measured=True)
     bits, block_size = form_of(target.quantized[0], sources)
     offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
     if not offered:
         return
-    error, width = graphs.error(target), min(_width(own, sources) for own in target.floats)
+    error, width = sources.error(target), min(_width(own, sources) for own in target.floats)
     for precision in offered:
         form, own_form = (precision.bits, -precision.block_size), (bits, -block_size)
         if precision.block_size > width:
@@ -181,7 +183,7 @@ def _choices(target: Target, kl: float, together: Target | None, graphs: Graphs)
             yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)
         elif form > own_form:
             other, weights = alternative(target, precision, sources)
-            share = replace(graphs, quantized=weights).error(other) / error if error else 0.0
+            share = replace(sources, quantized=weights).error(other) / error if error else 0.0
             yield Choice(precision, other.bytes + beside, kl * share**2, is_measured=False)
 
 

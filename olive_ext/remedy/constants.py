@@ -46,8 +46,9 @@ class Constants:
 
     def __init__(self, model: onnx.ModelProto, path: Path) -> None:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
+        self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._makers = {name: node for node in model.graph.node for name in node.output if name}
+        self.maker = {name: node for node in model.graph.node for name in node.output if name}
         locations = {_stored_at(t)[0] for t in self.initializers.values() if uses_external_data(t)}
         self._folder, self._renames = external_data_plan(path, locations)
 
@@ -55,7 +56,7 @@ class Constants:
         """The nodes that make a constant, in an order in which they can run; none for an initializer."""
         if value in self.initializers or not value:
             return []
-        node = self._makers[value]
+        node = self.maker[value]
         order: list[onnx.NodeProto] = []
         for name in node.input:
             order += [one for one in self.makers(name) if all(one is not other for other in order)]
@@ -65,7 +66,7 @@ class Constants:
         """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
         if value in self.initializers:
             return int(self.initializers[value].data_type)
-        node = self._makers[value]
+        node = self.maker[value]
         if node.op_type == "Cast":
             return int(attribute(node, "to", TensorProto.FLOAT))
         return self.element_type(node.input[1 if node.op_type == "DequantizeLinear" else 0])
@@ -75,7 +76,7 @@ class Constants:
         something else."""
         if value in self.initializers:
             return self.numbers(value)
-        node = self._makers[value]
+        node = self.maker[value]
         whole = self.view(node.input[0]) if node.op_type in ("Transpose", "Identity") else None
         if whole is None or node.op_type == "Identity":
             return whole

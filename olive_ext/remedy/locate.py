@@ -25,18 +25,16 @@ from olive_ext.model.spec.media_types import MEDIA_PARTS
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.remedy.activations import kernels_roundings, static_roundings
 from olive_ext.remedy.documents import answered
-from olive_ext.remedy.groups import Group, grouped
 from olive_ext.remedy.loss_map import Entry, LossMap
-from olive_ext.remedy.measurements import Material, Measurements
+from olive_ext.remedy.measurements import Group, Material, Measurements, grouped
 from olive_ext.remedy.mended_package import refuse_inside
 from olive_ext.remedy.page import write_loss_map
-from olive_ext.remedy.pairing import Pairing, pair, refuse_nothing
+from olive_ext.remedy.pairing import Pairing, Target, pair, refuse_nothing
 from olive_ext.remedy.quantized_cache import QuantizedCache, quantized_cache, with_cache
 from olive_ext.remedy.race import Floats, Race, estimate
 from olive_ext.remedy.rounding_steps import share_beyond
 from olive_ext.remedy.roundings import AnyTarget, Rounding
-from olive_ext.remedy.sources import weights_in
-from olive_ext.remedy.together import whole_experts
+from olive_ext.remedy.sources import Sources, whole_experts, with_tables
 from olive_ext.remedy.variants import Variants, nats_by_document
 from olive_ext.remedy.weights import HOST
 from olive_ext.report.report_files import check_writable
@@ -87,12 +85,18 @@ class Location:
         self._config = config
         self._models = models
         self.model, self.reference = _comparable(models)
-        self.floats, self.quantized = (weights_in(one.files.decoder) for one in (self.reference, self.model))
-        if operator := quantizing_operator(self.floats.model):
+        decoders = Sources.of(self.reference.files.decoder, self.model.files.decoder)
+        if operator := quantizing_operator(decoders.floats.model):
             given = f"'reference' = '{self.reference.name}'"
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
+        self.floats, self.quantized = decoders.floats, decoders.quantized
         self.pairing: Pairing = pair(self.floats, self.quantized)
-        self.graphs = {"": (self.floats, self.quantized)}
+        self.sources = {"": decoders}
+        """By part of the package."""
+
+        self.tables: dict[Target, Target] = {}
+        """Heads whose table is stored apart, each with it."""
+
         self.targets = list(self.pairing.targets)
         self._roundings: list[Rounding] = []
         self._cache: QuantizedCache | None = None
@@ -104,8 +108,9 @@ class Location:
         return self
 
     def with_whole_experts(self) -> Location:
-        """As `with_parts`, with a node's experts as one target: they have one number of bits."""
+        """As `with_parts`, with a node's experts as one target, which have one number of bits; and `tables`."""
         self.targets = whole_experts(self.with_parts().targets)
+        self.tables = with_tables(self.targets, self.sources)
         return self
 
     def with_more(self) -> Location:
@@ -123,12 +128,12 @@ class Location:
         if len(files) < len(companions):
             return
         try:
-            floats, quantized = map(weights_in, files)
+            own = Sources.of(*files)
         except ModelError as error:
             self.pairing.unpaired[part] = str(error)
             return
-        pairing = pair(floats, quantized, part)
-        self.graphs[part] = floats, quantized
+        pairing = pair(own.floats, own.quantized, part)
+        self.sources[part] = own
         self.targets += pairing.targets
         self.pairing.unpaired |= {f"{node}, {part}": why for node, why in pairing.unpaired.items()}
 
@@ -162,7 +167,7 @@ class Location:
     def _variants(self, folder: Path) -> Variants:
         settings = self._config.reference
         record_to = {"folder": str(folder), "top": settings.top, "drawn": settings.drawn}
-        variants = Variants(self.reference, self.graphs, self.targets, self._roundings, record_to)
+        variants = Variants(self.reference, self.sources, self.targets, self._roundings, record_to)
         if self._cache is not None:
             variants.add_cache(self._cache, with_cache(self.reference, self._cache, self.quantized))
         why = "the engine's form of the float graph has no node that reads it"
@@ -218,7 +223,7 @@ class Location:
             by_position=() if divergence is None else divergence.by_position,
             by_class=() if divergence is None else divergence.by_class,
             unpaired=self.pairing.unpaired,
-            beyond_rounding=share_beyond(self.targets, self.graphs),
+            beyond_rounding=share_beyond(self.targets, self.sources),
             passes=race.num_passes,
             computed_passes=race.num_passes * share,
         )

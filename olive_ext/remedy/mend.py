@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.progress import say
-from olive_ext.config.mending import MendingConfig
+from olive_ext.config.remedy import MendingConfig
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError
-from olive_ext.model import ResolvedModel
-from olive_ext.model.files.content import load_graph, size_on_disk
+from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.remedy.bill import Bill, Line, Measured, Point, Priced
 from olive_ext.remedy.choices import CANDIDATES, Answer, Menu
 from olive_ext.remedy.documents import Document, document_key
-from olive_ext.remedy.drafts import Drafts
 from olive_ext.remedy.locate import Location, opened_location
 from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mended_package import Package, copy_of, moved, refuse_filled, refuse_inside
 from olive_ext.remedy.olive_settings import olive_settings
 from olive_ext.remedy.page import bill_texts
-from olive_ext.remedy.pairing import Target
-from olive_ext.remedy.search import Search
-from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.together import Graphs, with_tables
+from olive_ext.remedy.search import Drafts, Search
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
 
@@ -71,50 +66,19 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
     size = config.at_most if config.like is None else size_on_disk(locate_files(config.like))
     with opened_location(config.location(), progress) as location:
         refuse_inside(location.model, output)
-        origin, own_size = Origin.of(location), size_on_disk(location.model.files)
+        own_size = size_on_disk(location.with_whole_experts().model.files)
         given = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
         told = f"{given}: the quantized model itself takes {numbers.size(own_size)}"
-        if size is not None and own_size > size and not origin.tables:
+        if size is not None and own_size > size and not location.tables:
             raise ConfigError(told)
         with location.measuring() as material:
-            mender = Mender(config.most_kl, size, origin, material, config.unfinished / "drafts", progress)
+            mender = Mender(config.most_kl, size, location, material, config.unfinished / "drafts", progress)
             if size is not None and (least := mender.least) > size:
                 raise ConfigError(f"{told}, and {numbers.size(least)} with its table and its head as one")
             draft, bill = mender.run()
             write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
             moved(draft, output)
     return bill
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What is mended: a quantized model and the float one, the weights of their graphs by part, and the heads whose
-    table is stored apart, with it."""
-
-    location: Location
-    graphs: Mapping[str, Graphs]
-    tables: Mapping[Target, Target]
-
-    @classmethod
-    def of(cls, location: Location) -> Origin:
-        """With the targets that can be mended, in all graphs of the package."""
-        graphs = _graphs_of(location.with_whole_experts())
-        return cls(location, graphs, with_tables(location.targets, graphs))
-
-    @property
-    def sources(self) -> dict[str, Sources]:
-        """By part."""
-        return {part: graphs.sources for part, graphs in self.graphs.items()}
-
-
-def _graphs_of(location: Location) -> dict[str, Graphs]:
-    def file(model: ResolvedModel, part: str) -> Path:
-        return model.files.companions[part].graph if part else model.files.decoder
-
-    return {
-        part: Graphs(*both, Sources.of(file(location.reference, part), file(location.model, part)))
-        for part, both in location.graphs.items()
-    }
 
 
 class Mender:
@@ -124,14 +88,13 @@ class Mender:
         self,
         most_kl: float | None,
         size: int | None,
-        origin: Origin,
+        location: Location,
         material: Material,
         folder: Path,
         progress: bool,
     ) -> None:
         """Bound and size, of which one may be None; `folder` is for models that are measured."""
-        location = origin.location
-        self._most_kl, self._size, self.origin = most_kl, size, origin
+        self._most_kl, self._size, self.location = most_kl, size, location
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
         self.choosing, self.held_out = split(material.documents, material.tasks)
@@ -139,13 +102,13 @@ class Mender:
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         by_target = {target: losses[target.name] for target in location.targets}
-        self.menu = Menu.of(by_target, origin.tables, origin.graphs, kernels)
+        self.menu = Menu.of(by_target, location.tables, location.sources, kernels)
 
         def told(package: Package) -> None:
             if progress:
                 say(f"writing {numbers.size(package.num_bytes)} to {folder}")
 
-        self.drafts = Drafts(location.model, origin.sources, self.menu, material, folder, told)
+        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, told)
         self._measure_tables()
         self.search = Search(self.menu, self.drafts, self.own_size, self.choosing, self._goal)
 
@@ -176,7 +139,7 @@ class Mender:
         draft = drafts.place(answer)
         bill = Bill(
             model=self.model.name,
-            reference=self.origin.location.reference.name,
+            reference=self.location.reference.name,
             tasks=self._map.tasks,
             goal=self._goal,
             bound=self._most_kl,
@@ -188,7 +151,7 @@ class Mender:
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(answer)),
             chosen_loss=loss,
             trials=tuple(self.search.trials.values()),
-            unpaired=dict(self.origin.location.pairing.unpaired),
+            unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             olive=asdict(self._settings(answer)),
         )
@@ -219,10 +182,9 @@ class Mender:
         ]
 
     def _settings(self, answer: Answer) -> Any:
-        floats = load_graph(self.origin.location.reference.files.decoder)
         precisions = self.menu.precisions(answer)
         own = {target: precision for target, precision in precisions.items() if not target.part}
-        made = olive_settings(own, floats, self.origin.sources[""])
+        made = olive_settings(own, self.location.sources[""])
         others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
         return replace(
             made,

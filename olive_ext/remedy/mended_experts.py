@@ -6,6 +6,7 @@ Knows one node; how constants come into its graph is the caller's. Axes: E exper
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from typing import TypeAlias
 
@@ -36,8 +37,7 @@ def experts_nodes(
     """What takes the place of the QMoE whose weights `target` are, all of them; its other inputs stay."""
     if precision.bits:
         return [_packed_node(target, precision, sources, add)]
-    old, own, nodes, node = target.quantized[0].node, target.floats[0].node, [], onnx.NodeProto()
-    node.CopyFrom(own)
+    old, node, nodes = target.quantized[0].node, deepcopy(target.floats[0].node), []
     biases = [old.input[n] if n < len(old.input) else "" for n in _BIASES]
     node.input[:] = [*old.input[:2], *(name for bias in biases for name in ("", bias))]
     node.output[:] = old.output
@@ -48,8 +48,7 @@ def experts_nodes(
 
 
 def _packed_node(target: Target, precision: Precision, sources: Sources, add: Adding) -> onnx.NodeProto:
-    node = onnx.NodeProto()
-    node.CopyFrom(target.quantized[0].node)
+    node = deepcopy(target.quantized[0].node)
     numbers = [n for use in target.quantized for n in use.inputs]
     node.input.extend([""] * (max(numbers) + 1 - len(node.input)))
     for own, use in zip(target.floats, target.quantized, strict=True):

@@ -6,6 +6,7 @@ Knows graphs, not why a weight is changed, and no file but those that weights li
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Mending:
                 target, number = owners[outputs]
                 order += self._nodes(target, number, choices[target])
             elif outputs in kept:
-                order.append(_copy(kept[outputs]))
+                order.append(deepcopy(kept[outputs]))
         del graph.node[:]
         graph.node.extend(order)
         if not any(opset.domain == MICROSOFT for opset in self.model.opset_import):
@@ -87,7 +88,7 @@ class Mending:
     def _float_nodes(self, own: WeightUse, use: WeightUse) -> list[onnx.NodeProto]:
         """The float graph's node, in the quantized graph's types and with its inputs."""
         value, nodes = self._constant(own.value, self.sources.element_type(use))
-        node, data = _copy(own.node), DATA[own.node.op_type]
+        node, data = deepcopy(own.node), DATA[own.node.op_type]
         inputs = ["", ""]
         inputs[data], inputs[1 - data] = use.node.input[DATA[use.node.op_type]], value
         bias, output = bias_of(use.node), use.node.output[0]
@@ -110,7 +111,7 @@ class Mending:
             return self._floats[value, data_type], []
         floats, nodes = self.sources.floats, []
         for maker in floats.makers(value):
-            node = _copy(maker)
+            node = deepcopy(maker)
             node.input[:] = [self._initializer(name, data_type) for name in maker.input]
             if node.op_type == "Cast":
                 node.attribute[0].i = data_type
@@ -254,9 +255,3 @@ def _product(
 def _stored(use: WeightUse) -> list[str]:
     """The inputs of a node that make its weight up."""
     return [use.node.input[n] for n in use.inputs if n < len(use.node.input) and use.node.input[n]]
-
-
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy

@@ -86,8 +86,11 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
     paths = {"": files.decoder, **{part: one.graph for part, one in files.companions.items()}}
     loaded = {part: load_graph(path) for part, path in paths.items() if path.is_relative_to(root)}
     weights = {part: weight_files(paths[part], external_locations(graph)) for part, graph in loaded.items()}
+    changed = {target.part for target in choices}
     written = [
-        part for part in loaded if part in {target.part for target in choices} or not _is_in(root, weights[part])
+        part
+        for part in loaded
+        if part in changed or not all(path.is_relative_to(root) for path in weights[part].values())
     ]
     rewritten = {paths[part].resolve() for part in written}
     strangers = (path for path in package if path.suffix == ".onnx" and path.resolve() not in rewritten)
@@ -109,10 +112,6 @@ def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mappin
     models = {path.resolve() for part in loaded for path in (paths[part], *weights[part].values())}
     kept, others = (tuple(path for path in left if (path.resolve() in models) is wanted) for wanted in (True, False))
     return Package(tuple(graphs), root, kept, others)
-
-
-def _is_in(root: Path, weights: Mapping[str, Path]) -> bool:
-    return all(path.is_relative_to(root) for path in weights.values())
 
 
 def _data_file(

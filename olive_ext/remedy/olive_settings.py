@@ -37,10 +37,9 @@ class OliveSettings:
     notes: tuple[str, ...] = field(default=())
 
 
-def olive_settings(
-    choices: Mapping[Target, Precision | None], floats: onnx.ModelProto, sources: Sources
-) -> OliveSettings:
-    """For all targets of a model, each with its new precision or None where it stays. `floats`: the float graph."""
+def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources) -> OliveSettings:
+    """For all targets of a model, each with its new precision or None where it stays."""
+    floats = sources.floats.model
     notes = list(_notes(choices, sources))
     kept = [target for target, precision in choices.items() if precision is None]
     passes: dict[str, dict[str, Any]] = {}

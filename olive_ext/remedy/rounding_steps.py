@@ -12,6 +12,7 @@ import onnx.numpy_helper
 
 from olive_ext.graph.nodes import attribute
 from olive_ext.remedy.pairing import Target
+from olive_ext.remedy.sources import Sources
 from olive_ext.remedy.weights import GraphWeights, Matrix
 
 MOST_WEIGHTS = 16
@@ -24,18 +25,16 @@ _SLACK = 1.01
 """Scales in half precision are not exactly those that were rounded by."""
 
 
-def share_beyond(targets: Iterable[Target], graphs: Mapping[str, tuple[GraphWeights, GraphWeights]]) -> float:
+def share_beyond(targets: Iterable[Target], sources: Mapping[str, Sources]) -> float:
     """The share of the numbers in blocks that lie more than a step of their block's grid from the float ones: none does
     that was rounded to nearest, half a step away, or a whole one at an end of the grid."""
     known = [one for one in targets if not one.is_joined and one.quantized[0].node.op_type == "MatMulNBits"]
     beyond = count = 0
     for target in known[:: -(-len(known) // MOST_WEIGHTS) or 1]:
-        floats, quantized = graphs[target.part]
-        own, use = target.floats[0], target.quantized[0]
-        numbers = quantized.matrix(use)
-        wanted = floats.matrix(own)
+        of_part, own, use = sources[target.part], target.floats[0], target.quantized[0]
+        numbers, wanted = of_part.quantized.matrix(use), of_part.floats.matrix(own)
         difference = np.abs((wanted.T if own.is_transposed else wanted) - numbers)
-        beyond += int((difference > _SLACK * _steps(quantized, use.node, *numbers.shape)).sum())
+        beyond += int((difference > _SLACK * _steps(of_part.quantized, use.node, *numbers.shape)).sum())
         count += difference.size
     return beyond / count if count else 0.0
 

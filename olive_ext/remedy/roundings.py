@@ -7,6 +7,7 @@ quantized graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -101,7 +102,7 @@ class Rounding:
     def choice(self, value: str, output: str, opset: int) -> onnx.NodeProto:
         """An If that gives `value` as it is, or rounded where the switch is on."""
         node = helper.make_node("If", self.values, [output], output)
-        for branch, write in (("then_branch", self._rounded), ("else_branch", _passed)):
+        for branch, write in (("then_branch", self._rounded), ("else_branch", lambda writer, body, passed: passed)):
             made = helper.make_tensor_value_info(f"{output}/{branch}", self.elem_type, None)
             body = helper.make_graph([], branch, [], [made])
             writer = NodeWriter(body, opset, f"{output}/{branch}/of")
@@ -119,15 +120,10 @@ class Rounding:
             copy.name = names[tensor.name] = f"{body.output[0].name}/{tensor.name}"
         as_scale = writer.add("Cast", [value], to=self.scale_type)
         for node in self.pair:
-            copied = onnx.NodeProto()
-            copied.CopyFrom(node)
+            copied = deepcopy(node)
             copied.domain = _DOMAIN  # which has all types of numbers at every opset
             as_scale = writer.clone(copied, {**names, node.input[0]: as_scale})[node.output[0]]
         return as_scale
-
-
-def _passed(writer: NodeWriter, body: onnx.GraphProto, value: str) -> str:
-    return value
 
 
 AnyTarget: TypeAlias = Target | Rounding | QuantizedCache

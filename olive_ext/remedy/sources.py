@@ -1,19 +1,21 @@
-"""The constants of a float graph and of the quantized one made of it, and what a weight's nodes may become.
+"""The weights of a float graph and of the quantized one made of it: what a weight's nodes may become, and which weights
+can be mended together alone (all of a node's experts, a head with the table that it is tied to).
 
 Knows two graphs; changes neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from olive_ext.graph.onnx_file import external_locations, relocate
-from olive_ext.model.files.content import external_data_plan, load_graph
-from olive_ext.remedy.constants import Array, Constants
+from olive_ext.graph.nodes import reads
+from olive_ext.model.files.content import load_graph
+from olive_ext.remedy.constants import Array
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import Precision
 from olive_ext.remedy.weights import GraphWeights, WeightUse
@@ -31,18 +33,30 @@ _EXPERTS = (2, 5, 8)
 _ROUTER_WEIGHTS = 14
 """The input of QMoE that MoE does not have."""
 
+_ROWS = 1 << 12
+"""Rows of a table that are compared at a time."""
+
 
 @dataclass(frozen=True)
 class Sources:
-    """The constants of the float graph and of the quantized one."""
+    """The weights of one graph of a package, of the float model's and of the quantized one's."""
 
-    floats: Constants
-    quantized: Constants
+    floats: GraphWeights
+    quantized: GraphWeights
 
     @classmethod
     def of(cls, reference: Path, model: Path) -> Sources:
         """Of the graphs in two files."""
-        return cls(Constants(load_graph(reference), reference), Constants(load_graph(model), model))
+        return cls(*(GraphWeights(load_graph(file), file) for file in (reference, model)))
+
+    def error(self, target: Target) -> float:
+        """Of all numbers of a target: root mean square of the difference over that of the float ones."""
+        lost = whole = 0.0
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            numbers = np.asarray(self.floats.matrix(own), np.float32)
+            lost += float(np.linalg.norm(numbers - use.as_in(own, self.quantized.matrix(use)))) ** 2
+            whole += float(np.linalg.norm(numbers)) ** 2
+        return float(np.sqrt(lost / whole)) if whole else 0.0
 
     def element_type(self, use: WeightUse) -> int:
         """ONNX's type of the floating-point numbers that a node of the quantized graph computes with."""
@@ -107,8 +121,63 @@ def _input(node: onnx.NodeProto, number: int) -> str:
     return str(node.input[number]) if 0 <= number < len(node.input) else ""
 
 
-def weights_in(file: Path) -> GraphWeights:
-    """The weights of the graph in a file, also where links lead to it."""
-    graph = load_graph(file)
-    folder, renames = external_data_plan(file, external_locations(graph))  # onnx reads no weights through links
-    return GraphWeights(relocate(graph, renames), folder)
+def whole_experts(targets: Sequence[Target]) -> list[Target]:
+    """The targets, the experts of one node as one: their number of bits is the node's."""
+    groups: dict[tuple[str, ...], list[Target]] = {}
+    for target in targets:
+        node = target.quantized[0].node
+        key = (target.part, *node.output) if target.is_of_experts and not target.is_joined else (target.name, "")
+        groups.setdefault(key, []).append(target)
+    return [_whole(group) if group[0].is_of_experts else group[0] for group in groups.values()]
+
+
+def _whole(parts: Sequence[Target]) -> Target:
+    first = parts[0]
+    return replace(
+        first,
+        name=first.name.removesuffix(first.what).removesuffix(f"/{first.floats[0].part}") + first.what,
+        floats=tuple(own for part in parts for own in part.floats),
+        quantized=tuple(use for part in parts for use in part.quantized),
+        float_bytes=sum(part.float_bytes for part in parts),
+        bytes=sum(part.bytes for part in parts),
+    )
+
+
+def with_tables(targets: Sequence[Target], sources: Mapping[str, Sources]) -> dict[Target, Target]:
+    """Quantized products, each with the table of the same weight; `sources` by part of the package."""
+    pairs = {target: _with_table(target, sources[target.part]) for target in targets}
+    return {target: pair for target, pair in pairs.items() if pair is not None}
+
+
+def _with_table(target: Target, sources: Sources) -> Target | None:
+    """A quantized product with the table of the same weight, which is float in the quantized graph and read by one
+    lookup alone; None where there is none. They are one weight where the float graph's are equal."""
+    own, use = target.floats[0], target.quantized[0]
+    if len(target.floats) > 1 or len(target.quantized) > 1 or use.node.op_type != "MatMulNBits":
+        return None
+    read = list(reads(sources.quantized.model.graph.node))
+    for name, lookup in sources.quantized.uses.items():
+        table = sources.floats.uses.get(name)
+        if lookup.node.op_type != "Gather" or table is None or table.node.op_type != "Gather":
+            continue
+        if all(read.count(root) == 1 for root in lookup.roots) and _is_one(table, own, sources):
+            return replace(
+                target,
+                name=f"{target.name} and its table",
+                floats=(own, table),
+                quantized=(use, lookup),
+                float_bytes=sum({one.roots: sources.floats.num_bytes(one) for one in (own, table)}.values()),
+                bytes=target.bytes + sources.quantized.num_bytes(lookup),
+            )
+    return None
+
+
+def _is_one(table: WeightUse, head: WeightUse, sources: Sources) -> bool:
+    """Whether a float table [V, H] has the numbers of a float product [H, V]."""
+    views = sources.weight(table), sources.weight(head)
+    if views[0] is None or views[1] is None or views[0]().shape != views[1]().shape:
+        return False
+    first, second = views[0](), views[1]()
+    return all(
+        np.array_equal(first[:, n : n + _ROWS], second[:, n : n + _ROWS]) for n in range(0, first.shape[1], _ROWS)
+    )

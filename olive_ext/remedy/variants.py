@@ -21,6 +21,7 @@ from olive_ext.remedy.documents import Document
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.quantized_cache import QuantizedCache
 from olive_ext.remedy.roundings import AnyTarget, Rounding
+from olive_ext.remedy.sources import Sources
 from olive_ext.remedy.weights import GraphWeights, Matrix
 from olive_ext.session.answer_journal import deciding_facts
 from olive_ext.session.local import RecordTo, new_records
@@ -45,17 +46,17 @@ class Variants:
     def __init__(
         self,
         model: ResolvedModel,
-        graphs: Mapping[str, tuple[GraphWeights, GraphWeights]],
+        sources: Mapping[str, Sources],
         targets: Sequence[Target],
         roundings: Sequence[Rounding],
         record_to: RecordTo,
     ) -> None:
-        """`graphs`: by part the weights of the float graph and of the quantized one, of the decoder those of "";
-        `record_to`: where the float model's distributions are recorded. Raises what opening `model` raises."""
-        self._graphs = graphs
+        """`sources`: by part of the package, of the decoder those of ""; `record_to`: where the float model's
+        distributions are recorded. Raises what opening `model` raises."""
+        self._sources = sources
         self._arrays: dict[str, dict[str, Matrix]] = {"": {}}
         for target in targets:
-            floats, arrays = graphs[target.part][0], self._arrays.setdefault(target.part, {})
+            floats, arrays = sources[target.part].floats, self._arrays.setdefault(target.part, {})
             roots = frozenset().union(*(use.roots for use in target.floats))
             arrays |= {use.value: floats.matrix(use) for use in floats.uses.values() if use.roots & roots}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
@@ -156,8 +157,8 @@ class Variants:
         return [(self.recorder, 1.0), *(session for one in bound for session in one.sessions)]
 
     def _numbers(self, target: AnyTarget) -> Mapping[str, Matrix]:
-        floats, quantized = self._graphs[target.part]
-        return target.numbers(floats, self.alternatives.get(target, quantized))
+        own = self._sources[target.part]
+        return target.numbers(own.floats, self.alternatives.get(target, own.quantized))
 
 
 def _levels(targets: Sequence[AnyTarget]) -> list[frozenset[str]]:

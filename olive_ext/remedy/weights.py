@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnx.external_data_helper
 import onnx.numpy_helper
 from onnx import TensorProto, helper
+from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU
+from olive_ext.remedy.constants import Constants
 
 Matrix = npt.NDArray[Any]
 
@@ -102,14 +104,12 @@ class WeightUse:
         return matrix if self.is_transposed == other.is_transposed else matrix.T
 
 
-class GraphWeights:
+class GraphWeights(Constants):
     """The constant matrices that the nodes of a graph use, by name."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        """`folder` has the external weights of `model`. Raises `ModelError` where two nodes have one name."""
-        self.model, self._folder = model, folder
-        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-        self.makers = {name: node for node in model.graph.node for name in node.output if name}
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        """`path`: the file that `model` was read from. Raises `ModelError` where two nodes have one name."""
+        super().__init__(model, path)
         self._roots: dict[str, frozenset[str] | None] = {}
         self.uses: dict[str, WeightUse] = {}
         named: set[tuple[str, str]] = set()
@@ -131,22 +131,25 @@ class GraphWeights:
             return self._constant(use.value)
         if use.part:
             return self._experts(use)
-        node = onnx.NodeProto()
-        node.CopyFrom(use.node)
+        node = deepcopy(use.node)
         if node.op_type == "GatherBlockQuantized":
             return self._table(node)
         return self._product(node)
 
     def product(self, use: WeightUse, rows: Matrix) -> Matrix:
         """What the node of a product gives for `rows` [R, K], without its bias [R, N], as the host computes it."""
-        node = onnx.NodeProto()
-        node.CopyFrom(use.node)
+        node = deepcopy(use.node)
         del node.input[_BIAS.get(node.op_type, len(node.input)) :]
         return self._run([node], {node.input[0]: rows}, node.output[0])
 
     def num_bytes(self, use: WeightUse) -> int:
         """Bytes that the weight takes in the model's files: numbers, scales and zero points."""
-        return sum(_stored_bytes(self.initializers[name]) for name in use.roots)
+        return sum(self._stored_bytes(self.initializers[name]) for name in use.roots)
+
+    def _stored_bytes(self, tensor: onnx.TensorProto) -> int:
+        if uses_external_data(tensor):
+            return self.place(tensor)[2]
+        return len(tensor.raw_data) or onnx.numpy_helper.to_array(tensor).nbytes
 
     def _free(self, name: str) -> str:
         """The name, or with a number behind it where nodes differ in their counters alone."""
@@ -184,7 +187,7 @@ class GraphWeights:
     def _roots_of(self, value: str) -> frozenset[str] | None:
         if value in self.initializers:
             return frozenset((value,))
-        maker = self.makers.get(value)
+        maker = self.maker.get(value)
         if maker is None or any(part.HasField("g") for part in maker.attribute):
             return None
         return self._roots_of_all([name for name in maker.input if name])
@@ -198,7 +201,9 @@ class GraphWeights:
         """[K, N]. Each sum of a row of the identity matrix has one term that is not zero, so it is exact; activations
         are not rounded for it, whatever the node's accuracy level."""
         del node.input[_BIAS[node.op_type] :]
-        _set_integer(node, "accuracy_level", 0)
+        for part in node.attribute:
+            if part.name == "accuracy_level":
+                part.i = 0
         num_inputs, dtype = int(attribute(node, "K", 0)), self._numbers(node.input[2]).dtype
         firsts = range(0, num_inputs, IDENTITY_ROWS)
         blocks = [np.eye(min(IDENTITY_ROWS, num_inputs - k), num_inputs, k, dtype=dtype) for k in firsts]
@@ -228,23 +233,21 @@ class GraphWeights:
     def _run(self, nodes: Sequence[onnx.NodeProto], feeds: dict[str, Matrix], output: str) -> Matrix:
         """The value `output` of `nodes`, and of those before them that make constants, with `feeds` as inputs."""
         wanted = [name for node in nodes for name in node.input if name and name not in feeds] if nodes else [output]
-        makers: dict[str, onnx.NodeProto] = {}
-        while wanted:
-            name = wanted.pop()
-            if name not in self.initializers and name not in makers:
-                makers[name] = self.makers[name]
-                wanted += [one for one in self.makers[name].input if one]
-        order = [node for node in self.model.graph.node if any(node is maker for maker in makers.values())]
+        order: list[onnx.NodeProto] = []
+        for name in wanted:
+            order += [one for one in self.makers(name) if all(one is not other for other in order)]
         used = {name for node in (*order, *nodes) for name in node.input}
         stored = [self.tensor(name) for name in sorted(used & self.initializers.keys())]
         return computed([*order, *nodes], stored, feeds, output, self.model.opset_import, self.model.ir_version)
 
     def tensor(self, name: str) -> onnx.TensorProto:
         """A copy of an initializer with its numbers inside."""
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(self.initializers[name])
-        if onnx.external_data_helper.uses_external_data(tensor):
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(self._folder))
+        tensor = deepcopy(self.initializers[name])
+        if uses_external_data(tensor):
+            path, offset, length = self.place(tensor)
+            with path.open("rb") as file:
+                file.seek(offset)
+                tensor.raw_data = file.read(length)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
         return tensor
@@ -281,16 +284,3 @@ def _unpacked(bytes_: Matrix, bits: int) -> Matrix:
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers: Matrix = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
     return numbers.reshape(*bytes_.shape[:-1], -1)
-
-
-def _stored_bytes(tensor: onnx.TensorProto) -> int:
-    length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
-    if length is not None:
-        return length
-    return len(tensor.raw_data) or onnx.numpy_helper.to_array(tensor).nbytes
-
-
-def _set_integer(node: onnx.NodeProto, name: str, value: int) -> None:
-    for part in node.attribute:
-        if part.name == name:
-            part.i = value

@@ -8,12 +8,11 @@ Olive's own metrics through a session.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.loss_map_pass import OrtLossMap
-from olive_ext.workflow.mending_pass import OrtMending
 from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import cli_run
 from olive_ext.workflow.passes import OrtLMEvaluation
 from olive_ext.workflow.registration import register
+from olive_ext.workflow.remedy_passes import OrtLossMap, OrtMending
 
 __all__ = ["OrtEvaluator", "OrtLMEvaluation", "OrtLMEvaluator", "OrtLossMap", "OrtMending", "cli_run", "register"]
 

@@ -139,7 +139,8 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
         reference = reference.model_copy(update={"float_model": _float_at_hand()})
     if reference.float_model == INPUT_MODEL:
         own = settled(ReferenceConfig(path=INPUT_MODEL))
-        reference = reference.model_copy(update={"float_model": _file_of(own)})
+        file = own.path if own.onnx_file_name is None else str(Path(own.path, own.onnx_file_name))
+        reference = reference.model_copy(update={"float_model": file})
     if not reference.is_input_model:
         return reference
     run = running.get()
@@ -178,12 +179,6 @@ def _float_at_hand() -> str | None:
 
 def _is_onnx(model: Any) -> bool:
     return _KINDS.get(model.type.lower()) == "onnx"
-
-
-def _file_of(reference: ReferenceConfig) -> str:
-    """The path of a model that is named by a folder and a file in it."""
-    name = reference.onnx_file_name
-    return reference.path if name is None else str(Path(reference.path, name))
 
 
 def _refusal(problem: str) -> ConfigError:

@@ -29,7 +29,7 @@ from olive_ext.config import (
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import model_files
+from olive_ext.model.files.content import digest_of, model_files
 from olive_ext.report import from_json
 from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -41,7 +41,6 @@ from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
-_CHUNK_BYTES = 1 << 24
 
 
 def environment(settings: EvaluationSettings | LocationSettings) -> str:
@@ -105,13 +104,7 @@ def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]
 @lru_cache(maxsize=8)
 def _content(files: tuple[tuple[str, Path, int, int], ...]) -> str:
     """Digest of the files' names and bytes (about 1 s/GB); needed again for each pass and candidate."""
-    sha256 = hashlib.sha256()
-    for name, path, size, _ in files:
-        sha256.update(f"{name} {size}\n".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                sha256.update(chunk)
-    return sha256.hexdigest()[: 2 * _DIGEST_BYTES]
+    return digest_of((name, path) for name, path, _, _ in files)[: 2 * _DIGEST_BYTES]
 
 
 def _snapshot(name: str) -> str:

@@ -28,7 +28,7 @@ from olive_ext.config import (
     WorkflowSettings,
     settings_of_pass,
 )
-from olive_ext.config.location import NEEDS_ONNX
+from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.run.bounds import refuse_names

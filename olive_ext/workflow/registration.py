@@ -27,12 +27,11 @@ from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.loss_map_pass import OrtLossMap
-from olive_ext.workflow.mending_pass import OrtMending
 from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
+from olive_ext.workflow.remedy_passes import OrtLossMap, OrtMending
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
 """Takes the object (or the module), the arguments of the call by name, and `proceed(**changes)`, which calls the

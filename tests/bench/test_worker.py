@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from olive_ext.backends.request_recorder import RecordedRequest, instances
+from olive_ext.backends.peer_backends import RecordedRequest, instances
 from olive_ext.bench.job import OURS, BenchJob
 from olive_ext.bench.worker import inputs_of, perform
 from tests.exports import genai_export

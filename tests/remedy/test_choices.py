@@ -9,11 +9,9 @@ import pytest
 from onnx import numpy_helper
 
 from olive_ext.remedy.choices import Choice, Menu
-from olive_ext.remedy.constants import Constants
 from olive_ext.remedy.pairing import Target, pair
 from olive_ext.remedy.precision import FLOAT, Precision
-from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.together import Graphs, whole_experts, with_tables
+from olive_ext.remedy.sources import Sources, whole_experts, with_tables
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 from tests.remedy.test_mended_graph import tied
@@ -24,8 +22,7 @@ def menu_of(stored: graphs.Stored, kl: float = 1e-3) -> tuple[Menu, Target]:
     floats = graphs.plain(origin)
     own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
     (target,) = pair(own, other).targets
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(stored.model, Path("b.onnx")))
-    return Menu.of({target: kl}, {}, {"": Graphs(own, other, sources)}), target
+    return Menu.of({target: kl}, {}, {"": Sources(own, other)}), target
 
 
 def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
@@ -52,14 +49,13 @@ def test_weights_that_are_fine_have_fewer_choices() -> None:
     ]
 
 
-def experts(bits: int, block: int, *, has_zero_points: bool = False) -> tuple[list[Target], Graphs]:
+def experts(bits: int, block: int, *, has_zero_points: bool = False) -> tuple[list[Target], Sources]:
     quantized, float_model = graphs.experts(bits, block, has_zero_points=has_zero_points)
     other = GraphWeights(quantized, Path())
     matrices = {name.rpartition("/")[2]: other.matrix(use) for name, use in other.uses.items()}
     floats = float_model({part: (matrix + 0.001).astype(np.float32) for part, matrix in matrices.items()})
     own = GraphWeights(floats, Path())
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
-    return pair(own, other).targets, Graphs(own, other, sources)
+    return pair(own, other).targets, Sources(own, other)
 
 
 def test_experts_of_a_node_are_one_weight() -> None:
@@ -90,9 +86,8 @@ def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> 
         del floats.graph.node[0]
         floats.graph.initializer.append(table)
     own, other = GraphWeights(floats, Path()), GraphWeights(quantized, Path())
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
     (target,) = pair(own, other).targets
-    of_graph = {"": Graphs(own, other, sources)}
+    of_graph = {"": Sources(own, other)}
     tables = with_tables([target], of_graph)
     choices = Menu.of({target: 1e-3}, tables, of_graph).of_target(0)
     sizes = {one.name: one.bytes for one in choices}
@@ -103,7 +98,7 @@ def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> 
     assert sizes["int8 in blocks of 32, one with the table"] < num_numbers * 1.2
     assert sizes["int8 in blocks of 32"] == 4 * num_numbers + sizes["int8 in blocks of 32, one with the table"]
     own.model.graph.initializer[-1].raw_data = table.raw_data[::-1]
-    changed = {"": Graphs(own, other, Sources(Constants(floats, Path("a.onnx")), sources.quantized))}
+    changed = {"": Sources(own, other)}
     assert not with_tables([target], changed)
 
 

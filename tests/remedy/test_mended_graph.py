@@ -13,12 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
-from olive_ext.remedy.constants import Array, Constants
+from olive_ext.remedy.constants import Array
 from olive_ext.remedy.mended_graph import Mending
 from olive_ext.remedy.pairing import Pairing, pair
 from olive_ext.remedy.precision import FLOAT, Precision
-from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.together import whole_experts
+from olive_ext.remedy.sources import Sources, whole_experts
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 
@@ -31,7 +30,7 @@ def mended(
     """The quantized graph with all its targets in `precision`, numbers inside."""
     own, other = GraphWeights(floats, Path()), GraphWeights(quantized, Path())
     pairing = pair(own, other)
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
+    sources = Sources(own, other)
     edited = onnx.ModelProto()
     edited.CopyFrom(quantized)
     mending = Mending(edited, sources)
@@ -240,8 +239,8 @@ def test_experts_in_another_precision_are_near_the_float_ones(
     origins = {part: (w + drawn.normal(0, 0.01, w.shape)).astype(np.float32) for part, w in origins.items()}
     floats = float_model({**origins, "bias": bias})
     floats.graph.node[0].input[3] = "bias"
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
-    (target,) = whole_experts(pair(GraphWeights(floats, Path()), weights).targets)
+    sources = Sources(GraphWeights(floats, Path()), weights)
+    (target,) = whole_experts(pair(sources.floats, weights).targets)
     edited = onnx.ModelProto()
     edited.CopyFrom(quantized)
     mending = Mending(edited, sources)
@@ -282,8 +281,8 @@ def test_experts_that_cannot_have_a_precision_are_refused_by_name() -> None:
     quantized, float_model = graphs.experts(4, 32)
     weights = GraphWeights(quantized, Path())
     floats = float_model({use.part: weights.matrix(use) + np.float32(0.001) for use in weights.uses.values()})
-    sources = Sources(Constants(floats, Path("a.onnx")), Constants(quantized, Path("b.onnx")))
-    targets = pair(GraphWeights(floats, Path()), weights).targets
+    sources = Sources(GraphWeights(floats, Path()), weights)
+    targets = pair(sources.floats, weights).targets
     (target,) = whole_experts(targets)
     for refused, precision in ((targets[0], FLOAT), (target, Precision(8, 64))):
         with pytest.raises(ModelError, match=rf"'{refused.name}' cannot be {precision.name} in this graph"):

@@ -30,7 +30,7 @@ from olive_ext.remedy.mended_package import (
 )
 from olive_ext.remedy.pairing import Target, pair
 from olive_ext.remedy.precision import FLOAT, Precision
-from olive_ext.remedy.sources import Sources, weights_in
+from olive_ext.remedy.sources import Sources
 from olive_ext.remedy.weights import GraphWeights
 from olive_ext.text.requests import ScoringRequest
 from tests.exports import quickstart
@@ -51,7 +51,7 @@ class Models(NamedTuple):
 
 def models(quantized: Path | None = None) -> Models:
     own, other = quickstart.exported(), quantized or quickstart.quantized(4, 128)
-    weights = [GraphWeights(load_graph(folder / "model.onnx"), folder) for folder in (own, other)]
+    weights = [GraphWeights(load_graph(folder / "model.onnx"), folder / "model.onnx") for folder in (own, other)]
     return Models(own, other, tuple(pair(*weights).targets))
 
 
@@ -167,7 +167,8 @@ def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: P
     for path in plain_models.quantized.iterdir():
         shutil.copyfile(path, cache / "blobs" / f"of-{path.name}")
         (linked / path.name).symlink_to(Path("..", "..", "blobs", f"of-{path.name}"))
-    weights = weights_in(resolve(ModelSettings.of({"model": str(linked)})).files.decoder)
+    decoder = resolve(ModelSettings.of({"model": str(linked)})).files.decoder
+    weights = GraphWeights(load_graph(decoder), decoder)
     assert [weights.matrix(use).size for use in weights.uses.values()]
     for name, choices in {"none": {}, "some": {plain_models.targets[0]: FLOAT}}.items():
         package(choices, plain_models).write(tmp_path / name)
@@ -241,7 +242,6 @@ from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper
 from olive_ext.remedy.constants import Constants
-from olive_ext.remedy.sources import Sources, weights_in
 from olive_ext.remedy.graph_file import GraphFile
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.constants import NewTensor

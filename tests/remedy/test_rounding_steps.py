@@ -11,6 +11,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from olive_ext.remedy.constants import Array
 from olive_ext.remedy.pairing import pair
 from olive_ext.remedy.rounding_steps import doubt, share_beyond
+from olive_ext.remedy.sources import Sources
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 
@@ -28,7 +29,7 @@ def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True)
         GraphWeights(graphs.plain(floats), Path()),
         GraphWeights(rounded(others, bits, is_symmetric=is_symmetric), Path()),
     )
-    return share_beyond(pair(*of_graph).targets, {"": of_graph})
+    return share_beyond(pair(*of_graph).targets, {"": Sources(*of_graph)})
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -18,7 +18,7 @@ from olive_ext.check.recipe import mistakes
 from olive_ext.config import schema
 from olive_ext.errors import RequirementError
 from olive_ext.workflow import register
-from olive_ext.workflow.mending_pass import OrtMending
+from olive_ext.workflow.remedy_passes import OrtMending
 from tests.exports import quickstart
 from tests.exports.media import media_export
 from tests.exports.quickstart import QUICKSTART

@@ -15,8 +15,7 @@ import evalution.yaml
 from evalution.config import Model
 from evalution.engines import base
 
-from olive_ext.backends.evalution.request_encoder import RequestEncoder
-from olive_ext.backends.evalution.streaming import Arrivals, Item, Put, stream
+from olive_ext.backends.evalution.requests import Arrivals, Item, Put, RequestEncoder, stream
 from olive_ext.config.yaml_files import yaml_bytes
 from olive_ext.errors import ConfigError
 from olive_ext.session import Session

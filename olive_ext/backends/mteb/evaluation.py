@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.backends.mteb.text_encoder import TextEncoder, unit
 from olive_ext.backends.mteb.yes_no import YesNoReranker
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
 from olive_ext.report import Metric

@@ -16,7 +16,7 @@ from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 
 from olive_ext.backends.mteb.text_encoder import TextEncoder
 from olive_ext.backends.mteb.yes_no import YesNoReranker
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.errors import ConfigError
 
 Array = npt.NDArray[np.float32]

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.backends.mteb.feature_graph import FeatureGraph
-from olive_ext.backends.mteb.hidden_states import DecoderStates
+from olive_ext.backends.mteb.encoders import DecoderStates, FeatureGraph
 from olive_ext.backends.mteb.sentence_files import read_sentence_files
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph

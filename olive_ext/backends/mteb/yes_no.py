@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.backends.mteb.sentence_files import read_sentence_files
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.session.opening import open_model

@@ -16,10 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from olive_ext.engine.media.arrays import Array, Arrays, is_padded
 from olive_ext.engine.media.graphs import LateShapeError
 from olive_ext.engine.media.items import MediaItem
-from olive_ext.engine.media.shapes import MOST_GRIDS, EncoderShapes
+from olive_ext.engine.media.shapes import MOST_GRIDS, Array, Arrays, EncoderShapes, is_padded
 from olive_ext.engine.runners.ort.ort_failures import FAILURES
 from olive_ext.errors import first_line
 from olive_ext.model.spec.media_types import MediaEncoderSpec
@@ -74,7 +73,7 @@ class EncoderBatches:
 
     def whole(self, items: list[Item]) -> list[Item]:
         """The first of them, as many as a run may have."""
-        return items if self._has_any_number else items[: _power(len(items))]
+        return items if self._has_grid and self._is_bucketed else items[: _power(len(items))]
 
     def counts(self, item: MediaItem) -> Sequence[int]:
         """Numbers of items like this one in a run, where all such runs are to be made beforehand."""
@@ -105,10 +104,6 @@ class EncoderBatches:
     def problems(self) -> Mapping[str, str]:
         """Why items do not share a run: all, or those of other lengths."""
         return {"one_by_one": self.problem, "filled_alone": self._filled_problem}
-
-    @property
-    def _has_any_number(self) -> bool:
-        return self._has_grid and self._is_bucketed
 
     def _has_room(self, items: Sequence[MediaItem]) -> bool:
         sizes = [item.num_tokens for item in items]

@@ -16,7 +16,6 @@ import numpy as np
 import onnxruntime as ort
 
 from olive_ext.engine.forms.kv_store import zeros
-from olive_ext.engine.media.arrays import Array, Arrays, fitted, is_padded, joined, real_rows
 from olive_ext.engine.media.batches import EncoderBatches, Loaded, company_problem, padding_problem
 from olive_ext.engine.media.graphs import (
     CountedSession,
@@ -30,7 +29,17 @@ from olive_ext.engine.media.graphs import (
     put_rows,
 )
 from olive_ext.engine.media.items import ItemStore, MediaItem
-from olive_ext.engine.media.shapes import Bucket, EncoderShapes, Rows
+from olive_ext.engine.media.shapes import (
+    Array,
+    Arrays,
+    Bucket,
+    EncoderShapes,
+    Rows,
+    fitted,
+    is_padded,
+    joined,
+    real_rows,
+)
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights
 from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.ort.ort_failures import FAILURES, is_memory_error, named_failure

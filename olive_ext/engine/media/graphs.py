@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.media.arrays import Array
+from olive_ext.engine.media.shapes import Array
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph, put_rows_graph
 from olive_ext.model.providers.devices import Device

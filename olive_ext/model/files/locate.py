@@ -219,7 +219,7 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
         raise ModelError(f"no .onnx file in '{root}': {folders.contents(root)}")
     if len(graphs) == 1:
         return graphs[0], "the only .onnx file"
-    decoders = [graph for graph in graphs if _returns_logits(graph)]
+    decoders = [graph for graph in graphs if (outline := _readable(graph)) is not None and outline.has_logits]
     if not decoders:
         raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
     if picked := folders.pick_with_past(decoders):
@@ -228,11 +228,6 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
         raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one")
     return decoders[0], f"the only one of {names} that returns logits"
-
-
-def _returns_logits(graph: Path) -> bool:
-    outline = _readable(graph)
-    return outline is not None and outline.has_logits
 
 
 def _readable(graph: Path) -> Outline | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -285,9 +286,4 @@ def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodePro
                 entry.g.node.extend(inner)
         return node
 
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(edited(copy, f"{node.name}/"))
-    return copies, made_up
+    return [edited(deepcopy(node), f"{node.name}/") for node in nodes], made_up

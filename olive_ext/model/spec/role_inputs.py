@@ -72,14 +72,6 @@ def _mask(rows: StepArrays, _: TensorSpec) -> Array:
     return np.arange(rows.width) < rows.total_B[:, None]
 
 
-def _last_positions(rows: StepArrays, tensor: TensorSpec) -> Array:
-    return (rows.total_B - 1).reshape([-1, 1] if len(tensor.shape) == 2 else [-1])
-
-
-def _total_length(rows: StepArrays, tensor: TensorSpec) -> Array:
-    return np.full([1] * len(tensor.shape), rows.width)
-
-
 def _bounds(rows: StepArrays, tensor: TensorSpec) -> Array:
     longest, most = np.maximum.reduce(rows.lengths_B), np.maximum.reduce(rows.total_B)
     return np.array([longest, most, most][: int(tensor.shape[0])])
@@ -90,8 +82,8 @@ COMPUTE: Mapping[Role, Callable[[StepArrays, TensorSpec], Array]] = {
     Role.ATTENTION_MASK: _mask,
     Role.POSITION_IDS: _positions,
     Role.CACHE_POSITION: lambda rows, _: rows.positions_N[: rows.lengths_B[0]],
-    Role.LAST_POSITIONS: _last_positions,
-    Role.TOTAL_LENGTH: _total_length,
+    Role.LAST_POSITIONS: lambda rows, tensor: (rows.total_B - 1).reshape([-1, 1][: len(tensor.shape)]),
+    Role.TOTAL_LENGTH: lambda rows, tensor: np.full([1] * len(tensor.shape), rows.width),
     Role.WRITE_INDICES: lambda rows, _: rows.past_B,
     Role.VALID_LENGTHS: lambda rows, _: rows.total_B,
     Role.CUMULATIVE_LENGTHS: lambda rows, _: rows.starts_B1,

@@ -1,4 +1,4 @@
-"""A page of reports as one HTML file that needs nothing else: the only door to Jinja. Knows no model and no files.
+"""A page of reports as one HTML file that needs nothing else; and the only door to Jinja. Knows no model and no files.
 
 The page opens with a lead for each candidate: the verdict, and the few numbers that a reader looks for first.
 """
@@ -76,14 +76,19 @@ def to_html(report: Report) -> str:
 
 def render(page: Page) -> str:
     """The page as HTML. Raises `ImportError` where jinja2 is missing."""
+    return filled("page.html.j2", **_context(page))
+
+
+def filled(template: str, *folders: Path, **values: Any) -> str:
+    """A template of this room's, or of `folders`, which come first. Raises `ImportError` where jinja2 is missing."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=FileSystemLoader([*folders, _TEMPLATES]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters.update(count=numbers.count, moment=numbers.moment, breakable=_breakable)
-    text = environment.get_template("page.html.j2").render(**_context(page))
+    text = environment.get_template(template).render(**values)
     return text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates
 
 

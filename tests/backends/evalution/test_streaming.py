@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 from evalution.engines.continuous import RequestQueue
 
-from olive_ext.backends.evalution import streaming
-from olive_ext.backends.evalution.streaming import Arrivals, Item, Put, stream
+from olive_ext.backends.evalution.requests import BATCH, Arrivals, Item, Put, stream
 
 pytestmark = pytest.mark.other_env
 
@@ -22,9 +21,9 @@ def arrivals_of(*keys: int) -> tuple[Arrivals, RequestQueue, threading.Event]:
 
 
 def test_batches_hold_what_has_come_and_end_with_the_queue() -> None:
-    arrivals, queue, _ = arrivals_of(*range(streaming.BATCH + 3))
+    arrivals, queue, _ = arrivals_of(*range(BATCH + 3))
     batches = arrivals.batches()
-    assert [key for key, _ in next(batches)] == list(range(streaming.BATCH))
+    assert [key for key, _ in next(batches)] == list(range(BATCH))
     assert len(next(batches)) == 3
     queue.put_request(7, None)  # type: ignore[arg-type]
     assert next(batches) == [(7, None)]

@@ -27,7 +27,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from olive_ext.backends.mteb import TextEncoder
 from olive_ext.backends.mteb.evaluation import _correlations
 from olive_ext.backends.mteb.yes_no import YesNoReranker
-from olive_ext.config.embedding import EmbeddingSettings
+from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.workflow import OrtEvaluator, cli_run
 from tests.backends.mteb.local_tasks import SENTENCES
 from tests.backends.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders, reranker

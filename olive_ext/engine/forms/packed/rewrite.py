@@ -11,6 +11,7 @@ Axes: N tokens of all sequences of a step, D = heads x head size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -129,16 +130,14 @@ class NotPagedError(NotFittingError):
 def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, kernel: PagedKernel) -> onnx.ModelProto:
     """A copy of `model` in which every attention over `inputs.caches` is PagedAttention. Raises `NotPagedError` with
     the reason where that cannot be done."""
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     _Rewrite(edited.graph, inputs, kernel).run()
     return edited
 
 
 def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """A copy of `model` that takes the inputs `names`, [B, S], as [N], and sees them as one row."""
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     _pack(edited.graph, names)
     return edited
 

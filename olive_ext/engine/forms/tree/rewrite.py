@@ -12,6 +12,7 @@ Knows no session and no provider.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -62,8 +63,7 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
     A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
     the reason where that cannot be done.
     """
-    edited = onnx.ModelProto()
-    edited.CopyFrom(model)
+    edited = deepcopy(model)
     nodes = list(_attentions(edited.graph, set(past_names)))
     elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
     if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):

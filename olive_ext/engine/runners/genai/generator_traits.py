@@ -24,7 +24,6 @@ for several tokens round differently (1 % with int4 weights); a cache with the w
 NUM_TOKENS = 4
 """Tokens that a trial feeds."""
 
-Array = npt.NDArray[Any]
 Logits = npt.NDArray[np.float64]
 
 

@@ -18,13 +18,12 @@ from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, NotFittingE
 from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.registry import choose, notes_on_form
 from olive_ext.engine.forms.rows.capture import Capture
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
 from olive_ext.engine.runners.ort.head import ScoringHead
 from olive_ext.engine.runners.ort.inputs import Adapters
 from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner
 from olive_ext.engine.runners.ort.placement import MisplacedError
 from olive_ext.engine.runners.ort.sessions import Sessions
-from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows
 from olive_ext.errors import ModelError, ProviderError, understood

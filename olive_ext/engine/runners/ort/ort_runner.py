@@ -18,11 +18,10 @@ from olive_ext.engine.media.embedding import Embedding
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.media.source_encoder import SourceEncoder
 from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
 from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
 from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
-from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line

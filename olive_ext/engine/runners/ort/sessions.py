@@ -62,7 +62,7 @@ class Sessions:
         exposes_rows, overlaps_steps = self.model.is_compared, self.model.overlapped_steps[0]
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
         outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if overlaps_steps else None, bans=bans)
-        logits, caches = spec.logits, _cache_names(spec)
+        logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
         plan = partial(HeadPlan, self.helper, exposes_rows, overlaps_steps, bool(bans))
         if self.model.settings.engine.graph == "untouched":
             session = self._decoder_session(proto, caches)
@@ -212,10 +212,6 @@ class Sessions:
             options = {**_STOPS_SPINNING, **engine.session_options}
             settings = settings.model_copy(update={"engine": engine.model_copy(update={"session_options": options})})
         return open_session(graph, providers, settings, label=str(file), **places)
-
-
-def _cache_names(spec: DecoderSpec) -> list[str]:
-    return [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
 
 
 def _capturing(providers: tuple[Provider, ...]) -> tuple[Provider, ...]:
