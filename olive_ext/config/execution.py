@@ -76,8 +76,8 @@ class EngineConfig(Strict):
     plain step when the model is opened. Not yet run on CUDA."""
 
     decode_ahead: bool | Auto = "auto"
-    """Whether decoding steps overlap (async scheduling): the next step of a greedy generation begins before the tokens
-    of the last one are read. They stay on the device, and the host looks for stops meanwhile. A sequence that has ended
+    """Whether steps overlap (async scheduling): the next one, of greedy generations and of prompts that wait, is planned
+    and begins before the tokens of the last one are read; the host looks for stops meanwhile. A sequence that has ended
     then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to do; the
     execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or transformers
     run, nor where steps are padded to shape buckets (`shapes`, `graph_capture`)."""

@@ -137,8 +137,9 @@ class Step:
     width: int | None = None
     """Positions that masks and caches have where these are more than the rows': what is behind the rows is masked."""
 
-    uses_previous_tokens: bool = False
-    """The rows are fed with the greedy tokens of the step before, row by row; `tokens` are placeholders."""
+    follows: tuple[int, ...] = ()
+    """For each row the logits row of the step before whose greedy token it is fed with, in place of its one token; -1
+    where its tokens are known. Empty where all are."""
 
     beams: tuple[int, ...] = ()
     num_candidates: int = 0

@@ -19,8 +19,6 @@ from olive_ext.engine.scheduling.sequences import PROBE, PendingAnswer, Reading,
 from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import NonFiniteError
 
-IDLE = Reading()
-
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -30,33 +28,17 @@ class PlannedStep:
     sequences: tuple[Sequence | None, ...]
     readings: tuple[Reading, ...]
 
-    @property
-    def finds_next(self) -> bool:
-        """Whether each row finds one token, its sequence's next one; what idle rows find nobody reads."""
-        if self.step.uses_previous_tokens:
-            return True
-        if self.step.samples or self.step.beams or len(self.readings) != len(self.step.rows):
-            return False
-        return not [one for one in self.readings if not one.is_next and one.sequence is not None]
 
-
-def planned(
-    rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], *, reads_idle: bool, **more: Any
-) -> PlannedStep:
-    """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot. With
-    `reads_idle` idle rows find a token, too, where none is chosen from a whole row: a step that follows needs one for
-    them. `more`: other fields of the step."""
+def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+    """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
+    other fields of the step."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
     readings: list[Reading] = []
-    reads_idle = reads_idle and not [True for found, _ in rows if found is not None and found.needs_rows]
     for place, (sequence, row) in enumerate(rows):
         if sequence is None:
-            if reads_idle:
-                logits_rows.append(LogitsRow(place, 0))
-                readings.append(IDLE)
             continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
             number, record = len(logits_rows), -1

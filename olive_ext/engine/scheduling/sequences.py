@@ -85,10 +85,10 @@ class Read(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is done with the numbers of a logits row: with none of them where there is no sequence, in an idle row."""
+    """What is done with the numbers of a logits row."""
 
-    sequence: Sequence | None = None
-    reads: list[Read] = []  # noqa: RUF012 (nobody changes it)
+    sequence: Sequence
+    reads: list[Read]
     """Those of its targets, in their order."""
 
     is_next: bool = False
@@ -133,6 +133,9 @@ class Sequence:
     slot: int = -1
     computed: int = 0
     """Tokens that the steps planned so far compute."""
+
+    is_expected: bool = False
+    """The last of the tokens is one that the step under way finds."""
 
     has_ended: bool = False
     """Whether its generation is complete; steps that were begun before that was known may still hold it."""
@@ -197,11 +200,19 @@ class Sequence:
     def _end(self, reason: FinishReason) -> None:
         assert self.answer is not None
         self.answer.finish_reason, self.has_ended = reason, True
+        self.end -= self.is_expected
+        self.is_expected = False
+
+    def expect(self) -> None:
+        """Adds to what is pending the token that the step under way finds."""
+        self.end += 1
+        self.is_expected = True
 
     def feed(self, token: int) -> None:
-        """Adds `token` to what is pending."""
-        self.tokens[self.end] = token
-        self.end += 1
+        """Adds `token` to what is pending, or takes it in as the one that was expected."""
+        self.end += not self.is_expected
+        self.is_expected = False
+        self.tokens[self.end - 1] = token
 
     @property
     def is_beyond(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
@@ -24,7 +25,7 @@ from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
 from olive_ext.engine.runners.ort.step_states import StepStates
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Capacity, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
 from olive_ext.model.providers.compiled import Compiled
 
@@ -90,6 +91,9 @@ class OrtRunner(Runner):
         self._facts = facts
         self._parts = parts
         self._feed = InputFeed(place.session, place.device)
+        self._found: IntArray = np.zeros(0, np.int64)
+        """The greedy tokens of the step that ran last."""
+
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
 
     def above(self, place: KvPlace, kv: KvStore, head: ScoringHead, states: StepStates) -> OrtRunner:
@@ -228,7 +232,7 @@ class OrtRunner(Runner):
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step, self._kv.pads_in_front)
+        layout = Layout.of(step, self._kv.pads_in_front, self._found)
         binding = self._kv.bind(step.rows)
         if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
             captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
@@ -247,12 +251,13 @@ class OrtRunner(Runner):
             states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
         output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], step)
         self.host_bytes += output.scores_nbytes
+        self._found = output.greedy_ids
         return output
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""
-        tokens = self._head.next_ids if step.uses_previous_tokens else None
-        assert tokens is not None or not step.uses_previous_tokens
+        follows_all = step.follows and step.follows == tuple(range(len(self._found)))
+        tokens = self._head.next_ids if follows_all else None
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
