@@ -28,6 +28,11 @@ class PlannedStep:
     sequences: tuple[Sequence | None, ...]
     readings: tuple[Reading, ...]
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether there are targets that are no probes."""
+        return any(reading.reads and reading.reads[0].target != PROBE for reading in self.readings)
+
 
 def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
@@ -49,7 +54,7 @@ def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, B
                 groups[number] = beams[row.slot]
             elif reading.is_next and sequence.needs_rows:
                 samples.append(number)
-            ban = sequence.ban_at(position) if reading.is_next else Ban.NONE
+            ban = sequence.ban_at(position) if reading.is_next and sequence.has_bans else Ban.NONE
             logits_rows.append(LogitsRow(place, position - row.past, record, ban))
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
@@ -113,6 +118,8 @@ def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tu
     that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
     completed: list[PendingAnswer] = []
     num_wrong, notes_T = 0, output.notes_T
+    if not planned.has_scores and not wrong.targets_T.any():
+        return completed, 0
     found = zip(planned.readings, output.greedy_ids.tolist(), strict=True)
     reads = [(read, best) for reading, best in found for read in reading.reads]
     scores = zip(reads, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True)

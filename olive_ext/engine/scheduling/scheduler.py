@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -176,10 +177,10 @@ class Scheduler:
         fed = [pair for pair in zip(step.rows, plan.sequences, strict=True) if pair[1] is not None]
         self._counters.idle_rows += len(step.rows) - len(fed)
         if step.first_cell is None:
-            rows = with_tokens(step, self._found).rows if step.follows else step.rows
-            self._in_slots.slots.extend(
-                [row for row, sequence in zip(rows, plan.sequences, strict=True) if sequence is not None]
-            )
+            found = self._found.tolist()
+            reads = zip(step.rows, plan.sequences, step.follows or repeat(-1), strict=False)
+            rows = [(row, row.tokens if read < 0 else (found[read],)) for row, one, read in reads if one is not None]
+            self._in_slots.slots.extend(rows)
         for row, sequence in fed:
             assert sequence is not None
             if sequence.has_ended:  # when the step had begun

@@ -152,6 +152,9 @@ class Sequence:
         self.needs_rows = self.generation is not None and self.generation.needs_rows
         """Whether its next token is chosen from the whole row of logits, not taken from the device."""
 
+        self.has_bans = self.generation is not None and bool(self.generation.suppressed)
+        """Whether tokens are ruled out as its next one."""
+
     @property
     def pending(self) -> int:
         """Tokens that are left to compute."""
@@ -231,19 +234,20 @@ class Sequence:
 
     def readings(self, past: int, num_tokens: int) -> list[tuple[int, Reading]]:
         """What is read of a row: positions in order, and what is done with the numbers of each."""
+        if past >= self.num_input:
+            return [(past, self.decoding)]
         last = past + num_tokens - 1
         reads = self.reads
         found = [(at, Reading(self, reads[at])) for at in sorted(reads) if past <= at <= last]
         if self.generation is not None and last == self.end - 1:
-            scores = found.pop()[1].reads if last in reads and not self.generation.suppressed else []
+            scores = found.pop()[1].reads if last in reads and not self.has_bans else []
             decoding = self.decoding
             found.append((last, decoding._replace(reads=[*scores, *decoding.reads]) if scores else decoding))
         return found
 
     def ban_at(self, position: int) -> Ban:
         """Which tokens are ruled out as the one that is generated behind that position."""
-        assert self.generation is not None
-        if not self.generation.suppressed:
+        if not self.has_bans:
             return Ban.NONE
         return Ban.FIRST if position < self.num_prompt else Ban.LATER
 

@@ -7,7 +7,7 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,10 +120,10 @@ class Slots:
         self._sources[target] = self._sources[source]
         return Copy(source, target, length, num_equal)
 
-    def extend(self, fed: Iterable[Row]) -> None:
+    def extend(self, fed: Iterable[tuple[Row, Sequence[int]]]) -> None:
         """Adds the tokens fed to each row to its slot's; at a checkpoint the content up to there is kept."""
-        for row in fed:
-            slot, tokens, length = row.slot, row.tokens, len(row.tokens)
+        for row, tokens in fed:
+            slot, length = row.slot, len(tokens)
             start = self._lengths[slot]
             if row.is_checkpoint:
                 self._checkpoints[slot].append(start + length)

@@ -43,6 +43,8 @@ class PackedSteps(StepForm):
 
     def _within(self, lengths: Iterable[int]) -> int:
         """How many rows of these lengths, from the first on, a step holds: one at least."""
+        if self.most_cells >= UNLIMITED:
+            return UNLIMITED
         longest, count = 0, 0
         for length in lengths:
             longest = max(longest, length)
