@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
-from olive_ext.engine.forms.packed.kv import BlockTables, PackedSteps
+from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.media.items import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
+from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.step import Candidates, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
@@ -81,6 +82,7 @@ class FakeRunner(Runner):
         has_tree_batches: bool = False,
         answer_steps: bool = False,
         overlaps_steps: bool = False,
+        most_blocks: int = UNLIMITED,
         row_mix: AlikeRows = ALIKE,
     ) -> None:
         form = row_mix if form is ALIKE else form
@@ -89,6 +91,7 @@ class FakeRunner(Runner):
         form = TreeForm(form) if has_tree_batches else form
         super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
+        self._most_blocks = most_blocks
         self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
@@ -106,7 +109,11 @@ class FakeRunner(Runner):
             num_slots = self.capacity.num_slots
             self.capacity = self.capacity._replace(positions=positions)
             self._slots = [[(GARBAGE, None)] * positions for _ in range(num_slots)]
-            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE)
+            longest = -(-positions // BLOCK_SIZE)
+            number = max(longest, min(self._most_blocks, num_slots * longest))
+            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE, number)
+            if self._has_blocks:
+                self.capacity = self.capacity._replace(blocks=Blocks(number, BLOCK_SIZE))
             self._blocks = [[(GARBAGE, None)] * BLOCK_SIZE for _ in range(self.tables.num_blocks)]
             self._forks = [{0} for _ in range(num_slots)]
             self._ends = [0] * num_slots

@@ -227,6 +227,12 @@ class Sequence:
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
         return replace(self, reads={}, checkpoints=set(), side=side, **begun)
 
+    def give_up(self) -> None:
+        """Has all its tokens computed once more, in another slot, and what has not been read yet read then."""
+        self.reads = {position: reads for position, reads in self.reads.items() if position >= self.computed}
+        self.parent, self.num_shared = None, 0
+        self.slot, self.computed, self.num_input = -1, 0, self.end
+
     def continue_from(self, other: Sequence) -> None:
         """Takes over the tokens of `other`, all of which are computed."""
         self.tokens[: other.end] = other.tokens[: other.end]

@@ -15,7 +15,7 @@ from olive_ext.engine.scheduling.beams import BeamGroup
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Copy, Row, Side
+from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Row, Side
 
 
 class SlotSteps:
@@ -39,7 +39,6 @@ class SlotSteps:
         self.beams: dict[int, BeamGroup] = {}
         """Beam searches by the slots of their sequences."""
 
-        self._forks: list[Copy] = []
         self.limit = UNLIMITED
 
     @property
@@ -52,11 +51,24 @@ class SlotSteps:
         with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
         host, its sequence is not in the step: that has inputs then, or those that decode stay together."""
         found, is_complete = self._expected(before) if before is not None else ({}, True)
-        copies = self._admit()
-        ready = [one for one in self._running.values() if one.computed < one.end]
-        if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
-            return None
-        return self._rows_plan(ready, copies, found)
+        self._admit()
+        while True:
+            ready = [one for one in self._running.values() if one.computed < one.end]
+            if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
+                return None
+            rows = self._rows(ready)
+            if self.slots.make_room([row for _, row in rows], self.waiting.wanted):
+                return self._step(rows, found)
+            if before is not None:
+                return None
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Gives up the sequence that came last: its blocks are free, and it is computed again when there are enough."""
+        last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
+        self.release(last)
+        self.waiting.put_back(last)
+        self._counters.preemptions += 1
 
     def _expected(self, before: PlannedStep) -> tuple[dict[Sequence, int], bool]:
         """The sequences whose next token that step finds, with its logits row, and whether these are all that go on.
@@ -79,7 +91,7 @@ class SlotSteps:
         """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
         beams = self.beams[sequence.slot]
         beams.put(sequence, found)
-        self._forks += beams.advance()
+        self._counters.copies += beams.advance()
         if sequence.answer is not None and sequence.has_ended:
             self._counters.tokens_generated += len(sequence.answer.generated)
 
@@ -101,23 +113,21 @@ class SlotSteps:
         most, group = min(self.limit, self._chunk_size), self._traits.row_group
         return max(group, most - most % group)
 
-    def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to as many as the form has room for, and to short answers."""
-        if not self.waiting.num_waiting:
-            return ()
+    def _admit(self) -> None:
+        """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
+        if not (self.waiting.num_waiting and self.slots.has_free):
+            return
         inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_answer]
         room, most = self._form.room(self._most_tokens, sum([one.end - one.computed for one in inputs]))
-        copies: list[Copy] = []
-        for sequence, copy in self.waiting.admit(room, most):
+        blocks_due = sum([self.slots.blocks_due(one) for one in self._running.values()])
+        for sequence in self.waiting.admit(room, most, blocks_due):
             self._running[sequence.slot] = sequence
             if sequence.num_slots > 1:
                 beams = BeamGroup(sequence, self.slots, self.waiting.wanted)
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
-            copies += [copy] if copy else []
-        return tuple(copies)
 
-    def _rows_plan(self, ready: list[Sequence], copies: tuple[Copy, ...], found: Mapping[Sequence, int]) -> PlannedStep:
+    def _rows(self, ready: list[Sequence]) -> tuple[tuple[Sequence | None, Row], ...]:
         """The next rows, and idle ones where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
@@ -125,11 +135,12 @@ class SlotSteps:
         )
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
-        filled = tuple(
+        return tuple(
             [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
         )
-        forks, self._forks = self._forks, []
-        self._counters.copies += len(forks)
-        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in filled]) if found else ()
-        more: dict[str, Any] = {"copies": (*forks, *copies), "whole_length": self._side.first, "follows": follows}
-        return planned(filled, self.beams, **more)
+
+    def _step(self, rows: tuple[tuple[Sequence | None, Row], ...], found: Mapping[Sequence, int]) -> PlannedStep:
+        copies, self.slots.copies = tuple(self.slots.copies), []
+        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in rows]) if found else ()
+        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+        return planned(rows, self.beams, **more)

@@ -84,6 +84,7 @@ class OrtRunner(Runner):
         super().__init__(traits)
         self.device = place.device
         self.open_graph = place.open_graph
+        self.place = place
         self._session = place.session
         self._spec = spec
         self._kv = kv
@@ -111,7 +112,7 @@ class OrtRunner(Runner):
     @property
     @override
     def capacity(self) -> Capacity:
-        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells)
+        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells, self._kv.blocks)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
@@ -158,8 +159,9 @@ class OrtRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
-            if step.copies:
-                self._kv.copy(step.copies)
+            has_blocks = self._kv.blocks.number > 0
+            if copies := [copy for copy in step.copies if copy.length or has_blocks]:
+                self._kv.copy(copies)
             for move in step.moves:
                 self._kv.move(move)
             return self._run(step)
@@ -213,7 +215,7 @@ class OrtRunner(Runner):
             self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
-        """Allocates the slots, half as many where there is no memory for them."""
+        """Allocates the slots, half as many or of half as many blocks where there is no memory for them."""
         if self._parts.capture is not None:
             self._parts.capture.forget()
         try:
@@ -221,14 +223,14 @@ class OrtRunner(Runner):
         except Exception as error:
             if not is_memory_error(error):
                 raise
-            if self._kv.num_slots == 1:
+            slots, blocks = self._kv.num_slots, self._kv.blocks.number
+            if not self._kv.halve():
                 raise MemoryShortageError(
                     f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
                     "a smaller 'max_length'"
                 ) from error
-            fewer = self._kv.num_slots // 2
-            logger.warning("no memory for %d KV slots of %d positions, %d now", self._kv.num_slots, capacity, fewer)
-            self._kv.num_slots = fewer
+            what = f"{blocks} blocks of the KV cache" if blocks else f"{slots} KV slots of {capacity} positions"
+            logger.warning("no memory for %s, half as many now", what)
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
