@@ -7,7 +7,7 @@
 Kernels do nothing there, so that trials are not heard, every greedy token is the same, and times are the host's: of the
 processor, in milliseconds a step, in planning, inside ONNX Runtime, around it and in taking results in. With
 --device-ms a step of the decoder takes so long from its beginning, as it would on a device that computes while kernels
-are launched. `step` is the median time from one step's beginning to the next one's: less that, it is what the host adds.
+are launched. `step` is the median time from one step's beginning to the next one's.
 """
 
 from __future__ import annotations

@@ -231,16 +231,17 @@ class Slots:
         lengths_S = self._lengths_S
         if source or any(self._sources):
             lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
-        longest = found = -1
+        longest = found = 0
         while longest < len(tokens):
-            last = slice(max(0, longest - LAST), longest + 1)
-            may_S = (lengths_S > longest) & (self._tokens_SP[:, last] == tokens[last]).all(1)
-            shared = ((slot, self._num_equal(tokens, slot, lengths_S)) for slot in np.flatnonzero(may_S).tolist())
+            last = slice(max(0, longest - LAST), longest)
+            may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))
+            may = may[(self._tokens_SP[may, last] == tokens[last]).all(1)] if len(may) else may
+            shared = ((slot, self._num_equal(tokens, slot, lengths_S)) for slot in may.tolist())
             better = next(((slot, length) for slot, length in shared if length > longest), None)
             if better is None:
                 break
             found, longest = better
-        return max(found, 0)
+        return found
 
     def _num_equal(self, tokens: TokenArray, slot: int, lengths_S: IntArray) -> int:
         return common_prefix(tokens, self._tokens_SP[slot, : lengths_S[slot]])

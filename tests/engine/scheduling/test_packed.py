@@ -179,8 +179,6 @@ def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -
 def test_search_whose_beams_do_not_fit_together_is_refused_by_name() -> None:
     search = Request((1, 2), 0, Generation(30, beams=Beams(4)))
     engine = Engine(FakeRunner(4, PACKED, most_blocks=20), 8)
-    with pytest.raises(
-        OliveExtError, match=r"request 0: 'num_beams' = 4, .*31 positions each, is beyond .* 80 positions"
-    ):
+    with pytest.raises(OliveExtError, match=r"request 0: 'num_beams' = 4, .*31 positions each, .* 80 positions"):
         engine.run([search])
     engine.close()
