@@ -67,7 +67,7 @@ FLOORS = {
         ["media.items"],
         ["requests"],
         ["step"],
-        ["scheduling.sequences"],
+        ["scheduling.sequences", "scheduling.blocks"],
         ["forms.base"],
         ["forms.tree.steps", "forms.returned.steps", "forms.rows.steps"],
         ["runners.runner", "halves"],

@@ -39,8 +39,9 @@ class EngineConfig(Strict):
     num_slots: Slots | Auto = "auto"
     """Sequences whose KV cache is resident at once, and so the most that are decoded together. "auto" takes
     `batch_size` where that is a number, else as many as fit in a quarter of the host's free memory, at most 16, or in
-    half of a CUDA device's, at most 64; 8 where free memory is not known. Where an allocation fails after all, half as
-    many are taken, with a warning."""
+    half of a CUDA device's, at most 64; 8 where free memory is not known. With packed steps sequences take blocks of
+    that memory as they grow, at most 512 of them; where it is full the last one is computed again later (counted as
+    `preemptions`). Where an allocation fails after all, half as many are taken, with a warning."""
 
     chunk_size: PositiveInt | Auto = "auto"
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device, the most over a
@@ -76,11 +77,11 @@ class EngineConfig(Strict):
     plain step when the model is opened. Not yet run on CUDA."""
 
     decode_ahead: bool | Auto = "auto"
-    """Whether decoding steps overlap (async scheduling): the next step of a greedy generation begins before the tokens
-    of the last one are read. They stay on the device, and the host looks for stops meanwhile. A sequence that has ended
-    then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to do; the
-    execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or transformers
-    run, nor where steps are padded to shape buckets (`shapes`, `graph_capture`)."""
+    """Whether steps overlap (async scheduling): the next one, of greedy generations and of prompts that wait, is
+    planned and begins before the tokens of the last one are read; the host looks for stops meanwhile. A sequence that
+    has ended then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to
+    do; the execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or
+    transformers run, nor where steps are padded to shape buckets (`shapes`, `graph_capture`)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM

@@ -268,5 +268,8 @@ class Counters:
     copies: int = 0
     moves: int = 0
     steps_halved: int = 0
+    preemptions: int = 0
+    """Sequences that gave up their blocks of the KV cache to others, and were computed again."""
+
     non_finite: int = 0
     """Requests with an output that is NaN or infinite where a working model's is not."""

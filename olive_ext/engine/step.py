@@ -21,6 +21,16 @@ IntArray = npt.NDArray[np.int64]
 CellArray = npt.NDArray[np.int32]
 
 
+class Blocks(NamedTuple):
+    """The blocks of a paged KV cache: how many there are, and the positions of each."""
+
+    number: int
+    size: int
+
+
+NO_BLOCKS = Blocks(0, 0)
+
+
 class Capacity(NamedTuple):
     """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
 
@@ -31,10 +41,20 @@ class Capacity(NamedTuple):
     cells: int = 0
     """Cells of the shared-prefix cache."""
 
+    blocks: Blocks = NO_BLOCKS
+    """That slots take as they grow: there may be fewer than all of them could need."""
+
+    def both(self, other: Capacity) -> Capacity:
+        """The lesser of each kind of memory."""
+        blocks = [one.blocks for one in (self, other) if one.blocks.number]
+        positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
+        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS))
+
 
 @dataclass(frozen=True)
 class Copy:
-    """The first `length` positions of slot `source` are copied to slot `target` before the rows run."""
+    """The first `length` positions of slot `source` are copied to slot `target` before the rows run. Where that is none
+    the blocks of `target` are free."""
 
     source: int
     target: int
@@ -137,8 +157,9 @@ class Step:
     width: int | None = None
     """Positions that masks and caches have where these are more than the rows': what is behind the rows is masked."""
 
-    uses_previous_tokens: bool = False
-    """The rows are fed with the greedy tokens of the step before, row by row; `tokens` are placeholders."""
+    follows: tuple[int, ...] = ()
+    """For each row the logits row of the step before whose greedy token it is fed with, in place of its one token; -1
+    where its tokens are known. Empty where all are."""
 
     beams: tuple[int, ...] = ()
     num_candidates: int = 0

@@ -102,6 +102,7 @@ class StepLoop:
             self.reset()  # what was timed has overwritten what was resident
         positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
+        self._check_beams(items)
         self._cells = max(self._cells, cells)
         if self._scheduler.key != (self._in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
@@ -184,6 +185,15 @@ class StepLoop:
             if (last := self.traits.side(begin).last) < most:
                 text = f"of {begin} tokens to {most} would pass {last}, where this model computes texts otherwise"
                 raise OliveExtError(f"a beam search from a prompt {text}: give a smaller 'max_new_tokens', or one beam")
+
+    def _check_beams(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        """Raises `OliveExtError` for a search whose beams do not fit in the KV cache together."""
+        number, size = self.capacity.blocks
+        for key, request in items if number else ():
+            beams = request.generation.num_slots if request.generation is not None else 1
+            if beams > 1 and beams * -(-request.num_positions // size) > number:
+                shown = f"'num_beams' = {beams}, of up to {request.num_positions} positions each"
+                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {number * size} positions")
 
     def _needed(self, scored: int, generated: int) -> tuple[int, int]:
         traits = self.traits

@@ -22,11 +22,18 @@ cost little until the arithmetic takes as long as that: on a CPU about 16 rows (
 (its operations for each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions
 are as much to read as the weights of a 1B model."""
 
+MOST_ROWS = 512
+"""The same over a paged cache, of which sequences take blocks as they grow: a row that has few tokens reads few, and
+those that are full of them end the sooner for want of blocks."""
+
 MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Part of the free memory that the slots may take; a device's is there for nothing else than the model."""
 
 DEFAULT_SLOTS = 8
 """The number of slots where free memory is not known."""
+
+BLOCK_SIZE = 256
+"""Positions of a block of a paged cache. FlashAttention's tiles on CUDA are made for multiples of 256."""
 
 PLANNED_POSITIONS = 4096
 """Positions of a slot that "auto" plans for, where the context is longer: slots are allocated as requests need them."""
@@ -53,10 +60,16 @@ class Decision:
 
 
 def choose_num_slots(
-    settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
+    settings: ModelSettings,
+    spec: DecoderSpec,
+    device: Device,
+    read: Callable[[str, int], Memory] = memory_of,
+    *,
+    is_paged: bool | None = None,
 ) -> tuple[int, str]:
     """The number of KV slots and which rule gave it: the user's number, or as many as memory holds: the free memory, or
-    where runs are to repeat half of all memory, which other processes do not change.
+    where runs are to repeat half of all memory, which other processes do not change. `is_paged`: slots take blocks of
+    it as they grow, by default where the graph has a paged cache.
 
     Final once the weights are on the device; `read` gives the memory of a device, by kind and number, or raises
     `UnmeasuredError`.
@@ -72,12 +85,30 @@ def choose_num_slots(
     except UnmeasuredError as error:
         number = min(DEFAULT_SLOTS, cap or DEFAULT_SLOTS)
         return number, f"auto: {number}, {error}{limited if number < DEFAULT_SLOTS else ''}"
-    free, kind = (memory.total // 2, "half of all") if settings.deterministic is True else (memory.free, "free")
+    free, kind = _free(settings, memory), "half of all" if settings.deterministic is True else "free"
     slot_bytes = (spec.bytes_per_position + spec.gathered_bytes) * planned_positions(spec) + spec.bytes_of_source
-    most = MOST_SLOTS[device.kind]
+    unit, most = "a slot", MOST_SLOTS[device.kind]
+    if (spec.is_paged if is_paged is None else is_paged) and not spec.gathered_bytes:
+        slot_bytes, unit, most = spec.bytes_per_position * BLOCK_SIZE, f"a block of {BLOCK_SIZE} positions", MOST_ROWS
     fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB a slot, {free / 2**20:.0f} MiB {kind}, at most {most}"
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB {unit}, {free / 2**20:.0f} MiB {kind}, at most {most}"
     return min(most, fitting, cap or most), why + limited
+
+
+def _free(settings: ModelSettings, memory: Memory) -> int:
+    return memory.total // 2 if settings.deterministic is True else memory.free
+
+
+def shared_positions(
+    settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
+) -> int | None:
+    """Positions of all slots of a paged cache together; None where memory is not known, or the cache not paged."""
+    try:
+        free = _free(settings, read(device.kind, device.index))
+    except UnmeasuredError:
+        return None
+    per_position = spec.bytes_per_position + spec.gathered_bytes
+    return int(free * MEMORY_SHARE[device.kind] / max(1, per_position)) if spec.is_paged else None
 
 
 def planned_positions(spec: DecoderSpec) -> int:

@@ -19,11 +19,13 @@ import pytest
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import graph
 from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
 from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.step import Copy, LogitsRow, Row, Step
+from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.records import Form
@@ -139,7 +141,7 @@ def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_
     steps = [Step(tuple(Row(slot, past, (7,)) for slot in range(SLOTS)), reads) for past in (3, 4)]
     runner.run(steps[0])
     counts()
-    runner.run(replace(steps[1], uses_previous_tokens=True))
+    runner.run(replace(steps[1], follows=tuple(range(SLOTS))))
     found = counts()
     runner.close()
     assert found.wrong_copies == 0
@@ -262,6 +264,32 @@ def _generate(session: Session, asked: list[GenerationRequest]) -> None:
         session.generate(asked)
     except OverflowError:
         pytest.skip("the memory that a token was read from held something else")
+
+
+def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine of ten, with four times as many prompts as slots. The host reads a token of each row meanwhile."""
+    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
+    runner, chunk_size = open_runner(
+        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
+    )
+    inner = runner.run
+
+    def run(step: Step) -> StepOutput:
+        output = inner(step)
+        output.greedy_ids[...] = output.target_logprobs[...] = 7  # what lay in memory may be no token
+        return output
+
+    monkeypatch.setattr(runner, "run", run)
+    engine_of_one = Engine(runner, chunk_size)
+    asked = [Request(tuple(text), 0, Generation(12 + i % 5)) for i, text in enumerate(_texts(4 * SLOTS, 20))]
+    counts()
+    results = engine_of_one.run(asked)
+    found, counters = counts(), engine_of_one.counters
+    engine_of_one.close()
+    assert [result.tokens for result in results] == [(7,) * (12 + i % 5) for i in range(4 * SLOTS)]
+    assert counters.steps_ahead >= 0.9 * counters.steps
+    assert found.wrong_copies == 0
+    assert found.largest_to_host <= SLOTS * 8
 
 
 @pytest.mark.parametrize("export_name", ["llama-genai-0.18", "lfm2-genai-0.18", "gpt_oss-genai-0.18"])

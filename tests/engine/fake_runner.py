@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
-from olive_ext.engine.forms.packed.kv import BlockTables, PackedSteps
+from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.media.items import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.step import Candidates, Row, Step, StepOutput
+from olive_ext.engine.scheduling.blocks import BlockTables
+from olive_ext.engine.scheduling.overlapped_steps import with_tokens
+from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
@@ -80,6 +82,7 @@ class FakeRunner(Runner):
         has_tree_batches: bool = False,
         answer_steps: bool = False,
         overlaps_steps: bool = False,
+        most_blocks: int = UNLIMITED,
         row_mix: AlikeRows = ALIKE,
     ) -> None:
         form = row_mix if form is ALIKE else form
@@ -88,6 +91,7 @@ class FakeRunner(Runner):
         form = TreeForm(form) if has_tree_batches else form
         super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
+        self._most_blocks = most_blocks
         self.capacity = Capacity(num_slots)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
@@ -105,7 +109,11 @@ class FakeRunner(Runner):
             num_slots = self.capacity.num_slots
             self.capacity = self.capacity._replace(positions=positions)
             self._slots = [[(GARBAGE, None)] * positions for _ in range(num_slots)]
-            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE)
+            longest = -(-positions // BLOCK_SIZE)
+            number = max(longest, min(self._most_blocks, num_slots * longest))
+            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE, number)
+            if self._has_blocks:
+                self.capacity = self.capacity._replace(blocks=Blocks(number, BLOCK_SIZE))
             self._blocks = [[(GARBAGE, None)] * BLOCK_SIZE for _ in range(self.tables.num_blocks)]
             self._forks = [{0} for _ in range(num_slots)]
             self._ends = [0] * num_slots
@@ -133,12 +141,12 @@ class FakeRunner(Runner):
     def _with_kept(self, step: Step) -> Step:
         """The step with the tokens that the one before has found, where it follows that."""
         kept, self._kept = self._kept, None
-        if not step.uses_previous_tokens:
+        if not step.follows:
             return step
         assert self.traits.overlaps_steps
         assert kept is not None
-        rows = tuple(row._replace(tokens=(token,)) for row, token in zip(step.rows, kept, strict=True))
-        return replace(step, rows=rows)
+        assert all(len(row.tokens) == 1 for row, read in zip(step.rows, step.follows, strict=True) if read >= 0)
+        return with_tokens(step, np.array(kept))
 
     def _execute(self, step: Step) -> StepOutput:
         self.steps.append(step)
@@ -154,8 +162,7 @@ class FakeRunner(Runner):
             for position, token in enumerate(row.tokens, start=row.past):
                 self._put(row.slot, position, (token, row.source))
         output = self._answer(step, [self._seen(row) for row in step.rows])
-        if [head.row for head in step.logits_rows] == list(range(len(step.rows))):
-            self._kept = output.greedy_ids.tolist()
+        self._kept = output.greedy_ids.tolist()
         return output
 
     def _seen(self, row: Row) -> list[int]:
@@ -227,8 +234,7 @@ class FakeRunner(Runner):
         """What the head reads, of the tokens that each row sees."""
         prefixes = [seen[head.row][: step.rows[head.row].past + head.offset + 1] for head in step.logits_rows]
         of = [(prefix, step.rows[head.row].source) for prefix, head in zip(prefixes, step.logits_rows, strict=True)]
-        if not self.traits.overlaps_steps:  # else idle rows are read, too
-            assert all(GARBAGE not in prefix for prefix in prefixes)
+        assert all(GARBAGE not in prefix for prefix in prefixes)
         return StepOutput(
             np.array([log_softmax(self.logits(*of[head]))[token] for head, token in step.targets], np.float32),
             np.array([self.logits(*prefix).argmax() for prefix in of], np.int64),

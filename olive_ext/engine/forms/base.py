@@ -55,13 +55,15 @@ class ReadySequences:
         inputs: list[Sequence] = []
         decoding: list[Sequence] = []
         for one in self.sequences:
-            has_many = one.pending > 1 or (one.generation is None and self.row_group > 1)
+            has_many = one.end - one.computed > 1 or (one.generation is None and self.row_group > 1)
             (inputs if has_many and not one.is_answer else decoding).append(one)
         return inputs, decoding
 
     def row(self, sequence: Sequence, most: int) -> Row:
         """The sequence's next tokens, up to `most` where it may be split; all of an item that they begin with."""
         start, stop = sequence.computed, sequence.end
+        if stop - start == 1 and sequence.generation is not None and not sequence.checkpoints:
+            return Row(sequence.slot, start, (sequence.tokens.item(start),), False, sequence.source, sequence.media)
         if self.chunked_prefill:
             stop = min(stop, start + most)
             if sequence.media and stop < sequence.end:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.step import Copy, Move, Row, Step
+from olive_ext.engine.step import NO_BLOCKS, Blocks, Copy, Move, Row, Step
 from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec
@@ -31,6 +31,8 @@ class KvPlace:
     num_slots: int
     device: Device
     open_graph: Callable[[bytes], ort.InferenceSession]
+    most_positions: int | None = None
+    """Positions of all slots together that memory holds, where slots share it and that is known."""
 
 
 MOST_PARTS = 8
@@ -159,6 +161,18 @@ class KvStore(ABC):
     @abstractmethod
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
         """A binding of the session in which past and present of `rows` are bound."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """Those that slots take as they grow, where slots are made of such."""
+        return NO_BLOCKS
+
+    def halve(self) -> bool:
+        """Has the next `reserve` take half as much memory; False where less would not do."""
+        if self.num_slots == 1:
+            return False
+        self.num_slots //= 2
+        return True
 
     @property
     def num_cells(self) -> int:

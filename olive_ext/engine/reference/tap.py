@@ -159,7 +159,7 @@ class ResidentTap(Tap):
 
     def capacity(self, runner: Runner) -> Capacity:
         """The lesser of each kind of memory."""
-        return Capacity(*map(min, runner.capacity, self._reference.capacity))
+        return runner.capacity.both(self._reference.capacity)
 
     @override
     def reserve(self, positions: int, cells: int) -> None:

@@ -40,7 +40,9 @@ class OnnxRuntime(Runtime):
         windows = sum(tensor.window is not None for tensor in spec.kv)
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
-        yield Decision("num_slots", *decisions.choose_num_slots(settings, spec, model.device), "predicted")
+        scoring = scoring_decision(model)
+        slots = decisions.choose_num_slots(settings, spec, model.device, is_paged=scoring.value == "packed")
+        yield Decision("num_slots", *slots, "predicted")
         size, why = model.chunk_size
         is_tried = not spec.is_kv_in_place and not spec.cross
         is_tried |= decisions.is_attention_at_risk(size, model.device, spec)
@@ -50,7 +52,7 @@ class OnnxRuntime(Runtime):
         buckets = model.buckets
         state = _tried(buckets.steps != "none")
         yield Decision("shapes", decisions.BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
-        yield scoring_decision(model)
+        yield scoring
         yield Decision("decode_ahead", *model.overlapped_steps)
 
     @override

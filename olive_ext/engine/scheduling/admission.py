@@ -14,7 +14,6 @@ from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import Copy
 
 LOOK_AHEAD = 256
 """Waiting sequences that are looked at for one that need not wait longer."""
@@ -46,10 +45,23 @@ class Admission:
         is_answer = self._is_answer(sequence, sequence.num_shared, self._answer_tokens)
         (self._answers if is_answer else self._inputs).append(sequence)
 
-    def admit(self, room: int, most: int) -> Iterator[tuple[Sequence, Copy | None]]:
-        """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, with the copy
-        that puts there what it shares with others; and any number of short answers."""
+    def put_back(self, sequence: Sequence) -> None:
+        """Takes one that has given up its slot: it comes before all others."""
+        if self._last.get(sequence.slot) is sequence:
+            del self._last[sequence.slot]
+            self.wanted.discard(sequence.slot)
+        sequence.give_up()
+        self._inputs.appendleft(sequence)
+
+    def admit(self, room: int, most: int, blocks_due: int = 0) -> Iterator[Sequence]:
+        """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, where what it
+        shares with others is copied to; and any number of short answers. `blocks_due`: blocks that those which run are
+        to get."""
         while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
+            blocks_due += self._slots.blocks_due(sequence)
+            if not self._slots.reclaim(blocks_due, self.wanted) and not self._slots.is_idle:
+                self._inputs.appendleft(sequence)
+                return
             if (parent := sequence.parent) is not None:
                 parent.num_children -= 1
                 if not parent.num_children and self._last.get(parent.slot) is parent:
@@ -62,13 +74,13 @@ class Admission:
             change(taken.slot)
             self._counters.prefix_hits += taken.shared > 0
             self._counters.tokens_reused += taken.shared
-            self._counters.copies += taken.copy is not None
+            self._counters.copies += taken.is_copied
             most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
             sequence.is_answer = self._is_answer(sequence, taken.shared, most_fed)
             if not sequence.is_answer:
                 room -= sequence.pending
                 most -= 1
-            yield sequence, taken.copy
+            yield sequence
 
     @staticmethod
     def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:

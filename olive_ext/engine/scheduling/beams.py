@@ -22,7 +22,7 @@ import numpy as np
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import Candidates, Copy
+from olive_ext.engine.step import Candidates
 
 
 def num_candidates(generation: Generation) -> int:
@@ -136,10 +136,10 @@ class BeamGroup:
         """Takes in the candidates [1, C] of one sequence."""
         self._found[sequence.slot] = found.first(count=self.num_candidates)
 
-    def advance(self) -> list[Copy]:
-        """Once the candidates of all are known: lets sequences go on, or ends the search. Returns the forks."""
+    def advance(self) -> int:
+        """Once the candidates of all are known: lets sequences go on, or ends the search. Returns how many forked."""
         if len(self._found) < len(self._running):
-            return []
+            return 0
         found = [self._found[sequence.slot] for sequence in self._running]
         self._found.clear()
         followers = self._search.advance(Candidates.stacked(found)) if self._answer.is_finite else []
@@ -151,26 +151,25 @@ class BeamGroup:
             self._answer.finish_reason = FinishReason.NON_FINITE
         for sequence in self.members:
             sequence.has_ended = True
-        return []
+        return 0
 
-    def _place(self, followers: list[Follower]) -> list[Copy]:
+    def _place(self, followers: list[Follower]) -> int:
         """Gives each of the sequences that go on a slot, and its next token."""
         parents = [self._running[follower.parent] for follower in followers]
         free = [sequence for sequence in self.members if all(sequence is not parent for parent in parents)]
-        placed: list[Sequence] = []
-        copies = []
+        num_free, placed = len(free), list[Sequence]()
         for parent in parents:
             if all(sequence is not parent for sequence in placed):
                 placed.append(parent)
                 continue
             fork = free.pop(0)
             fork.continue_from(parent)
-            copies.append(self._slots.fork(parent.slot, fork.slot))
+            self._slots.fork(parent.slot, fork.slot)
             placed.append(fork)
         for sequence, follower in zip(placed, followers, strict=True):
             sequence.feed(follower.token)
         self._running, self._others = placed, free
-        return copies
+        return num_free - len(free)
 
 
 def _waiting(root: Sequence, slot: int) -> Sequence:

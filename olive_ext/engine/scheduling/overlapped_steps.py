@@ -1,63 +1,29 @@
-"""Overlapped steps: the step behind one that has not been read. Where that decodes, the next one has the same rows, fed
-with the tokens which that finds; else it computes inputs, of which nothing is to be found.
-
-The functions that plan the former are pure; `StepThread` runs them while the host does something else. Knows no runner.
+"""Overlapped steps: `StepThread` runs steps while the host reads what the one before has found and plans the next one,
+in which rows that decode follow rows of a step that has not been read. Knows no runner.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from queue import SimpleQueue
 
-from olive_ext.engine.scheduling.planned_step import IDLE, PlannedStep
-from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Ban, IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import IntArray, Step, StepOutput
 from olive_ext.errors import RunError
-
-UNKNOWN = (0,)
-"""Stands in the rows of a step whose tokens are not read yet."""
 
 THREAD_NAME = "olive_ext-steps"
 
 
-def following(planned: PlannedStep, chosen: Container[Sequence | None], capacity: int) -> PlannedStep:
-    """The step behind `planned`, each row of which finds one token, fed with these. The rows of sequences that are not
-    `chosen` are idle: they write behind what is resident, or over the position that a released slot leaves unused."""
-    before, step = planned.sequences, planned.step
-    now = tuple([sequence if sequence in chosen else None for sequence in before])
-    resident = [row.past + len(row.tokens) if fed else row.past for row, fed in zip(step.rows, before, strict=True)]
-    pasts = [past if feeds else min(past, capacity - 1) for past, feeds in zip(resident, now, strict=True)]
-    rows = [
-        Row(row.slot, past, UNKNOWN, False, row.source, row.media if feeds else ())
-        for row, past, feeds in zip(step.rows, pasts, now, strict=True)
-    ]
-    readings = tuple([IDLE if sequence is None else sequence.decoding for sequence in now])
-    targets = [(place, reading.reads[0].token) for place, reading in enumerate(readings) if reading.reads]
-    logits_rows = one_each(len(rows))
-    if [True for sequence in now if sequence is not None and sequence.ban_at(sequence.num_input)]:
-        bans = [Ban.NONE if sequence is None else sequence.ban_at(sequence.num_input) for sequence in now]
-        logits_rows = tuple([row._replace(ban=ban) for row, ban in zip(logits_rows, bans, strict=True)])
-    side = step.whole_length
-    followed = Step(tuple(rows), logits_rows, tuple(targets), uses_previous_tokens=True, whole_length=side)
-    return PlannedStep(followed, now, readings)
-
-
-@lru_cache
-def one_each(num_rows: int) -> tuple[LogitsRow, ...]:
-    """The logits rows of a step whose rows have a token each."""
-    return tuple([LogitsRow(place, 0) for place in range(num_rows)])
-
-
-def with_tokens(step: Step, tokens_B: IntArray) -> Step:
+def with_tokens(step: Step, found_R: IntArray) -> Step:
     """`step` with the tokens that the previous one has found, now that the host has read them."""
-    pairs = zip(step.rows, tokens_B.tolist(), strict=True)
-    rows = tuple([row._replace(tokens=(token,)) for row, token in pairs])
-    return replace(step, rows=rows, uses_previous_tokens=False)
+    tokens = found_R.tolist()
+    pairs = zip(step.rows, step.follows, strict=True)
+    rows = tuple([row if read < 0 else row._replace(tokens=(tokens[read],)) for row, read in pairs])
+    return replace(step, rows=rows, follows=())
 
 
 class StepThread:

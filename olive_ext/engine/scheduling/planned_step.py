@@ -19,8 +19,6 @@ from olive_ext.engine.scheduling.sequences import PROBE, PendingAnswer, Reading,
 from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import NonFiniteError
 
-IDLE = Reading()
-
 
 @dataclass(frozen=True)
 class PlannedStep:
@@ -31,32 +29,21 @@ class PlannedStep:
     readings: tuple[Reading, ...]
 
     @property
-    def finds_next(self) -> bool:
-        """Whether each row finds one token, its sequence's next one; what idle rows find nobody reads."""
-        if self.step.uses_previous_tokens:
-            return True
-        if self.step.samples or self.step.beams or len(self.readings) != len(self.step.rows):
-            return False
-        return not [one for one in self.readings if not one.is_next and one.sequence is not None]
+    def has_scores(self) -> bool:
+        """Whether there are targets that are no probes."""
+        return any(reading.reads and reading.reads[0].target != PROBE for reading in self.readings)
 
 
-def planned(
-    rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], *, reads_idle: bool, **more: Any
-) -> PlannedStep:
-    """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot. With
-    `reads_idle` idle rows find a token, too, where none is chosen from a whole row: a step that follows needs one for
-    them. `more`: other fields of the step."""
+def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+    """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
+    other fields of the step."""
     logits_rows: list[LogitsRow] = []
     targets: list[tuple[int, int]] = []
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
     readings: list[Reading] = []
-    reads_idle = reads_idle and not [True for found, _ in rows if found is not None and found.needs_rows]
     for place, (sequence, row) in enumerate(rows):
         if sequence is None:
-            if reads_idle:
-                logits_rows.append(LogitsRow(place, 0))
-                readings.append(IDLE)
             continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
             number, record = len(logits_rows), -1
@@ -67,7 +54,7 @@ def planned(
                 groups[number] = beams[row.slot]
             elif reading.is_next and sequence.needs_rows:
                 samples.append(number)
-            ban = sequence.ban_at(position) if reading.is_next else Ban.NONE
+            ban = sequence.ban_at(position) if reading.is_next and sequence.has_bans else Ban.NONE
             logits_rows.append(LogitsRow(place, position - row.past, record, ban))
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
@@ -131,6 +118,8 @@ def put_scores(planned: PlannedStep, output: StepOutput, wrong: NonFinite) -> tu
     that is not finite for the first time. Probes of generations that have ended meanwhile mean nothing."""
     completed: list[PendingAnswer] = []
     num_wrong, notes_T = 0, output.notes_T
+    if not planned.has_scores and not wrong.targets_T.any():
+        return completed, 0
     found = zip(planned.readings, output.greedy_ids.tolist(), strict=True)
     reads = [(read, best) for reading, best in found for read in reading.reads]
     scores = zip(reads, output.target_logprobs.tolist(), wrong.targets_T.tolist(), strict=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class Scheduler:
     def present(self) -> Step:
         """The step whose output `update` takes next."""
         step = self._present_plan().step
-        return with_tokens(step, self._found) if step.uses_previous_tokens else step
+        return with_tokens(step, self._found) if step.follows else step
 
     @property
     def present_size(self) -> tuple[str, int]:
@@ -98,15 +99,16 @@ class Scheduler:
         if self._scored is not None and self._scored.num_waiting:
             self._present = self._committed(self._scored_plan(self._scored))
         else:
-            self._present = self._committed(self._in_slots.plan())
+            plan = self._in_slots.plan()
+            assert plan is not None
+            self._present = self._committed(plan)
         return self.present
 
     def schedule_overlapped(self) -> Step | None:
         """The step behind the present one, which begins before that is read. None where that must be read first."""
         if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
-        steps = self._in_slots
-        self._overlapped = steps.followed_by_its_tokens(self._present_plan()) or steps.followed_by_inputs()
+        self._overlapped = self._in_slots.plan(self._present_plan())
         return None if self._overlapped is None else self._overlapped.step
 
     def update(self, output: StepOutput) -> list[PendingAnswer]:
@@ -122,9 +124,9 @@ class Scheduler:
         candidates = iter(output.candidates.rows())
         for reading, best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
             sequence = reading.sequence
-            if not reading.is_next or sequence is None or sequence.has_ended:
+            if not reading.is_next or sequence.has_ended:
                 continue
-            if sequence.slot in self._in_slots.beams:
+            if sequence.num_slots > 1:
                 self._in_slots.advance_beams(sequence, next(candidates))
             else:
                 drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
@@ -174,11 +176,11 @@ class Scheduler:
         step = plan.step
         fed = [pair for pair in zip(step.rows, plan.sequences, strict=True) if pair[1] is not None]
         self._counters.idle_rows += len(step.rows) - len(fed)
-        if step.uses_previous_tokens:
-            found = zip(step.rows, plan.sequences, self._found.tolist(), strict=True)
-            self._in_slots.slots.extend([(row, (token,)) for row, sequence, token in found if sequence is not None])
-        elif step.first_cell is None:
-            self._in_slots.slots.extend([(row, row.tokens) for row, _ in fed])
+        if step.first_cell is None:
+            found = self._found.tolist()
+            reads = zip(step.rows, plan.sequences, step.follows or repeat(-1), strict=False)
+            rows = [(row, row.tokens if read < 0 else (found[read],)) for row, one, read in reads if one is not None]
+            self._in_slots.slots.extend(rows)
         for row, sequence in fed:
             assert sequence is not None
             if sequence.has_ended:  # when the step had begun
@@ -199,4 +201,4 @@ class Scheduler:
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
         more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
-        return planned(batch.rows, {}, reads_idle=self._traits.overlaps_steps, **more)
+        return planned(batch.rows, {}, **more)

@@ -85,10 +85,10 @@ class Read(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is done with the numbers of a logits row: with none of them where there is no sequence, in an idle row."""
+    """What is done with the numbers of a logits row."""
 
-    sequence: Sequence | None = None
-    reads: list[Read] = []  # noqa: RUF012 (nobody changes it)
+    sequence: Sequence
+    reads: list[Read]
     """Those of its targets, in their order."""
 
     is_next: bool = False
@@ -134,6 +134,9 @@ class Sequence:
     computed: int = 0
     """Tokens that the steps planned so far compute."""
 
+    is_expected: bool = False
+    """The last of the tokens is one that the step under way finds."""
+
     has_ended: bool = False
     """Whether its generation is complete; steps that were begun before that was known may still hold it."""
 
@@ -148,6 +151,9 @@ class Sequence:
 
         self.needs_rows = self.generation is not None and self.generation.needs_rows
         """Whether its next token is chosen from the whole row of logits, not taken from the device."""
+
+        self.has_bans = self.generation is not None and bool(self.generation.suppressed)
+        """Whether tokens are ruled out as its next one."""
 
     @property
     def pending(self) -> int:
@@ -197,11 +203,19 @@ class Sequence:
     def _end(self, reason: FinishReason) -> None:
         assert self.answer is not None
         self.answer.finish_reason, self.has_ended = reason, True
+        self.end -= self.is_expected
+        self.is_expected = False
+
+    def expect(self) -> None:
+        """Adds to what is pending the token that the step under way finds."""
+        self.end += 1
+        self.is_expected = True
 
     def feed(self, token: int) -> None:
-        """Adds `token` to what is pending."""
-        self.tokens[self.end] = token
-        self.end += 1
+        """Adds `token` to what is pending, or takes it in as the one that was expected."""
+        self.end += not self.is_expected
+        self.is_expected = False
+        self.tokens[self.end - 1] = token
 
     @property
     def is_beyond(self) -> bool:
@@ -213,6 +227,12 @@ class Sequence:
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
         return replace(self, reads={}, checkpoints=set(), side=side, **begun)
 
+    def give_up(self) -> None:
+        """Has all its tokens computed once more, in another slot, and what has not been read yet read then."""
+        self.reads = {position: reads for position, reads in self.reads.items() if position >= self.computed}
+        self.parent, self.num_shared = None, 0
+        self.slot, self.computed, self.num_input = -1, 0, self.end
+
     def continue_from(self, other: Sequence) -> None:
         """Takes over the tokens of `other`, all of which are computed."""
         self.tokens[: other.end] = other.tokens[: other.end]
@@ -220,19 +240,20 @@ class Sequence:
 
     def readings(self, past: int, num_tokens: int) -> list[tuple[int, Reading]]:
         """What is read of a row: positions in order, and what is done with the numbers of each."""
+        if past >= self.num_input:
+            return [(past, self.decoding)]
         last = past + num_tokens - 1
         reads = self.reads
         found = [(at, Reading(self, reads[at])) for at in sorted(reads) if past <= at <= last]
         if self.generation is not None and last == self.end - 1:
-            scores = found.pop()[1].reads if last in reads and not self.generation.suppressed else []
+            scores = found.pop()[1].reads if last in reads and not self.has_bans else []
             decoding = self.decoding
             found.append((last, decoding._replace(reads=[*scores, *decoding.reads]) if scores else decoding))
         return found
 
     def ban_at(self, position: int) -> Ban:
         """Which tokens are ruled out as the one that is generated behind that position."""
-        assert self.generation is not None
-        if not self.generation.suppressed:
+        if not self.has_bans:
             return Ban.NONE
         return Ban.FIRST if position < self.num_prompt else Ban.LATER
 

@@ -4,6 +4,7 @@ share a step is the form's to say. Knows no runner, and no step's output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from olive_ext.engine.forms.base import IDLE_TOKEN, ReadySequences
@@ -11,11 +12,10 @@ from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beams import BeamGroup
-from olive_ext.engine.scheduling.overlapped_steps import following
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Copy, Row, Side
+from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Row, Side
 
 
 class SlotSteps:
@@ -39,7 +39,6 @@ class SlotSteps:
         self.beams: dict[int, BeamGroup] = {}
         """Beam searches by the slots of their sequences."""
 
-        self._forks: list[Copy] = []
         self.limit = UNLIMITED
 
     @property
@@ -47,49 +46,60 @@ class SlotSteps:
         """Whether a sequence is waiting or running."""
         return bool(self._running) or self.waiting.num_waiting > 0
 
-    def plan(self) -> PlannedStep:
-        """The next step; there is work left."""
-        return self._rows_plan(self._admit())
+    def plan(self, before: PlannedStep | None = None) -> PlannedStep | None:
+        """The next step; there is work left. Behind a step `before` that has not been read rows that decode are fed
+        with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
+        host, its sequence is not in the step: that has inputs then, or those that decode stay together."""
+        found, is_complete = self._expected(before) if before is not None else ({}, True)
+        self._admit()
+        while True:
+            ready = [one for one in self._running.values() if one.computed < one.end]
+            if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
+                return None
+            rows = self._rows(ready)
+            if self.slots.make_room([row for _, row in rows], self.waiting.wanted):
+                return self._step(rows, found)
+            if before is not None:
+                return None
+            self._preempt()
 
-    def followed_by_its_tokens(self, present: PlannedStep) -> PlannedStep | None:
-        """A step fed with the tokens that the present one finds; None where other slots would be computed."""
-        if not present.finds_next:
-            return None
-        members = set(present.sequences)
-        running = list(self._running.values())
-        ready = [s for s in running if (not s.has_ended and s.end < s.room if s in members else s.computed < s.end)]
-        is_prompt_due = [s for s in ready if s.end - s.computed > 1 and s not in members]
-        has_room = self.slots.has_free or len(ready) < len(running)
-        if not ready or is_prompt_due or (has_room and self.waiting.num_waiting):
-            return None
-        chosen = set(self._form.decoding(ready, self.limit))
-        slots = sorted([sequence.slot for sequence in chosen])
-        together = self._form.slots_of(slots, self.slots.num_slots)
-        if not chosen <= members or together != [row.slot for row in present.step.rows]:
-            return None
-        return following(present, chosen, self.slots.capacity)
+    def _preempt(self) -> None:
+        """Gives up the sequence that came last: its blocks are free, and it is computed again when there are enough."""
+        last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
+        self.release(last)
+        self.waiting.put_back(last)
+        self._counters.preemptions += 1
 
-    def followed_by_inputs(self) -> PlannedStep | None:
-        """A step that computes inputs, of which the present one finds nothing; sequences that wait for a token of that
-        are not in it. None where no input is left: then those that decode stay together."""
-        copies = self._admit()
-        if all(not sequence.pending or sequence.is_input_computed for sequence in self._running.values()):
-            return None
-        return self._rows_plan(copies)
+    def _expected(self, before: PlannedStep) -> tuple[dict[Sequence, int], bool]:
+        """The sequences whose next token that step finds, with its logits row, and whether these are all that go on.
+        The slot of one whose last token it finds is free."""
+        found: dict[Sequence, int] = {}
+        is_complete = True
+        for number, (sequence, _, is_next) in enumerate(before.readings):
+            if not is_next or sequence.has_ended:
+                continue
+            if sequence.num_slots == 1 and sequence.end == len(sequence.tokens):
+                self.release(sequence)
+            elif sequence.needs_rows or sequence.num_slots > 1:
+                is_complete = False
+            elif sequence.end < sequence.room:
+                sequence.expect()
+                found[sequence] = number
+        return found, is_complete
 
     def advance_beams(self, sequence: Sequence, found: Candidates) -> None:
         """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
         beams = self.beams[sequence.slot]
         beams.put(sequence, found)
-        self._forks += beams.advance()
+        self._counters.copies += beams.advance()
         if sequence.answer is not None and sequence.has_ended:
             self._counters.tokens_generated += len(sequence.answer.generated)
 
     def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
         """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
-        beams = self.beams.get(sequence.slot)
-        for one in [sequence] if beams is None else beams.members:
-            if overlapped is None or one not in overlapped.sequences:
+        for one in self.beams[sequence.slot].members if sequence.num_slots > 1 else (sequence,):
+            is_running = self._running.get(one.slot) is one
+            if is_running and (overlapped is None or one not in overlapped.sequences):
                 self.release(one)
 
     def release(self, sequence: Sequence) -> None:
@@ -103,35 +113,34 @@ class SlotSteps:
         most, group = min(self.limit, self._chunk_size), self._traits.row_group
         return max(group, most - most % group)
 
-    def _admit(self) -> tuple[Copy, ...]:
-        """Gives slots to waiting sequences: to as many as the form has room for, and to short answers."""
-        if not self.waiting.num_waiting:
-            return ()
+    def _admit(self) -> None:
+        """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
+        if not (self.waiting.num_waiting and self.slots.has_free):
+            return
         inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_answer]
         room, most = self._form.room(self._most_tokens, sum([one.end - one.computed for one in inputs]))
-        copies: list[Copy] = []
-        for sequence, copy in self.waiting.admit(room, most):
+        blocks_due = sum([self.slots.blocks_due(one) for one in self._running.values()])
+        for sequence in self.waiting.admit(room, most, blocks_due):
             self._running[sequence.slot] = sequence
             if sequence.num_slots > 1:
                 beams = BeamGroup(sequence, self.slots, self.waiting.wanted)
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
-            copies += [copy] if copy else []
-        return tuple(copies)
 
-    def _rows_plan(self, copies: tuple[Copy, ...]) -> PlannedStep:
+    def _rows(self, ready: list[Sequence]) -> tuple[tuple[Sequence | None, Row], ...]:
         """The next rows, and idle ones where the runner needs them."""
-        ready = [one for one in self._running.values() if one.computed < one.end]
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
         rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
-        filled = tuple(
+        return tuple(
             [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
         )
-        forks, self._forks = self._forks, []
-        self._counters.copies += len(forks)
-        more: dict[str, Any] = {"copies": (*forks, *copies), "whole_length": self._side.first}
-        return planned(filled, self.beams, reads_idle=self._traits.overlaps_steps, **more)
+
+    def _step(self, rows: tuple[tuple[Sequence | None, Row], ...], found: Mapping[Sequence, int]) -> PlannedStep:
+        copies, self.slots.copies = tuple(self.slots.copies), []
+        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in rows]) if found else ()
+        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+        return planned(rows, self.beams, **more)

@@ -7,7 +7,8 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,16 +16,21 @@ import numpy as np
 from olive_ext.engine.media.items import Media, border
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.step import Capacity, Copy, Row
+from olive_ext.engine.scheduling.blocks import BlockTables
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.step import Capacity, Copy, IntArray, Row
+
+LAST = 7
+"""Tokens that are compared before a whole slot is."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The slot taken, how many of the wanted tokens are resident there, and the copy that puts them there."""
+    """The slot taken, and how many of the wanted tokens are resident there, behind the copy where there is one."""
 
     slot: int
     shared: int
-    copy: Copy | None
+    is_copied: bool
 
 
 class Slots:
@@ -42,15 +48,24 @@ class Slots:
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity.positions), np.int32)
         self._sources = [""] * num_slots
-        self._lengths = [0] * num_slots
-        self._used_at = [0] * num_slots
-        self._clock = 0
+        self._lengths_S = np.zeros(num_slots, np.int64)
         self._busy: set[int] = set()
+        self._free = dict.fromkeys(range(num_slots))
+        """Slots that nobody has taken, the longest unused first."""
+
+        self.copies: list[Copy] = []
+        """Those that come before the next step's rows, in their order."""
+
+        self._tables: BlockTables | None = None
+        number, size = capacity.blocks
+        if number and number < num_slots * -(-capacity.positions // size):
+            self._tables = BlockTables(num_slots, capacity.positions, size, number)
+            self.copies += [Copy(slot, slot, 0) for slot in range(num_slots)]  # runners may hold what was there before
 
     @property
     def has_free(self) -> bool:
         """Whether a slot may be taken."""
-        return len(self._busy) < self.num_slots
+        return bool(self._free)
 
     @property
     def is_idle(self) -> bool:
@@ -59,11 +74,11 @@ class Slots:
 
     def is_free(self, slot: int) -> bool:
         """Whether nobody has taken the slot."""
-        return slot not in self._busy
+        return slot in self._free
 
     def num_free(self, wanted: set[int]) -> int:
         """Free slots that are not `wanted`."""
-        return self.num_slots - len(self._busy | wanted)
+        return len(self._free) - sum([slot in self._free for slot in wanted])
 
     @property
     def capacity(self) -> int:
@@ -72,7 +87,7 @@ class Slots:
 
     def idle_position(self, slot: int) -> int:
         """Where an idle row writes: behind what is resident, or over the unshared last position of a full slot."""
-        return min(self._lengths[slot], self.capacity - 1)
+        return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(
         self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset(), media: Media = ()
@@ -83,51 +98,109 @@ class Slots:
 
         What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part.
         """
-        shared = self._reusable(tokens[:limit], source, media)
-        free = [slot for slot in range(self.num_slots) if slot not in self._busy]
-        oldest = self._oldest(wanted)
-        kept = wanted if self._keeps_wanted else ()
-        slot = oldest if self._has_blocks else min([(s in kept, -shared[s], self._used_at[s], s) for s in free])[3]
-        givers = range(self.num_slots) if self._has_blocks or self._keeps_wanted else self._busy
+        slot = oldest = self._oldest(wanted)
+        if self._has_blocks and self._can_rewind:
+            shared = self._reusable(tokens[:limit], source, media, sorted({slot, self._giver(tokens[:limit], source)}))
+        else:
+            shared = self._reusable(tokens[:limit], source, media, range(self.num_slots))
+        if not self._has_blocks:
+            kept = wanted if self._keeps_wanted else ()
+            slot = min(self._free, key=lambda free: (free in kept, -shared[free]))
+        givers = shared if self._has_blocks or self._keeps_wanted else self._busy
         giver = max(givers, key=shared.__getitem__, default=slot)
         copy = None
         if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
-            copy = Copy(giver, slot, shared[giver])
+            copy = self._copied(Copy(giver, slot, shared[giver]))
             self._note_use(giver)
         length = shared[giver] if copy else shared[slot]
         self._checkpoints[slot] = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
-        self._lengths[slot] = length
+        self._lengths_S[slot] = length
         self._sources[slot] = source
-        self._busy.add(slot)
-        return Taken(slot, length, copy)
+        self._seize(slot)
+        return Taken(slot, length, copy is not None)
 
     def take_empty(self, wanted: Container[int] = frozenset()) -> int:
         """Takes the longest unused free slot, whose content is not shared; the `wanted` ones come last."""
         slot = self._oldest(wanted)
-        self._lengths[slot], self._checkpoints[slot] = 0, []
-        self._busy.add(slot)
+        self._drop(slot)
+        self._seize(slot)
         return slot
 
-    def fork(self, source: int, target: int) -> Copy:
-        """Makes all that is resident in `source` resident in `target`, too; the copy that does it."""
-        length = self._lengths[source]
-        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths[target]]
+    def fork(self, source: int, target: int) -> None:
+        """Makes all that is resident in `source` resident in `target`, too."""
+        length = int(self._lengths_S[source])
+        given, held = self._tokens_SP[source, :length], self._tokens_SP[target, : self._lengths_S[target]]
         num_equal = common_prefix(given, held) if self._sources[source] == self._sources[target] else 0
         self._tokens_SP[target, :length] = given
-        self._lengths[target], self._checkpoints[target] = length, [length]
+        self._lengths_S[target], self._checkpoints[target] = length, [length]
         self._sources[target] = self._sources[source]
-        return Copy(source, target, length, num_equal)
+        self._copied(Copy(source, target, length, num_equal))
 
-    def extend(self, fed: Iterable[tuple[Row, Sequence[int]]]) -> None:
+    def blocks_due(self, sequence: Sequence) -> int:
+        """Blocks that the sequence is to get: for its tokens and those of a block more, beside what it shares with its
+        parent. Beams get as many as they may need, because none of them can be given up."""
+        if (tables := self._tables) is None:
+            return 0
+        most, parent = len(sequence.tokens), sequence.parent
+        if sequence.num_slots > 1:
+            return tables.covering(most) * (1 if sequence.slot >= 0 else sequence.num_slots)
+        stop = sequence.end if sequence.generation is None else min(most, sequence.end + tables.block_size)
+        if sequence.slot >= 0:
+            return tables.missing(sequence.slot, sequence.computed, stop - sequence.computed)
+        is_resident = parent is not None and parent.slot >= 0
+        return tables.covering(stop) - is_resident * (sequence.num_shared // tables.block_size)
+
+    def reclaim(self, num_blocks: int, wanted: Container[int]) -> bool:
+        """Whether so many blocks are free, once those of free slots are: the longest unused first, and of the `wanted`
+        none while a slot is taken."""
+        return self._reclaim(lambda tables: num_blocks, wanted, spares=not self.is_idle)
+
+    def make_room(self, rows: Items[Row], wanted: Container[int]) -> bool:
+        """Gives the rows blocks for their tokens; False where there are too few, also without what free slots hold, the
+        `wanted` last."""
+        if self._tables is None:
+            return True
+
+        def missing(tables: BlockTables) -> int:
+            return sum([tables.missing(row.slot, row.past, len(row.tokens)) for row in rows])
+
+        if not self._reclaim(missing, wanted, spares=False):
+            return False
+        for row in rows:
+            self._tables.make_room(row.slot, row.past, len(row.tokens))
+        return True
+
+    def _reclaim(self, missing: Callable[[BlockTables], int], wanted: Container[int], *, spares: bool) -> bool:
+        tables = self._tables
+        while tables is not None and missing(tables) > tables.num_free:
+            holding = [slot for slot in self._free if tables.table(slot)]
+            slot = min(holding, key=lambda slot: slot in wanted, default=None)
+            if slot is None or (spares and slot in wanted):
+                return False
+            self._drop(slot)
+        return True
+
+    def _drop(self, slot: int) -> None:
+        self._lengths_S[slot], self._checkpoints[slot] = 0, []
+        if self._tables is not None:
+            self._copied(Copy(slot, slot, 0))
+
+    def _copied(self, copy: Copy) -> Copy:
+        self.copies.append(copy)
+        if self._tables is not None:
+            self._tables.fork(copy)
+        return copy
+
+    def extend(self, fed: Iterable[tuple[Row, Items[int]]]) -> None:
         """Adds the tokens fed to each row to its slot's; at a checkpoint the content up to there is kept."""
         for row, tokens in fed:
             slot, length = row.slot, len(tokens)
-            start = self._lengths[slot]
+            start = int(self._lengths_S[slot])
             if row.is_checkpoint:
                 self._checkpoints[slot].append(start + length)
-            self._lengths[slot] = start + length
+            self._lengths_S[slot] = start + length
             if length == 1:
                 self._tokens_SP[slot, start] = tokens[0]
             else:
@@ -136,32 +209,58 @@ class Slots:
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
         self._busy.remove(slot)
-        self._note_use(slot)
+        self._free[slot] = None
         if self._can_rewind:
-            self._lengths[slot] = min(self._lengths[slot], self.capacity - 1)
+            self._lengths_S[slot] = min(self._lengths_S[slot], self.capacity - 1)
 
     def _oldest(self, wanted: Container[int]) -> int:
-        return min([(s in wanted, self._used_at[s], s) for s in range(self.num_slots) if s not in self._busy])[2]
+        return next((slot for slot in self._free if slot not in wanted), next(iter(self._free)))
+
+    def _seize(self, slot: int) -> None:
+        del self._free[slot]
+        self._busy.add(slot)
 
     def _note_use(self, slot: int) -> None:
-        self._clock += 1
-        self._used_at[slot] = self._clock
+        if slot in self._free:
+            del self._free[slot]
+            self._free[slot] = None
 
-    def _reusable(self, tokens: TokenArray, source: str, media: Media) -> list[int]:
-        """How many of `tokens`, from the first on, are resident in each slot and need not be fed again."""
-        differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
+    def _giver(self, tokens: TokenArray, source: str) -> int:
+        """The first slot that shares most of `tokens`, where each may be cut back anywhere. Few slots are compared as a
+        whole: those that hold a token more than the longest found so far, behind the same last ones."""
+        lengths_S = self._lengths_S
+        if source or any(self._sources):
+            lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
+        longest = found = 0
+        while longest < len(tokens):
+            last = slice(max(0, longest - LAST), longest)
+            may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))
+            may = may[(self._tokens_SP[may, last] == tokens[last]).all(1)] if len(may) else may
+            shared = ((slot, self._num_equal(tokens, slot, lengths_S)) for slot in may.tolist())
+            better = next(((slot, length) for slot, length in shared if length > longest), None)
+            if better is None:
+                break
+            found, longest = better
+        return found
+
+    def _num_equal(self, tokens: TokenArray, slot: int, lengths_S: IntArray) -> int:
+        return common_prefix(tokens, self._tokens_SP[slot, : lengths_S[slot]])
+
+    def _reusable(self, tokens: TokenArray, source: str, media: Media, slots: Items[int]) -> dict[int, int]:
+        """How many of `tokens`, from the first on, are resident in each of `slots` and need not be fed again."""
+        differs_SP = np.empty((len(slots), len(tokens) + 1), np.bool_)
         differs_SP[:, -1] = True  # ends what is equal
-        np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal_S = np.minimum(differs_SP.argmax(1), np.array(self._lengths))
-        equal = (equal_S if self._row_group == 1 else equal_S - equal_S % self._row_group).tolist()
+        np.not_equal(self._tokens_SP[slots, : len(tokens)], tokens, out=differs_SP[:, :-1])
+        equal_S = np.minimum(differs_SP.argmax(1), self._lengths_S[slots])
+        equal = dict(zip(slots, (equal_S - equal_S % self._row_group).tolist(), strict=True))
         if media:
-            equal = [border(media, length, self._row_group) for length in equal]
+            equal = {slot: border(media, length, self._row_group) for slot, length in equal.items()}
         if not self._can_rewind:
-            equal = [self._kept(slot, length) for slot, length in enumerate(equal)]
-        return [length if own == source else 0 for length, own in zip(equal, self._sources, strict=True)]
+            equal = {slot: self._kept(slot, length) for slot, length in equal.items()}
+        return {slot: length if self._sources[slot] == source else 0 for slot, length in equal.items()}
 
     def _kept(self, slot: int, length: int) -> int:
         """Where a slot that keeps checkpoints only can be cut back to, of its first `length` tokens."""
-        if length == self._lengths[slot]:
+        if length == self._lengths_S[slot]:
             return length
         return max((kept for kept in self._checkpoints[slot] if kept <= length), default=0)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Sampling
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
@@ -130,6 +131,44 @@ def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: S
     decoding = [step for step in runner.steps if all(row.past >= 3 for row in step.rows)]
     assert counters.steps_ahead >= len(decoding) - 4
     assert serial.counters.steps_ahead == 0
+
+
+def _queue(count: int, stop_ids: frozenset[int] = frozenset()) -> list[Request]:
+    """More prompts than there are slots, of many lengths, with answers of many."""
+    return [
+        Request((1, *range(2, 3 + i % 7), i % VOCAB), 0, Generation(10 + i * 7 % 13, stop_ids)) for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("batching", FORMS)
+@pytest.mark.parametrize("stop_ids", [frozenset(), frozenset({3, 5})], ids=["length", "stop"])
+def test_steps_overlap_while_prompts_take_the_places_of_what_has_ended(
+    batching: StepForm, stop_ids: frozenset[int]
+) -> None:
+    engine, runner = _decode(batching, _queue(40, stop_ids))
+    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    mixed = [step for step in runner.steps if len({len(row.tokens) for row in step.rows}) > 1]
+    assert bool(mixed) is (batching == PACKED)
+
+
+def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> None:
+    """Steps are fed with every token that is not the last: none stands still for a slot."""
+    requests = [Request((i, 2, 1), 0, Generation(6)) for i in range(12)]
+    engine, runner = _decode(PACKED, requests)
+    assert [len(step.rows) for step in runner.steps] == [4] * 18
+    assert engine.counters.steps_ahead == 17
+    assert engine.counters.rows_dropped == 0
+
+
+def test_sampled_and_searched_rows_wait_beside_greedy_ones_that_do_not() -> None:
+    """Steps that compute no input hold all that decode; answers are those of an engine that does not overlap."""
+    sampled = [Request((1, 9, i), 0, Generation(9, sampling=Sampling(1.0, seed=i))) for i in range(5)]
+    searched = [Request((1, 7, i), 0, Generation(5, beams=Beams(2))) for i in range(3)]
+    mixed = [one for trio in zip_longest(sampled, searched, _queue(9)) for one in trio if one is not None]
+    ahead, serial = (Engine(FakeRunner(4, PACKED, overlaps_steps=keeps), 4) for keeps in (True, False))
+    assert ahead.run(mixed) == serial.run(mixed)
+    assert 0 < ahead.counters.steps_ahead < ahead.counters.steps
+    ahead.close()
 
 
 def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY
-from olive_ext.engine.requests import Generation, Request
+from olive_ext.engine.requests import Beams, Generation, Request, Sampling
+from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of
 
@@ -86,4 +87,98 @@ def test_prompts_ride_along_with_rows_that_decode() -> None:
     engine = Engine(runner, 64)
     assert_runs_as_oracle(engine, [[*decoding, *_questions(12, answers=2)]])
     assert any({1} < {len(row.tokens) for row in step.rows} for step in runner.steps)
+    engine.close()
+
+
+def _assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:
+    """What the scheduler counts is what the runner holds."""
+    kept = engine._scoring._scheduler._in_slots.slots._tables
+    if kept is not None and engine.counters.steps:
+        slots = range(runner.capacity.num_slots)
+        assert [kept.table(slot) for slot in slots] == [runner.tables.table(slot) for slot in slots]
+
+
+@given(
+    calls=st.lists(requests_of(), min_size=1, max_size=3),
+    num_slots=st.integers(1, 6),
+    chunk_size=st.integers(1, 60),
+    most_blocks=st.integers(1, 30),
+    overlaps_steps=st.booleans(),
+)
+def test_few_blocks_equal_oracle(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, most_blocks: int, overlaps_steps: bool
+) -> None:
+    """However few hold the longest sequence, scores are read once, and no token is lost where one is given up."""
+    runner = FakeRunner(num_slots, PACKED, overlaps_steps=overlaps_steps, most_blocks=most_blocks)
+    engine = Engine(runner, chunk_size)
+    assert_runs_as_oracle(engine, calls)
+    _assert_tables_agree(engine, runner)
+    engine.close()
+
+
+@given(
+    requests=requests_of(max_sources=1),
+    seeds=st.lists(st.integers(0, 3), max_size=4),
+    searches=st.lists(st.integers(2, 3), max_size=2),
+    most_blocks=st.integers(18, 40),
+    overlaps_steps=st.booleans(),
+)
+def test_drawn_and_searched_answers_do_not_depend_on_blocks(
+    requests: list[Request], seeds: list[int], searches: list[int], most_blocks: int, overlaps_steps: bool
+) -> None:
+    """An answer is a function of its request and its seed: one that was given up goes on with the draws it had left."""
+    drawn = [Request((1, 2, seed), 0, Generation(20, sampling=Sampling(1.0, seed=seed))) for seed in seeds]
+    searched = [Request((3, count), 0, Generation(6, beams=Beams(count))) for count in searches]
+    asked = [*drawn, *requests, *searched]
+    few = FakeRunner(5, PACKED, overlaps_steps=overlaps_steps, most_blocks=most_blocks)
+    engine, plain = Engine(few, 9), Engine(FakeRunner(5, PACKED), 9)
+    assert engine.run(asked) == plain.run(asked)
+    _assert_tables_agree(engine, few)
+    engine.close()
+
+
+def test_nothing_is_reserved_for_the_longest() -> None:
+    """Sixteen short answers decode together in the blocks of two long ones."""
+    short = [Request((i, 2, 3), 0, Generation(5)) for i in range(16)]
+    longest = Request((1, 1), 0, Generation(63))
+    runner = FakeRunner(16, PACKED, overlaps_steps=True, most_blocks=32)
+    engine = Engine(runner, 64)
+    assert runner.tables.num_blocks == 0
+    assert_runs_as_oracle(engine, [[longest, *short]])
+    assert runner.tables.num_blocks == 32
+    assert max(len(step.rows) for step in runner.steps) == 16
+    assert engine.counters.preemptions == 0
+    engine.close()
+
+
+def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first() -> None:
+    """All end, few tokens are fed twice, and steps go on overlapping."""
+    requests = [Request((i, 2, 3), 0, Generation(60)) for i in range(12)]
+    runner = FakeRunner(12, PACKED, overlaps_steps=True, most_blocks=64)
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [requests])
+    fed = sum(len(request.tokens) + 59 for request in requests)
+    assert 0 < engine.counters.preemptions <= 12
+    assert fed < engine.counters.tokens_fed < 1.5 * fed
+    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    engine.close()
+
+
+def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -> None:
+    """What is not shared any more makes room first."""
+    requests = _questions(30, answers=2)
+    runner = FakeRunner(24, PACKED, overlaps_steps=True, most_blocks=40)
+    engine = Engine(runner, 64)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.tokens_fed <= 1.05 * engine.counters.tokens_distinct
+    assert engine.counters.preemptions == 0
+    assert max(len(step.rows) for step in runner.steps) >= 5
+    engine.close()
+
+
+def test_search_whose_beams_do_not_fit_together_is_refused_by_name() -> None:
+    search = Request((1, 2), 0, Generation(30, beams=Beams(4)))
+    engine = Engine(FakeRunner(4, PACKED, most_blocks=20), 8)
+    with pytest.raises(OliveExtError, match=r"request 0: 'num_beams' = 4, .*31 positions each, .* 80 positions"):
+        engine.run([search])
     engine.close()

@@ -31,13 +31,14 @@ from olive_ext.engine.forms.packed.attention_reference import (
     attended,
     score_scale,
 )
-from olive_ext.engine.forms.packed.kv import BLOCK_SIZE, Pool
+from olive_ext.engine.forms.packed.kv import Pool
 from olive_ext.engine.forms.packed.rewrite import BOUNDS, PASTS, STARTS, TABLE
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.graph.nodes import attribute
+from olive_ext.model.decisions import BLOCK_SIZE
 from olive_ext.model.types import KvTensor
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44

@@ -1,10 +1,7 @@
 """KV in blocks that a table assigns to rows (PagedAttention, on CUDA and WebGPU): rows of any lengths run together.
 
 Slots that share a prefix name its blocks; the blocks in which such a prefix ends are copied, all of a step in one run,
-when a slot is about to write there. A slot writes only into blocks that it alone names. The graph writes in place.
-
-blocks of 4      slot 0  7 3 9 4 | 1 5       table 0 1
-                 slot 1  7 3 9 4 | 1 8       table 0 2    block 2 began as a copy of block 1
+when a slot is about to write there. The graph writes in place.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
@@ -20,15 +17,13 @@ from typing_extensions import override
 
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
+from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, CellArray, Copy, Row
+from olive_ext.engine.step import UNLIMITED, Blocks, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
-from olive_ext.model.decisions import planned_positions
+from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
-
-BLOCK_SIZE = 256
-"""Positions of a block. FlashAttention's tiles on CUDA are made for multiples of 256."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,8 @@ class PackedSteps(StepForm):
 
     def _within(self, lengths: Iterable[int]) -> int:
         """How many rows of these lengths, from the first on, a step holds: one at least."""
+        if self.most_cells >= UNLIMITED:
+            return UNLIMITED
         longest, count = 0, 0
         for length in lengths:
             longest = max(longest, length)
@@ -94,83 +91,6 @@ class PackedSteps(StepForm):
         return True
 
 
-class BlockCopy(NamedTuple):
-    """Block `source` is copied to block `target` before the rows run."""
-
-    source: int
-    target: int
-
-
-class BlockTables:
-    """As many blocks as all slots need if they share nothing, so that there is always a free one."""
-
-    def __init__(self, num_slots: int, capacity: int, block_size: int) -> None:
-        """`capacity`: positions of a slot."""
-        self.block_size = block_size
-        self.blocks_per_slot = self._covering(capacity)
-        self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
-        """The blocks of each slot in the order of its positions, and any numbers of blocks behind those."""
-
-        self._lengths = [0] * num_slots
-        self._num_users = [0] * (num_slots * self.blocks_per_slot)
-        self._free = list(reversed(range(self.num_blocks)))
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in all."""
-        return len(self._num_users)
-
-    @property
-    def num_used(self) -> int:
-        """Blocks that hold something."""
-        return self.num_blocks - len(self._free)
-
-    def table(self, slot: int) -> list[int]:
-        """The slot's blocks, in the order of its positions."""
-        blocks: list[int] = self.tables_SP[slot, : self._lengths[slot]].tolist()
-        return blocks
-
-    def fork(self, copy: Copy) -> None:
-        """Makes the first positions of a slot those of another, by naming its blocks."""
-        shared = self.table(copy.source)[: self._covering(copy.length)]
-        for block in shared:
-            self._num_users[block] += 1
-        self._cut(copy.target, 0)
-        self.tables_SP[copy.target, : len(shared)] = shared
-        self._lengths[copy.target] = len(shared)
-
-    def make_room(self, slot: int, past: int, num_tokens: int) -> BlockCopy | None:
-        """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more; the copy that must be made
-        where the last of those positions lie in a block that others name, too. Calling it again changes nothing."""
-        kept, wanted = -(-past // self.block_size), -(-(past + num_tokens) // self.block_size)
-        if self._lengths[slot] > kept:
-            self._cut(slot, kept)
-        copy = None
-        if past % self.block_size and self._num_users[last := int(self.tables_SP[slot, kept - 1])] > 1:
-            copy = BlockCopy(last, self._take())
-            self._num_users[last] -= 1
-            self.tables_SP[slot, kept - 1] = copy.target
-        for place in range(self._lengths[slot], wanted):
-            self.tables_SP[slot, place] = self._take()
-        self._lengths[slot] = wanted
-        return copy
-
-    def _covering(self, positions: int) -> int:
-        return -(-positions // self.block_size)
-
-    def _take(self) -> int:
-        block = self._free.pop()
-        self._num_users[block] = 1
-        return block
-
-    def _cut(self, slot: int, length: int) -> None:
-        for block in reversed(self.table(slot)[length:]):
-            self._num_users[block] -= 1
-            if not self._num_users[block]:
-                self._free.append(block)
-        self._lengths[slot] = length
-
-
 class PagedKv(KvStore):
     """A pool of blocks for each KV tensor, past and present in one."""
 
@@ -180,17 +100,33 @@ class PagedKv(KvStore):
         super().__init__(place)
         if place.spec.gathered_bytes:
             self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
+        self._most_blocks = UNLIMITED if place.most_positions is None else place.most_positions // BLOCK_SIZE
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
         self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
+    @property
+    @override
+    def blocks(self) -> Blocks:
+        return Blocks(self._tables.num_blocks, BLOCK_SIZE)
+
+    @override
+    def halve(self) -> bool:
+        fewer = self._tables.num_blocks // 2
+        if fewer < self._tables.blocks_per_slot:  # the longest sequence would not fit
+            return False
+        self._most_blocks = fewer
+        return True
+
     @override
     def reserve(self, capacity: int) -> None:
         self.close()
         self.capacity = capacity
-        self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE)
+        longest = -(-capacity // BLOCK_SIZE)
+        number = max(longest, min(self._most_blocks, self.num_slots * longest))
+        self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE, number)
         for tensor in self._spec.kv:
             self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device, self._open_graph))
         self._binding = KeptBinding(self._session)

@@ -20,7 +20,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.requests import integers
-from olive_ext.engine.step import Row, Step
+from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
@@ -41,8 +41,9 @@ class Layout(StepArrays):
     """Pictures and sounds whose features take the places of placeholders, in the order of these."""
 
     @classmethod
-    def of(cls, step: Step, pads_in_front: bool = False) -> Layout:
-        """The layout of a step's rows or tree batch; without a width masks end with the longest row."""
+    def of(cls, step: Step, pads_in_front: bool = False, found_R: IntArray | None = None) -> Layout:
+        """The layout of a step's rows or tree batch; without a width masks end with the longest row. `found_R`: the
+        greedy tokens of the step before, which rows may follow."""
         rows, first_cell = step.rows, step.first_cell
         tokens = [row.tokens for row in rows]
         tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
@@ -50,6 +51,11 @@ class Layout(StepArrays):
         if len(tokens_N) > len(rows):
             starts = np.cumsum(lengths) - lengths
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
+        if step.follows:
+            assert found_R is not None
+            follows = np.array(step.follows)
+            tokens_N = tokens_N.copy()
+            tokens_N[(np.cumsum(lengths) - lengths)[follows >= 0]] = found_R[follows[follows >= 0]]
         items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
         if [row for row in rows if row.media]:

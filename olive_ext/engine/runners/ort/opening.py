@@ -29,7 +29,7 @@ from olive_ext.engine.runners.trials import affordable, check_steps, fitting_att
 from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import choose_num_slots
+from olive_ext.model.decisions import choose_num_slots, shared_positions
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.types import DecoderSpec
 
@@ -132,7 +132,7 @@ def _open_above(
     spec = replace(decoder.spec, kv=kv, states=own)
     session = sessions.part(proto)
     device = sessions.device(session)
-    place = KvPlace(session, spec, whole.capacity.num_slots, device, sessions.helper)
+    place = replace(whole.place, session=session, spec=spec, device=device, num_slots=whole.capacity.num_slots)
     runner = whole.above(place, form.allocate(place), copy(head), states)
     return OpenedRunner(runner, decoder.chunk_size)
 
@@ -147,7 +147,7 @@ def _decoder(
     (session, head, spec), model = opened, sessions.model
     device = sessions.device(session)
     num_slots, origin = choose_num_slots(model.settings, spec, device)
-    place = KvPlace(session, spec, num_slots, device, sessions.helper)
+    place = KvPlace(session, spec, num_slots, device, sessions.helper, shared_positions(model.settings, spec, device))
     store = form.allocate(place)
     chunk_size, notes = _trusted_steps(sessions, spec)
     notes = [*spec.notes, *notes]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
@@ -23,7 +24,7 @@ from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
 from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Capacity, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
 from olive_ext.model.providers.compiled import Compiled
 
@@ -82,6 +83,7 @@ class OrtRunner(Runner):
         super().__init__(traits)
         self.device = place.device
         self.open_graph = place.open_graph
+        self.place = place
         self._session = place.session
         self._spec = spec
         self._kv = kv
@@ -89,6 +91,9 @@ class OrtRunner(Runner):
         self._facts = facts
         self._parts = parts
         self._feed = InputFeed(place.session, place.device)
+        self._found: IntArray = np.zeros(0, np.int64)
+        """The greedy tokens of the step that ran last."""
+
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
 
     def above(self, place: KvPlace, kv: KvStore, head: ScoringHead, states: StepStates) -> OrtRunner:
@@ -106,7 +111,7 @@ class OrtRunner(Runner):
     @property
     @override
     def capacity(self) -> Capacity:
-        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells)
+        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells, self._kv.blocks)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
@@ -153,8 +158,9 @@ class OrtRunner(Runner):
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
-            if step.copies:
-                self._kv.copy(step.copies)
+            has_blocks = self._kv.blocks.number > 0
+            if copies := [copy for copy in step.copies if copy.length or has_blocks]:
+                self._kv.copy(copies)
             for move in step.moves:
                 self._kv.move(move)
             return self._run(step)
@@ -208,7 +214,7 @@ class OrtRunner(Runner):
             self._run_options = normal
 
     def _reserve_slots(self, capacity: int) -> None:
-        """Allocates the slots, half as many where there is no memory for them."""
+        """Allocates the slots, half as many or of half as many blocks where there is no memory for them."""
         if self._parts.capture is not None:
             self._parts.capture.forget()
         try:
@@ -216,18 +222,18 @@ class OrtRunner(Runner):
         except Exception as error:
             if not is_memory_error(error):
                 raise
-            if self._kv.num_slots == 1:
+            slots, blocks = self._kv.num_slots, self._kv.blocks.number
+            if not self._kv.halve():
                 raise MemoryShortageError(
                     f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
                     "a smaller 'max_length'"
                 ) from error
-            fewer = self._kv.num_slots // 2
-            logger.warning("no memory for %d KV slots of %d positions, %d now", self._kv.num_slots, capacity, fewer)
-            self._kv.num_slots = fewer
+            what = f"{blocks} blocks of the KV cache" if blocks else f"{slots} KV slots of {capacity} positions"
+            logger.warning("no memory for %s, half as many now", what)
             self._reserve_slots(capacity)
 
     def _run(self, step: Step) -> StepOutput:
-        layout = Layout.of(step, self._kv.pads_in_front)
+        layout = Layout.of(step, self._kv.pads_in_front, self._found)
         binding = self._kv.bind(step.rows)
         if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
             captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
@@ -246,12 +252,13 @@ class OrtRunner(Runner):
             states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
         output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], step)
         self.host_bytes += output.scores_nbytes
+        self._found = output.greedy_ids
         return output
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""
-        tokens = self._head.next_ids if step.uses_previous_tokens else None
-        assert tokens is not None or not step.uses_previous_tokens
+        follows_all = step.follows and step.follows == tuple(range(len(self._found)))
+        tokens = self._head.next_ids if follows_all else None
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olive_ext.engine.forms.packed.kv import BlockTables
+from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.step import Copy
 
 SLOTS, CAPACITY, BLOCK = 4, 22, 4

@@ -1,0 +1,111 @@
+"""Which blocks of a paged KV cache each slot holds. The store of a device binds such tables; where there are fewer
+blocks than all slots could need, `Slots` keeps tables of its own, equal step by step, to know what is free.
+
+blocks of 4      slot 0  7 3 9 4 | 1 5       table 0 1
+                 slot 1  7 3 9 4 | 1 8       table 0 2    block 2 began as a copy of block 1
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from olive_ext.engine.step import CellArray, Copy
+from olive_ext.errors import MemoryShortageError
+
+
+class BlockCopy(NamedTuple):
+    """Block `source` is copied to block `target` before the rows run."""
+
+    source: int
+    target: int
+
+
+class BlockTables:
+    """The blocks of each slot. A slot writes only into blocks that it alone names."""
+
+    def __init__(self, num_slots: int, capacity: int, block_size: int, num_blocks: int | None = None) -> None:
+        """`capacity`: positions of a slot. Without a number there are as many blocks as all slots need if they share
+        nothing."""
+        self.block_size = block_size
+        self.blocks_per_slot = self.covering(capacity)
+        self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
+        """The blocks of each slot in the order of its positions, and any numbers of blocks behind those."""
+
+        self._held: list[list[int]] = [[] for _ in range(num_slots)]
+        self._num_users = [0] * (num_slots * self.blocks_per_slot if num_blocks is None else num_blocks)
+        self._free = list(reversed(range(self.num_blocks)))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in all."""
+        return len(self._num_users)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that hold something."""
+        return self.num_blocks - len(self._free)
+
+    def covering(self, positions: int) -> int:
+        """Blocks of so many positions."""
+        return -(-positions // self.block_size)
+
+    def table(self, slot: int) -> list[int]:
+        """The slot's blocks, in the order of its positions."""
+        return [*self._held[slot]]
+
+    def fork(self, copy: Copy) -> None:
+        """Makes the first positions of a slot those of another, by naming its blocks; none drops the slot's own."""
+        shared = self._held[copy.source][: self.covering(copy.length)]
+        for block in shared:
+            self._num_users[block] += 1
+        self._cut(copy.target, 0)
+        self.tables_SP[copy.target, : len(shared)] = shared
+        self._held[copy.target] = shared
+
+    def missing(self, slot: int, past: int, num_tokens: int) -> int:
+        """Blocks that `make_room` takes at most, beyond those that it gives back."""
+        held, kept = self._held[slot], self.covering(past)
+        freed = sum([self._num_users[block] == 1 for block in held[kept:]])
+        return self.covering(past + num_tokens) - kept + self._is_last_shared(slot, past) - freed
+
+    def make_room(self, slot: int, past: int, num_tokens: int) -> BlockCopy | None:
+        """Cuts the slot back to `past` positions and gives it blocks for `num_tokens` more; the copy that must be made
+        where the last of those positions lie in a block that others name, too. Calling it again changes nothing. Raises
+        `MemoryShortageError` where there are too few."""
+        held, kept = self._held[slot], self.covering(past)
+        copy = None
+        if len(held) > kept:
+            self._cut(slot, kept)
+        if self._is_last_shared(slot, past):
+            copy = BlockCopy(held[-1], self._take())
+            self._num_users[held[-1]] -= 1
+            self.tables_SP[slot, kept - 1] = held[-1] = copy.target
+        for place in range(len(held), self.covering(past + num_tokens)):
+            held.append(self._take())
+            self.tables_SP[slot, place] = held[-1]
+        return copy
+
+    def _is_last_shared(self, slot: int, past: int) -> bool:
+        """Whether the last of so many positions lie in a block that others name, too, and that is not full."""
+        return past % self.block_size > 0 and self._num_users[self._held[slot][past // self.block_size]] > 1
+
+    def _take(self) -> int:
+        if not self._free:
+            raise MemoryShortageError(f"all {self.num_blocks} blocks of the KV cache are taken")
+        block = self._free.pop()
+        self._num_users[block] = 1
+        return block
+
+    def _cut(self, slot: int, length: int) -> None:
+        for block in reversed(self._held[slot][length:]):
+            self._num_users[block] -= 1
+            if not self._num_users[block]:
+                self._free.append(block)
+        del self._held[slot][length:]
