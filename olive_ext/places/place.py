@@ -81,7 +81,8 @@ class Place:
         self.folder, renames = external_data_plan(file, external_locations(graph))
         self.graph = ProbedGraph(relocate(graph, renames))
         self.inputs = plain_inputs(spec, tokens)
-        self.coarse = max(_COARSE.get(one.name, 0.0) for one in self.model.providers if "use_tf32" not in one.options)
+        exact = (one for one in self.model.providers if one.options.get("use_tf32") != "0")
+        self.coarse = max((_COARSE.get(one.name, 0.0) for one in exact), default=0.0)
         self._types: dict[str, npt.DTypeLike] = {}
 
     @property

@@ -18,8 +18,10 @@ from onnx.external_data_helper import load_external_data_for_model
 from olive_ext.model.providers.resolution import plugin_devices
 from olive_ext.places.place import Place
 
-_NAMES = ("model", "reference")
-"""Of the candidate's files and the other's."""
+Array = npt.NDArray[Any]
+
+_GRAPHS, _INPUTS = ("model.onnx", "reference.onnx"), ("inputs.npz", "reference_inputs.npz")
+"""The candidate's file and the other's, which is only there where it holds something else."""
 
 INLINE_BYTES = 1 << 30
 """Weights beyond this size lie beside their graph: a protobuf holds 2 GB."""
@@ -45,7 +47,7 @@ sys.exit(bool(error > {tolerance!r}))
 def write_repro(
     folder: Path,
     places: Sequence[Place],
-    given: Mapping[str, npt.NDArray[Any]],
+    given: Mapping[str, Array],
     value: str,
     tolerance: float,
     what: str,
@@ -55,20 +57,18 @@ def write_repro(
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, place in zip(_NAMES, places, strict=True):
-            _write_part(work, name, place, given, value)
-        graphs = _shared(work, ".onnx", lambda path: path.read_bytes())
-        inputs = _shared(work, ".npz", lambda path: {name: (one.dtype, one.tobytes()) for name, one in _arrays(path)})
-        results = [
-            _result(*names, place)
-            for names, place in zip(zip(("one", "other"), graphs, inputs, strict=True), places, strict=True)
-        ]
+        for place, graph, taken in zip(places, _GRAPHS, _INPUTS, strict=True):
+            _write_part(work / graph, work / taken, place, given, value)
+        graphs = _shared(work, _GRAPHS, lambda path: path.read_bytes())
+        inputs = _shared(work, _INPUTS, _arrays)
+        names = zip(("one", "other"), graphs, inputs, places, strict=True)
+        first, second = (_result(*result) for result in names)
         script = _SCRIPT.format(
             what=what.replace("\n", " "),
             libraries=_libraries(places),
             tolerance=tolerance,
-            first=results[0],
-            second=results[1],
+            first=first,
+            second=second,
         )
         (work / "repro.py").write_text(script, encoding="utf-8")
         work.chmod(0o755)
@@ -79,31 +79,29 @@ def write_repro(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_part(folder: Path, name: str, place: Place, given: Mapping[str, npt.NDArray[Any]], value: str) -> None:
+def _write_part(graph: Path, inputs: Path, place: Place, given: Mapping[str, Array], value: str) -> None:
     part, arrays = place.part(given, [value])
     model = place.graph.model_of(part)
     load_external_data_for_model(model, str(place.folder))
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    onnx.save_model(
-        model, folder / f"{name}.onnx", save_as_external_data=size > INLINE_BYTES, location=f"{name}.onnx.data"
-    )
+    is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
+    onnx.save_model(model, graph, save_as_external_data=is_large, location=f"{graph.name}.data")
     taken = {one.name: place.inputs[one.name].numpy() for one in model.graph.input if one.name in place.inputs}
-    np.savez(folder / f"{name}.npz", **(taken | arrays))
+    np.savez(inputs, **(taken | arrays))
 
 
-def _shared(folder: Path, suffix: str, content: Callable[[Path], Any]) -> list[str]:
-    """The names of both places' files, of which one goes where they hold the same."""
-    first, second = (folder / f"{name}{suffix}" for name in _NAMES)
-    if content(first) != content(second):
-        return [first.name, second.name]
-    for file in folder.glob(f"{second.name}*"):
+def _shared(folder: Path, names: tuple[str, str], content: Callable[[Path], Any]) -> tuple[str, str]:
+    """The names of both places' files, of which the second goes where both hold the same."""
+    first, second = names
+    if content(folder / first) != content(folder / second):
+        return names
+    for file in folder.glob(f"{second}*"):
         file.unlink()
-    return [first.name, first.name]
+    return first, first
 
 
-def _arrays(path: Path) -> list[tuple[str, npt.NDArray[Any]]]:
+def _arrays(path: Path) -> dict[str, tuple[Any, ...]]:
     with np.load(path) as file:
-        return sorted(file.items())
+        return {name: (array.dtype, array.shape, array.tobytes()) for name, array in file.items()}
 
 
 def _result(name: str, graph: str, inputs: str, place: Place) -> str:

@@ -21,10 +21,10 @@ Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 CUTS = 32
-"""Places at which a graph, or a piece of it, is cut at once."""
+"""Places at which a graph, or a piece of it, is cut at once, at most."""
 
-LEAF = 64
-"""Values of a piece that is taken apart into nodes."""
+LEAF = 32
+"""Values of a piece that is taken apart into nodes. Smaller pieces would cut through what an optimizer fuses."""
 
 MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
@@ -57,9 +57,10 @@ class VanishedError(NotLocatedError):
 class Search:
     """`own`'s values are judged by `other`'s, which it is given."""
 
-    def __init__(self, own: Place, other: Place, mine: Array, theirs: Array) -> None:
-        """`mine`, `theirs`: the last token's logits [V] in plain passes. Raises `ModelError` where the graphs have no
-        values of one name."""
+    def __init__(self, own: Place, other: Place, mine: Array, theirs: Array, most: int = 0) -> None:
+        """`mine`, `theirs`: the last token's logits [V] in plain passes; `most`: bytes that are read in one run,
+        0 for a share of the free memory. Raises `ModelError` where the graphs have no values of one name."""
+        self._most = most or int(MEMORY * memory_of("cpu").free / 4)
         self._mine, self._theirs, self._whole = mine, theirs, float(np.abs(mine - theirs).max())
         self.own, self.other = own, other
         shared = set(other.graph.values)
@@ -81,32 +82,41 @@ class Search:
     def found(self) -> Found:
         """Where the logits of the last token part. Raises `NotLocatedError`."""
         end = len(self.own.graph.nodes)
-        if (found := self._in_piece(0, end, CUTS)) is not None:
+        count = min(CUTS, max(2, len(self._values) // LEAF))
+        if (found := self._in_piece(0, end, count)) is not None:
             return found
-        level = self._vanishing_level()
-        if level is not None and (found := self._in_piece(0, end, CUTS - 1)) is not None:
+        if self._differs("disable"):
+            raise NotLocatedError(f"the roundings of many nodes add up: {self._findings()}")
+        if (found := self._in_piece(0, end, count + 1)) is not None:
             return found
-        raise NotLocatedError(self._findings(level))
+        level = _first(list(LEVELS), self._differs)
+        raise NotLocatedError(
+            f"the difference is there from optimization level '{level}' on, and gone where values between nodes are "
+            f"read, which changes what is fused: {self._findings()}"
+        )
 
-    def _findings(self, level: str | None) -> str:
+    def _findings(self) -> str:
         judged, name = self._closest
         said = "no output leaves its tolerance on equal inputs"
         said += f"; the nearest is '{name}' at {judged.ratio:.2g} of it" if name else ""
         if self._harmless:
             said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
-        if level is None:
-            return f"the roundings of many nodes add up: {said}"
-        return (
-            f"the difference is there from optimization level '{level}' on, and gone where values between nodes are "
-            f"read, which changes what is fused: {said}"
-        )
+        return said
 
-    def _in_piece(self, begin: int, end: int, count: int) -> Found | None:
-        """The first that is found between two nodes, all of what is read there being known of the other place."""
+    def _differs(self, level: str) -> bool:
+        """Whether the whole graph, of which nothing is read, does at a level of optimizations."""
+        logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
+        return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
+
+    def _in_piece(self, begin: int, end: int, count: int = 0) -> Found | None:
+        """The first that is found between two nodes, all of what is read there being known of the other place. It is
+        cut at up to `count` places; 0 takes it apart into nodes where it is small enough."""
         inside = [name for name in self._values if begin <= self._makers[name] < end]
-        own, most = self.own, int(MEMORY * memory_of("cpu").free / 4)
-        is_leaf = len(inside) <= LEAF and (end - begin == 1 or own.bytes_of(self._sizes, inside) <= most)
-        borders = [] if is_leaf else self._borders(begin, end, count, most)
+        own = self.own
+        if not count and end - begin > 1:
+            is_large = own.bytes_of(self._sizes, inside) > self._most
+            count = min(CUTS, max(len(inside) // LEAF, is_large))
+        borders = self._borders(begin, end, count) if count else []
         ends = [*(name for name in self._outputs if begin <= self._makers[name] < end), *own.graph.live(inside, end)]
         across = (name for border in borders for name in own.graph.live(inside, border))
         wanted = list(dict.fromkeys([*across, *ends] if borders else inside))
@@ -122,19 +132,19 @@ class Search:
         worst = [self._worst(judged, *piece) for piece in pieces]
         for number in _tried([one.ratio for one in worst]):
             piece = pieces[number]
-            found = self._in_piece(*piece, CUTS)
+            found = self._in_piece(*piece)
             if found is None and worst[number].ratio > 1:
                 found = self._fused(*piece, [name for name in judged if judged[name].ratio > 1])
             if found is not None:
                 return found
         return None
 
-    def _borders(self, begin: int, end: int, count: int, most: int) -> list[int]:
+    def _borders(self, begin: int, end: int, count: int) -> list[int]:
         """As many as fit into memory."""
         while True:
             borders = self.own.graph.places(begin, end, count, self._sizes)
             read = {name for border in borders for name in self.own.graph.live(self._values, border)}
-            if count == 1 or self.own.bytes_of(self._sizes, read) <= most:
+            if count == 1 or self.own.bytes_of(self._sizes, read) <= self._most:
                 return sorted(set(borders))
             count //= 2
 
@@ -222,15 +232,6 @@ class Search:
     def level(self, found: Found) -> str:
         """The lowest level of optimizations at which it shows."""
         return _first(list(LEVELS), lambda level: self._differ(found.begin, found.value, level))
-
-    def _vanishing_level(self) -> str | None:
-        """The lowest level at which the whole graph differs; None where it does without optimizations, too."""
-
-        def differs(level: str) -> bool:
-            logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
-            return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
-
-        return None if differs("disable") else _first(list(LEVELS), differs)
 
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:

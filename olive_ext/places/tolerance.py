@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-FACTOR = 16
-"""Times what moved inputs do, and times the type's unit."""
+FACTOR = 8
+"""Times what moved inputs do, and times the type's unit. WebGPU against the CPU, ten exports (fp32, fp16 against fp32,
+int4): of 661 outputs the farthest is at 0.36 of its tolerance."""
 
 LEAST_ROW = 16
 """Numbers of a row that are judged by themselves; with fewer all rows are one."""

@@ -63,7 +63,9 @@ def deep_decoder(folder: Path, layers: int = 6, dtype: type = np.float32, *, ext
     total = w.add("Shape", "attention_mask", name="/total/Shape")
     total = w.add("Gather", total, "index", name="/total/Gather", axis=0)
     total = w.add("Cast", total, name="/total/Cast", to=TensorProto.INT32)
-    x = w.add("Gather", w.weight("embedding", VOCAB, HIDDEN), "input_ids", name="/embed/Gather")
+    w.weights["least"] = np.array(0, np.int64)
+    ids = w.add("Clip", "input_ids", "least", name="/embed/Clip")
+    x = w.add("Gather", w.weight("embedding", VOCAB, HIDDEN), ids, name="/embed/Gather")
     caches, presents = [], []
     for number in range(layers):
         at = f"/model/layers.{number}"
@@ -95,7 +97,7 @@ def deep_decoder(folder: Path, layers: int = 6, dtype: type = np.float32, *, ext
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     folder.mkdir(parents=True)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    onnx.save(model, folder / "model.onnx", save_as_external_data=external, location="weights.bin", size_threshold=0)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=external, location="weights.bin", size_threshold=256)
     config = {
         "model": {"type": "llama", "context_length": 256, "vocab_size": VOCAB, "decoder": {"filename": "model.onnx"}}
     }
