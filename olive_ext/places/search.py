@@ -165,9 +165,10 @@ class Search:
         own, other = self.own, self.other
         expected = given if expected is None else expected
         values = own.run(given, wanted, **how)
-        coarse = max(own.coarse, other.coarse)
         part, arrays = own.part(given, wanted)
         kernels, taken = own.rounding(part.nodes), part.taken.items()
+        inner = max((unit for name, unit in kernels.items() if name not in part.taken.values()), default=0.0)
+        coarse = max(own.coarse, other.coarse, inner)  # what is rounded within the part cannot be moved there
         units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
         response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
         judged = {}

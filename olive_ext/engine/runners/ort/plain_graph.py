@@ -67,9 +67,7 @@ def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtV
     return values
 
 
-def run_plainly(
-    session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue]
-) -> Mapping[str, npt.NDArray[Any]]:
+def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue]) -> Mapping[str, npt.NDArray[Any]]:
     """What a session returns for those of `inputs` that it has, by name. Raises `ModelError` if it fails."""
     binding = session.io_binding()
     for taken in session.get_inputs():
