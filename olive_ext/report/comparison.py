@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from olive_ext.errors import counted
 from olive_ext.report.numbers import Number
+from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
 ALL = "all"
@@ -276,6 +277,9 @@ class Comparison:
 
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, as far as the models between them are known."""
+
+    place: Place | None = None
+    """The finding on two places, where the reference is the same model."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""

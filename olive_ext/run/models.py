@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,14 @@ from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.files import cache_folder
-from olive_ext.records.journal import Journal
+from olive_ext.records.journal import Journal, facts_key
 from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.records_file import RecordsFile
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
 
@@ -35,6 +37,9 @@ class Models:
         self.config = config
         self.progress = progress
         self.clock = clock or Clock()
+        self.recorder: Callable[[LM], KnownAnswers] | None = None
+        """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
+
         self._exports: dict[str, Exported] = {}
         self._records: Path | None = None
         self._length: int | None = None
@@ -66,8 +71,33 @@ class Models:
 
     @cached_property
     def given_reference(self) -> ResolvedModel:
-        """The reference as it was given."""
-        return resolve(self.given.settings.of_reference(self.config.reference_patch()))
+        """The reference as it was given, which is no file of records."""
+        patch, reference = self.config.reference_patch(), self.config.reference
+        if reference is not None and reference.is_same:
+            return resolve(self.given.settings.elsewhere(patch), handed_over=self.given.handed_over)
+        return resolve(self.given.settings.of_reference(patch))
+
+    @property
+    def on_disk(self) -> tuple[ResolvedModel, ...]:
+        """The models that are to be opened, as they were given."""
+        has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
+        return (self.given, self.given_reference) if has_other else (self.given,)
+
+    @cached_property
+    def records_file(self) -> RecordsFile | None:
+        """The file of records that the reference is; None where it is a model."""
+        reference = self.config.reference
+        return RecordsFile(reference.path) if reference is not None and reference.is_records else None
+
+    @property
+    def is_same_model(self) -> bool:
+        """Whether the reference is to give the evaluated model's numbers but for rounding."""
+        reference = self.config.reference
+        if reference is None or self.recorder is not None:
+            return False
+        if reference.is_same_model is not None or self.records_file is None:
+            return reference.is_same if reference.is_same_model is None else reference.is_same_model
+        return self.records_file.digest == self.own.digest
 
     @cached_property
     def float_path(self) -> str | None:
@@ -86,7 +116,7 @@ class Models:
 
     def names(self) -> Iterator[str]:
         """What was written for the models and their tokenizers: paths, or names on the hub."""
-        for model in (self.given, self.given_reference) if self.config.reference is not None else (self.given,):
+        for model in self.on_disk:
             yield from (model.settings.model, str(model.files.tokenizer))
 
     def _as_run(self, model: ResolvedModel) -> ResolvedModel:
@@ -135,7 +165,13 @@ class Models:
         It then gets the evaluated model's tokenizer where that is not quite its own (special tokens, template), and
         windows that fit both models. Raises `ConfigError` where the tokenizers differ.
         """
-        alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
+        if self.recorder is not None and observer is not None:
+            lm = self._recording(self.own, observer)
+            lm.known_answers = self.recorder(lm)
+            return lm
+        alone = self.other
+        if self.config.reference is not None and not self.config.reference.is_same:
+            alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
             return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
         tokenizer = {} if self.spells_alike() else {"tokenizer": self.own.files.tokenizer}
@@ -148,13 +184,19 @@ class Models:
             return self._open(self.own, self.config.model_args)
         from olive_ext.records import Records
 
+        if self.records_file is not None:
+            self._records, own, recorded = self.records_file.folder, self.own.context_length, self.records_file.max_length
+            self._length = recorded if own is None or recorded < own else None
         reference = self.other if self._records is None else Records.read(self._records)
         length = {} if self._length is None else {"max_length": self._length}
         arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}
         return self._open_ours(self.own, arguments)
 
     def resident(self, candidate: Any, observer: Observer) -> Any:
-        """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
+        """An `OrtLM` of the reference that is resident with `candidate`, or of its records, with the candidate's
+        tokenizer."""
+        if self.records_file is not None:
+            return self.records_file.answering(candidate, observer)
         reference = candidate.over(candidate.session.reference, observer)
         if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
             reference.session.keep_answers(self._records_dir / "answers", facts={"versions": runtimes()})
@@ -165,7 +207,14 @@ class Models:
     @property
     def _records_dir(self) -> Path:
         assert self.config.reference is not None
-        return Path(self.config.reference.records_dir or cache_folder("records"))
+        folder = Path(self.config.reference.records_dir or cache_folder("records"))
+        return folder / facts_key(self._places) if self.is_same_model else folder
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        """What makes two places of one model two: all settings of both, which other keys leave out where they change
+        rounding alone."""
+        return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
     def keep_answers(self, lm: LM) -> Journal | None:
         """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
@@ -175,7 +224,8 @@ class Models:
             return None
         resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
         if session is not None:
-            session.keep_answers(stem, resume=resume, facts={"versions": runtimes()})
+            places = self._places if self.is_same_model else {}
+            session.keep_answers(stem, resume=resume, facts={"versions": runtimes(), **places})
         if session is not None or stem is None:
             return None
         from olive_ext.backends.hf import answers_key

@@ -42,6 +42,12 @@ _ENTRY = re.compile(rb"(?<=\0)((?:session|optimization|memory|mlas)\.[a-z0-9_.]{
 
 _DEFAULTS = ExecutionSettings()
 
+LEVELS = {
+    "disable": "ORT_DISABLE_ALL",
+    **{name: f"ORT_ENABLE_{name.upper()}" for name in ("basic", "extended", "layout", "all")},
+}
+"""ONNX Runtime's levels of graph optimizations, each with those of the ones before it, and their names there."""
+
 
 def open_session(
     model: bytes | Path,
@@ -137,6 +143,7 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[config.graph_optimization])
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
