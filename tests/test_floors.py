@@ -26,6 +26,7 @@ FLOORS = {
         ["text"],
         ["session"],
         ["backends"],
+        ["places"],
         ["run"],
         ["remedy"],
         ["workflow"],
@@ -124,6 +125,7 @@ DOORS = {
         "olive_ext.engine.media.*",
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
         "olive_ext.backends.peer_backends",  # tells the backends we compare with how many threads to use
+        "olive_ext.places.place",  # gives parts of graphs their inputs
         "olive_ext.remedy.precision",  # ONNX Runtime's quantizer, which makes a mended model's integers
     ],
     "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peer_backends"],
@@ -157,6 +159,7 @@ DOORS = {
         "olive_ext.graph",
         "olive_ext.graph.*",
         "olive_ext.remedy.*",
+        "olive_ext.places.*",
         "olive_ext.model.spec.decoder_spec",
         "olive_ext.model.spec.attention",
         "olive_ext.model.spec.encoder_spec",

@@ -54,7 +54,9 @@ _JOB_KIND = "Where the job is to run: azureml (a command job of Azure ML, for `a
 _NODES = "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1."
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
 _ONNX_MODEL = "An .onnx file, or a folder with one or with genai_config.json."
-_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is told before the model is asked."
+_RECORDS = (
+    "The file: distributions, answers, versions, provider, processor. Its size is told before the model is asked."
+)
 _NEEDED = {"required": True}
 
 

@@ -113,7 +113,9 @@ class EngineConfig(Strict):
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
 
-    graph_optimization: Annotated[Literal["disable", "basic", "extended", "layout", "all"], BeforeValidator(word)] = "all"
+    graph_optimization: Annotated[Literal["disable", "basic", "extended", "layout", "all"], BeforeValidator(word)] = (
+        "all"
+    )
     """ONNX Runtime's level of graph optimizations (its `graph_optimization_level`)."""
 
     session_options: dict[str, str] = Field(default_factory=dict)

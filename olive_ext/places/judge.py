@@ -91,7 +91,9 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
         apart = [np.abs(new - old) for new, old in zip(said, known, strict=True)]
         whole, is_rounding = np.concatenate(apart), variant.edit_graph is not None
         size = float(np.sqrt(np.mean(whole**2))), float(whole.max())
-        (rounding if is_rounding else own).append(_Run(Noise(name, variant.words, *size, len(whole), is_rounding), apart))
+        (rounding if is_rounding else own).append(
+            _Run(Noise(name, variant.words, *size, len(whole), is_rounding), apart)
+        )
     return own, rounding, failures
 
 
@@ -121,7 +123,9 @@ def _affordable(sample: Sample, most_tokens: int) -> list[list[Kept]]:
 def _first(requests: Sequence[Kept], limit: float) -> tuple[Kept, int]:
     """The request and the target of the earliest position beyond the limit among the requests that are farthest apart;
     the farthest where only all together are."""
-    beyond = [(int(kept.positions[at]), kept, int(at)) for kept in requests for at in np.flatnonzero(kept.apart > limit)]
+    beyond = [
+        (int(kept.positions[at]), kept, int(at)) for kept in requests for at in np.flatnonzero(kept.apart > limit)
+    ]
     if beyond:
         return min(beyond, key=lambda one: one[0])[1:]
     return requests[0], int(requests[0].apart.argmax())

@@ -24,7 +24,9 @@ from olive_ext.records.files import INDEX, make_own_folder
 
 VERSION = 1
 MANIFEST = "manifest.json"
-_PART = re.compile(rf"{re.escape(MANIFEST)}|{re.escape(INDEX)}|(records|targets|requests)\.bin|answers_[0-9a-f]+\.jsonl")
+_PART = re.compile(
+    rf"{re.escape(MANIFEST)}|{re.escape(INDEX)}|(records|targets|requests)\.bin|answers_[0-9a-f]+\.jsonl"
+)
 
 
 def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:

@@ -65,7 +65,7 @@ def evaluate(
     return evaluate_models(Models(config, progress), lm, names or Names())
 
 
-def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()) -> Report:  # noqa: B008 - frozen
+def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()) -> Report:
     """As `evaluate`, of the models of a configuration."""
     config, progress = models.config, models.progress
     log_folder = _log_folder(config)
@@ -147,7 +147,9 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
         return _Evaluated(report, lambda: None, drawn, observer)
     fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
     samples = results.get("samples", {})
-    return _Evaluated(report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn, observer)
+    return _Evaluated(
+        report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn, observer
+    )
 
 
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:

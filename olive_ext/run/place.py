@@ -44,7 +44,9 @@ def with_place(report: Report, models: Models, observer: Observer | None) -> Rep
     apart = np.abs(np.concatenate([one["logprobs"].astype(np.float64) - one["reference_logprobs"] for one in rows]))
     place, where = judged(places, sample, apart, int(report.engine.get("tokens_fed", 0)))
     if where is not None and place.first is not None:
-        place = replace(place, first=_looked_into(place.first, places.model, reference, *where, models.config.reference))
+        place = replace(
+            place, first=_looked_into(place.first, places.model, reference, *where, models.config.reference)
+        )
     return replace(report, comparison=replace(comparison, place=place))
 
 
@@ -100,9 +102,7 @@ def _looked_into(
     return replace(first, layer=found.layer, node=found.node, finding=str(found), repro=written)
 
 
-def _first_difference(
-    model: ResolvedModel, reference: ResolvedModel, tokens: Sequence[int], repro: Path | None
-) -> Any:
+def _first_difference(model: ResolvedModel, reference: ResolvedModel, tokens: Sequence[int], repro: Path | None) -> Any:
     from olive_ext.places.first_difference import first_difference
 
     return first_difference(model.settings, reference.settings, tokens, len(tokens) - 1, repro=repro)

@@ -84,7 +84,11 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
     folder = path if path.is_dir() else path.parent
-    files = {path.name: path} if reference.is_records else {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
+    files = (
+        {path.name: path}
+        if reference.is_records
+        else {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
+    )
     facts = ((name, file, file.stat().st_size, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
     return [settings, _content(tuple(facts))]
 

@@ -60,14 +60,16 @@ def open_session(
     label: str | None = None,
     compiled: Compiled | None = None,
     weights: Sequence[Path] = (),
+    level: str | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session for `model` (a serialized graph, or its file) that runs on every one of `providers`, in this order.
 
     A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
     in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
-    graph from memory with its external data in `weights`. Of `settings` the CPU fallback, the number of threads and
-    ONNX Runtime's options count. Raises `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a
-    provider does not come up; with `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
+    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, ONNX Runtime's default where it
+    is None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
+    `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
+    `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
     name = label or (str(model) if isinstance(model, Path) else "the edited graph")
 
@@ -75,7 +77,7 @@ def open_session(
         graph: bytes | Path, wanted: Sequence[Provider], entries: Mapping[str, str]
     ) -> onnxruntime.InferenceSession:
         folder = external_data_folder if isinstance(graph, bytes) else None
-        options = _session_options(folder, settings.engine, profile_prefix)
+        options = _session_options(folder, settings.engine, profile_prefix, level)
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
         return _open(graph, wanted, options, name, custom_operators)
@@ -133,7 +135,7 @@ def read_adapter(path: str) -> onnxruntime.AdapterFormat:
         raise ModelError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
 
 
-def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | None) -> Any:
+def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | None, level: str | None) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -141,6 +143,8 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     onnxruntime.set_default_logger_severity(_log_level())
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
+    if level is not None:
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[config.graph_optimization])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
 from olive_ext.engine.forms.kv_store import zeros
 from olive_ext.engine.runners.ort.inputs import Layout
@@ -20,7 +21,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import external_data_plan, load_graph
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.role_inputs import input_array
-from olive_ext.model.types import KvTensor
+from olive_ext.model.types import DecoderSpec, KvTensor
 
 
 class PlainGraph:
@@ -29,13 +30,12 @@ class PlainGraph:
     def __init__(self, model: ResolvedModel, values: Collection[str] | None = None) -> None:
         """`values` are returned beside the graph's own outputs; of every node where it is None. Raises `ModelError`
         where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
-        spec, file = model.spec, model.files.decoder
-        if spec.embeddings or spec.cross or spec.is_paged or model.files.pipeline:
-            raise ModelError("which layer it is cannot be told: the decoder takes more than tokens")
+        refuse_more_than_tokens(model, "which layer it is cannot be told")
+        file = model.files.decoder
         proto = with_outputs(load_graph(file), values)
         self.folder, renames = external_data_plan(file, external_locations(proto))
         self.proto = relocate(proto, renames)
-        self._spec = spec
+        self._spec = model.spec
         self._session = open_session(
             self.proto.SerializeToString(),
             model.providers,
@@ -46,21 +46,40 @@ class PlainGraph:
 
     def run(self, tokens: Sequence[int]) -> Mapping[str, npt.NDArray[Any]]:
         """What the graph returns for `tokens`, by name, in the order of the nodes. Raises `ModelError` if it fails."""
-        binding = self._session.io_binding()
-        layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
-        for found in self._spec.inputs:
-            binding.bind_cpu_input(found.tensor.name, input_array(found, layout))
-        for cache in self._spec.caches:
-            shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
-            binding.bind_ortvalue_input(cache.past, zeros(shape, cache.elem_type))
-        names = [output.name for output in self._session.get_outputs()]
-        for name in names:
-            binding.bind_output(name)
-        try:
-            self._session.run_with_iobinding(binding)
-        except RuntimeError as error:
-            raise ModelError(f"the graph does not run over a whole text: {first_line(error)}") from error
-        return {name: value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}
+        return run_plainly(self._session, plain_inputs(self._spec, tokens))
+
+
+def refuse_more_than_tokens(model: ResolvedModel, finding: str) -> None:
+    """Raises `ModelError`, which begins with `finding`, where the decoder is not one graph that takes tokens alone."""
+    spec = model.spec
+    if spec.embeddings or spec.cross or spec.is_paged or model.files.pipeline:
+        raise ModelError(f"{finding}: the decoder takes more than tokens")
+
+
+def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtValue]:
+    """All inputs of a decoder that takes `tokens` behind nothing, by name, in the host's memory."""
+    layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
+    arrays = {found.tensor.name: input_array(found, layout) for found in spec.inputs}
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    for cache in spec.caches:
+        shape = cache.shape(1, cache.capacity or 0) if isinstance(cache, KvTensor) else [1, *cache.shape]
+        values[cache.past] = zeros(shape, cache.elem_type)
+    return values
+
+
+def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue]) -> Mapping[str, npt.NDArray[Any]]:
+    """What a session returns for those of `inputs` that it has, by name. Raises `ModelError` if it fails."""
+    binding = session.io_binding()
+    for taken in session.get_inputs():
+        binding.bind_ortvalue_input(taken.name, inputs[taken.name])
+    names = [output.name for output in session.get_outputs()]
+    for name in names:
+        binding.bind_output(name)
+    try:
+        session.run_with_iobinding(binding)
+    except RuntimeError as error:
+        raise ModelError(f"the graph does not run over a whole text: {first_line(error)}") from error
+    return {name: value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}
 
 
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:

@@ -1,0 +1,114 @@
+"""The first node whose output differs in two places on equal inputs, and its files. Knows no verdict.
+
+Both places run one text in one step. The graph is cut where little is read across, and each piece is given in one
+place what the other one has at the cut: no error is carried on, and each piece shows its own
+(docs/first_difference.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ConfigError
+from olive_ext.graph.nodes import layer_of
+from olive_ext.places.place import Place, Runs
+from olive_ext.places.repro import write_repro
+from olive_ext.places.search import Found, Search, VanishedError
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """A node that gives something else in two places on equal inputs."""
+
+    node: str
+    operator: str
+    """Of several nodes that differ together, and none of them alone, all in order: "Div, Erf, Add"."""
+
+    output: str
+    layer: int | None
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the inputs that are no weights, and of the output."""
+
+    largest_error: float
+    tolerance: float
+    """What rounding explains."""
+
+    providers: tuple[str, str]
+    runs: int
+    """Over the whole document, in both places together; over a part of the graph they count by its share of nodes."""
+
+    optimization_level: str | None
+    """The lowest of ONNX Runtime's at which it shows: "disable" where it shows at all of them."""
+
+    explained: float
+    """Share of the difference of the logits that is there with this output alone as the candidate has it."""
+
+    repro: Path | None = None
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        is_always = self.optimization_level == "disable"
+        level = "at every" if is_always else f"from '{self.optimization_level}' on, not below, as"
+        shapes = ", ".join(str(list(shape)) for shape in self.shapes.values())
+        return "; ".join(
+            [
+                f"node '{self.node}' ({self.operator}{layer}) on equal inputs: '{self.output}' is "
+                f"{self.largest_error:.2g} off where {self.tolerance:.2g} is rounding, shapes {shapes}",
+                f"{' against '.join(self.providers)}, {level} optimization level",
+                f"makes {self.explained:.0%} of the logits' difference",
+                f"{self.runs} runs",
+                *([f"repro in '{self.repro}'"] if self.repro is not None else []),
+            ]
+        )
+
+
+def first_difference(
+    candidate: ModelSettings, other: ModelSettings, tokens: Sequence[int], position: int, *, repro: Path | None = None
+) -> FirstDifference:
+    """Where the two part on `tokens`, whose logits differ at `position`, counted from 0.
+
+    `repro` is a folder, which gets the node's graph, its inputs and a script that shows the difference. Raises
+    `NotLocatedError` where a plain pass shows no difference or no node makes it, and `ModelError` for models of
+    another kind, or without values of the same name.
+    """
+    if not 0 <= position < len(tokens):
+        raise ConfigError(f"'position' = {position}: the document has {len(tokens)} tokens")
+    if repro is not None and repro.exists() and (not repro.is_dir() or any(repro.iterdir())):
+        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder")
+    runs = Runs()
+    own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
+    search = Search(own, theirs)
+    try:
+        found = search.found()
+    except VanishedError:  # or it is in the other place, and gone where that is read
+        search = Search(theirs, own)
+        found = search.found()
+    result = _told(search, found, (own, theirs))
+    if repro is None:
+        return result
+    given = search.known_before(found.begin)
+    write_repro(repro, (own, theirs), given, result.output, result.tolerance, str(result))
+    return replace(result, repro=repro)
+
+
+def _told(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
+    place, level = search.own, search.level(found)
+    part, arrays = place.part(search.known_before(found.begin), [found.value])
+    node = place.graph.nodes[place.graph.makers[found.value]]
+    operators = [place.graph.nodes[index].op_type for index in part.nodes if index >= found.begin]
+    return FirstDifference(
+        node=node.name or found.value,
+        operator=", ".join(one for one in operators if one != "Constant"),
+        output=found.value,
+        layer=layer_of(node.name or found.value),
+        shapes={**{name: array.shape for name, array in arrays.items()}, found.value: found.shape},
+        largest_error=found.judged.error,
+        tolerance=found.judged.tolerance,
+        providers=(places[0].provider, places[1].provider),
+        runs=place.runs.whole,
+        optimization_level=level,
+        explained=found.explained,
+    )

@@ -1,0 +1,252 @@
+"""The search for the node: pieces of the graph, each on the other place's inputs, from all of it down to one node.
+
+Knows two places and the values that both have by one name; no document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.errors import ModelError
+from olive_ext.model.providers.devices import memory_of
+from olive_ext.model.providers.ort_session import LEVELS
+from olive_ext.places.place import NotLocatedError, Place
+from olive_ext.places.tolerance import FACTOR, Judged, judge, moved, unit_of
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+CUTS = 32
+"""Places at which a graph, or a piece of it, is cut at once."""
+
+LEAF = 64
+"""Values of a piece that is taken apart into nodes."""
+
+MEMORY = 0.25
+"""Share of the free memory that values may take; of each there are up to four arrays."""
+
+EFFECT = 0.01
+"""Of the logits' difference: an output that makes less of it (what a mask hides, say) is passed over."""
+
+GUESSES = 4
+"""Pieces that are taken apart where none is beyond its tolerance."""
+
+_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+
+
+class Found(NamedTuple):
+    """The nodes from the number `begin` on that make `value`, which differs."""
+
+    begin: int
+    value: str
+    judged: Judged
+    shape: tuple[int, ...]
+    explained: float
+    """Of the logits' difference, the share that is there with this output alone as the candidate has it."""
+
+
+class VanishedError(NotLocatedError):
+    """The difference is gone where the other place's values are read."""
+
+
+class Search:
+    """`own`'s values are judged by `other`'s, which it is given."""
+
+    def __init__(self, own: Place, other: Place) -> None:
+        """Raises `ModelError` where the graphs have no values of one name."""
+        self.own, self.other = own, other
+        theirs = set(other.graph.values)
+        self._values = [name for name in own.graph.values if name in theirs]
+        self._outputs = [name for name in own.graph.outputs if name in theirs]
+        self._logits = own.model.spec.logits.name
+        if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self._logits not in theirs:
+            raise ModelError(
+                f"'{own.model.files.decoder}' and '{other.model.files.decoder}' have no values of the same names "
+                "between their nodes, by which they could be compared"
+            )
+        if own.graph.model != other.graph.model:
+            own.learn_types(self._values)
+        self._makers, sizes = own.graph.makers, own.sizes()
+        self._sizes = {name: sizes[name] for name in self._values}
+        self._known: dict[str, Array] = {}
+        self._closest = Judged(0.0, 1.0), ""
+        self._harmless = ""
+
+    def found(self) -> Found:
+        """Where the logits of the last token part. Raises `NotLocatedError`."""
+        self._plain = self.own.run({}, self.own.graph.outputs)[self._logits]
+        end = len(self.own.graph.nodes)
+        if (found := self._in_piece(0, end, CUTS)) is not None:
+            return found
+        level = self._vanishing_level()
+        if level is not None and (found := self._in_piece(0, end, CUTS - 1)) is not None:
+            return found
+        judged, name = self._closest
+        said = f"no output leaves its tolerance on equal inputs; the nearest is '{name}' at {judged.ratio:.2g} of it"
+        if self._harmless:
+            said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
+        if level is not None:
+            said = (
+                f"the difference is there from optimization level '{level}' on, and gone where values between nodes "
+                f"are read, which changes what is fused: {said}"
+            )
+        raise NotLocatedError(f"the roundings of many nodes add up: {said}" if level is None else said)
+
+    def _in_piece(self, begin: int, end: int, count: int) -> Found | None:
+        """The first that is found between two nodes, all of what is read there being known of the other place."""
+        inside = [name for name in self._values if begin <= self._makers[name] < end]
+        own, most = self.own, int(MEMORY * memory_of("cpu").free / 4)
+        is_leaf = len(inside) <= LEAF and (end - begin == 1 or own.bytes_of(self._sizes, inside) <= most)
+        borders = [] if is_leaf else self._borders(begin, end, count, most)
+        ends = [*(name for name in self._outputs if begin <= self._makers[name] < end), *own.graph.live(inside, end)]
+        across = (name for border in borders for name in own.graph.live(inside, border))
+        wanted = list(dict.fromkeys([*across, *ends] if borders else inside))
+        if not wanted:
+            return None
+        self._known |= self.other.run(self.known_before(begin), wanted)
+        if begin == 0 and end == len(own.graph.nodes):
+            self._check_difference()
+        values, judged = self._judged(self._known, wanted)
+        if not borders:
+            return self._first_node(values, judged)
+        pieces = list(zip([begin, *borders], [*borders, end], strict=True))
+        worst = [self._worst(judged, *piece) for piece in pieces]
+        for number in _tried([one.ratio for one in worst]):
+            piece = pieces[number]
+            found = self._in_piece(*piece, CUTS)
+            if found is None and worst[number].ratio > 1:
+                found = self._fused(*piece, [name for name in judged if judged[name].ratio > 1])
+            if found is not None:
+                return found
+        return None
+
+    def _borders(self, begin: int, end: int, count: int, most: int) -> list[int]:
+        """As many as fit into memory."""
+        while True:
+            borders = self.own.graph.places(begin, end, count, self._sizes)
+            read = {name for border in borders for name in self.own.graph.live(self._values, border)}
+            if count == 1 or self.own.bytes_of(self._sizes, read) <= most:
+                return sorted(set(borders))
+            count //= 2
+
+    def _check_difference(self) -> None:
+        """Raises `VanishedError` where the last token's logits are equal."""
+        mine, theirs = _last(self._plain), _last(self._known[self._logits])
+        if judge(mine, theirs, theirs, unit_of(self._plain, self._known[self._logits])).ratio <= 1:
+            raise VanishedError("a plain pass over the document, in one step, shows no difference in the logits")
+
+    def known_before(self, begin: int) -> dict[str, Array]:
+        """What is known of the other place of values made before a node."""
+        return {name: array for name, array in self._known.items() if self._makers[name] < begin}
+
+    def _judged(
+        self, given: dict[str, Array], wanted: Collection[str], expected: dict[str, Array] | None = None, **how: Any
+    ) -> tuple[dict[str, Array], dict[str, Judged]]:
+        """Own values on given inputs, and what is to be thought of them. `expected`: those of the other place, where
+        they are not among the given."""
+        own, other = self.own, self.other
+        expected = given if expected is None else expected
+        values = own.run(given, wanted, **how)
+        coarse = max(own.coarse, other.coarse)
+        part, arrays = own.part(given, wanted)
+        kernels, taken = own.rounding(part.nodes), part.taken.items()
+        units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
+        response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
+        judged = {}
+        for name in wanted:
+            unit = max(unit_of(values[name], expected[name]), coarse if values[name].dtype.kind == "f" else 0.0)
+            steps = int(own.graph.nodes[self._makers[name]].op_type in _QUANTIZERS)
+            judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps)
+        return values, judged
+
+    def _worst(self, judged: dict[str, Judged], begin: int, end: int) -> Judged:
+        inside = [one for name, one in judged.items() if begin <= self._makers[name] < end]
+        return max(inside, key=lambda one: one.ratio, default=Judged(0.0, 1.0))
+
+    def _first_node(self, values: dict[str, Array], judged: dict[str, Judged]) -> Found | None:
+        """The first of single nodes that differs, and moves the logits."""
+        for name in sorted(judged, key=lambda name: self._makers[name]):
+            if judged[name].ratio > 1:
+                index = self._makers[name]
+                outputs = {one: array for one, array in values.items() if self._makers[one] == index}
+                if (explained := self._explained(index, outputs)) is not None:
+                    worst = max(outputs, key=lambda one: judged[one].ratio)
+                    return Found(index, worst, judged[worst], values[worst].shape, explained)
+                self._harmless = self._harmless or name
+            elif judged[name].ratio > self._closest[0].ratio:
+                self._closest = judged[name], name
+        return None
+
+    def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
+        """The share of the logits' difference that is there with own `outputs` of a node in the other place; None
+        where they do not move the logits."""
+        theirs, mine = _last(self._known[self._logits]), _last(self._plain)
+        mixed = mine
+        if self._logits not in outputs:
+            given = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
+            mixed = _last(self.other.run(self.known_before(index) | given, [self._logits])[self._logits])
+        whole, moved_by = np.abs(mine - theirs).max(), np.abs(mixed - theirs).max()
+        return None if moved_by < EFFECT * whole else float(1 - np.abs(mine - mixed).max() / whole)
+
+    def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> Found | None:
+        """The fewest nodes that differ together, in a piece in which none does alone: `wrong` are outputs of it."""
+        inside = [name for name in self._values if begin <= self._makers[name] < end]
+        last = next((name for name in inside if name in wrong), None)
+        if last is None or not self._differ(begin, last):
+            return None
+        last = _first(inside[: inside.index(last) + 1], lambda name: self._differ(begin, name))
+        starts = list(range(self._makers[last], begin - 1, -1))
+        start = _first(starts, lambda place: self._differ(place, last))
+        values, judged = self._region(start, last)
+        explained = self._explained(self._makers[last], values)
+        return None if explained is None else Found(start, last, judged, values[last].shape, explained)
+
+    def _differ(self, begin: int, value: str, level: str | None = None) -> bool:
+        return self._region(begin, value, level)[1].ratio > 1
+
+    def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Judged]:
+        given = self.known_before(begin)
+        expected = self.other.run(given, [value], level)
+        values, judged = self._judged(given, [value], expected, level=level)
+        return values, judged[value]
+
+    def level(self, found: Found) -> str:
+        """The lowest level of optimizations at which it shows."""
+        return _first(list(LEVELS), lambda level: self._differ(found.begin, found.value, level))
+
+    def _vanishing_level(self) -> str | None:
+        """The lowest level at which the whole graph differs; None where it does without optimizations, too."""
+        theirs = _last(self._known[self._logits])
+        whole = np.abs(_last(self._plain) - theirs).max()
+
+        def differs(level: str) -> bool:
+            logits = self.own.run({}, self.own.graph.outputs, level)[self._logits]
+            return bool(np.abs(_last(logits) - theirs).max() > whole / FACTOR)
+
+        return None if differs("disable") else _first(list(LEVELS), differs)
+
+
+def _last(logits: Array) -> Array:
+    """Of the last token [V], wide enough for differences."""
+    row: Array = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float64)
+    return row
+
+
+def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
+    """An item that holds behind one that does not (or the first of all), by halving; the last is taken to hold."""
+    low, high = 0, len(items) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(items[middle]) else (middle + 1, high)
+    return items[high]
+
+
+def _tried(ratios: Sequence[float]) -> Iterator[int]:
+    """Pieces beyond their tolerance in order, then a few of the others, the nearest to theirs first."""
+    beyond = [number for number, ratio in enumerate(ratios) if ratio > 1]
+    others = sorted(set(range(len(ratios))) - set(beyond), key=lambda number: -ratios[number])
+    yield from [*beyond, *others[:GUESSES]]

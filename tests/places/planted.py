@@ -1,0 +1,52 @@
+"""Packages with a wrong kernel: one node of a decoder rewritten, everything else as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+ATTRIBUTES = {
+    "GroupQueryAttention": ("scale", 0.2),
+    "SimplifiedLayerNormalization": ("epsilon", 0.3),
+    "SkipSimplifiedLayerNormalization": ("epsilon", 0.3),
+    "RMSNormalization": ("epsilon", 0.3),
+    "LayerNormalization": ("epsilon", 0.3),
+    "RotaryEmbedding": ("interleaved", 1),
+}
+OTHERS = {"Add": "Sub", "Sub": "Add", "Mul": "Add", "Sigmoid": "Tanh"}
+
+
+def planted(source: Path, target: Path, number: int, *, factor: float = 1.2) -> onnx.NodeProto:
+    """Copies the package `source`, with its node of this number wrong: another attribute, another operator, or a weight
+    whose first numbers are `factor` times as large. Returns the node."""
+    shutil.copytree(source, target)
+    (path,) = target.glob("*.onnx")
+    model = onnx.load(path)
+    node = model.graph.node[number]
+    if node.op_type in ATTRIBUTES:
+        name, value = ATTRIBUTES[node.op_type]
+        kept = [entry for entry in node.attribute if entry.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, value)])
+    elif node.op_type in OTHERS:
+        node.op_type = OTHERS[node.op_type]
+    else:
+        _scale_weight(model.graph, node, factor)
+    for file in target.glob("*.data"):
+        file.unlink()
+    onnx.save(model, path)
+    return node
+
+
+def _scale_weight(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -> None:
+    """Of this node alone: a table that others read, too, is copied."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    floats = [index for index, name in enumerate(node.input) if name in tensors and tensors[name].data_type in (1, 10)]
+    numbers = numpy_helper.to_array(tensors[node.input[floats[0]]]).copy()
+    numbers[: max(1, len(numbers) // 2)] *= np.asarray(factor, numbers.dtype)
+    node.input[floats[0]] += "/planted"
+    graph.initializer.append(numpy_helper.from_array(numbers, node.input[floats[0]]))
