@@ -52,7 +52,7 @@ FLOORS = {
         ["executor"],
         ["calls", "answer_journal"],
         ["session"],
-        ["texts"],
+        ["texts", "replayed"],
         ["local"],
         ["workers"],
         ["opening"],

@@ -50,9 +50,9 @@ class Option:
 
 
 AGAINST_HELP = (
-    "Holds the model against itself in another place: provider=cpu, engine.runtime=genai, num_threads=1 and other keys of "
-    "`reference` and `engine`. Says whether both give the same to rounding, rounding of the kernels, or differ, and where "
-    "first: exit status 0, 0, 1, and 3 where that cannot be told."
+    "Holds the model against itself in another place: provider=cpu, runtime=genai, num_threads=1 and other keys of "
+    "`reference` and its `engine`. Says whether it is the same to rounding, rounding of the kernels, or different, and "
+    "where first: exit status 0, 0 and 1, and 3 where that cannot be told."
 )
 
 OPTIONS: tuple[Option, ...] = (

@@ -15,7 +15,7 @@ ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 COMMANDS = {
     "quickstart": "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
     "evaluate": "Evaluate one model with lm-eval tasks.",
-    "record": "Record what a model says to tasks in one file, to be compared with elsewhere (--reference FILE.records).",
+    "record": "Record what a model says to tasks in one file, a reference for elsewhere (--reference FILE.records).",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
     "gate": "Hold an evaluation against a baseline in the repository: 0 passed, 1 a loss, 3 cannot tell, 2 a mistake.",
@@ -54,9 +54,7 @@ _JOB_KIND = "Where the job is to run: azureml (a command job of Azure ML, for `a
 _NODES = "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1."
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
 _ONNX_MODEL = "An .onnx file, or a folder with one or with genai_config.json."
-_RECORDS = (
-    "The file: distributions, answers, versions, provider, processor. Its size is told before the model is asked."
-)
+_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is told before the model runs."
 _NEEDED = {"required": True}
 
 

@@ -71,8 +71,8 @@ class ReferenceConfig(ModelConfig):
     """The reference model and how it is run. A text alone is its `path`."""
 
     path: Annotated[Place, BeforeValidator(_model_word)]
-    """As `model.path`: an ONNX model, a package, a Hugging Face model; a file NAME.records that `olive-ext record` wrote
-    of one, here or elsewhere; "same_model": the evaluated model itself, in the place that the other keys name; or
+    """As `model.path`: an ONNX model, a package, a Hugging Face model; a file NAME.records that `olive-ext record`
+    wrote of one, here or elsewhere; "same_model": the evaluated model itself, in the place that the other keys name; or
     "input_model" in an Olive recipe: the model the workflow started from."""
 
     is_same_model: bool | None = None

@@ -1,5 +1,5 @@
-"""One model in two places: whether it gives its numbers but for rounding, held against noise that is measured, and if not,
-where it goes wrong.
+"""One model in two places: whether both give its numbers but for rounding, held against noise that is measured, and
+where it goes wrong if not.
 
 `sample` keeps requests of a comparison, `noise` runs them in other forms and with moved inputs, `decision` has the
 statistics, `judge` the finding, `first_difference` the node. Imported only where such a pair is compared.

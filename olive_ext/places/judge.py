@@ -1,5 +1,5 @@
-"""The finding on one model in two places: how far apart they are, beside this model's own noise and beside what rounding
-of the arithmetic that they compute in does to it. The two limits are passed with a probability of at most 1 % each."""
+"""The finding on one model in two places: how far apart they are, beside this model's own noise, and beside what the
+rounding of their arithmetic does to it. Noise passes each of the two with a probability of at most 1 %."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class _Run:
 def judged(
     places: Places, sample: Sample, everywhere: FloatArray, tokens_fed: int
 ) -> tuple[Place, tuple[Kept, int] | None]:
-    """The finding, and the request and target where the places part for the first time. `everywhere` [N]: distances in nats at all positions; `tokens_fed` to one of the models."""
+    """The finding, and the request and target where the places part for the first time. `everywhere` [N]: distances in
+    nats at all positions; `tokens_fed` to one of the models."""
     unit = coarser(*(computed_in(model) for model in _models(places)), places.recorded_in)
     size = float(np.sqrt(np.mean(everywhere**2))), float(everywhere.max())
     found = Place("cannot_tell", *places.names, unit, *size, len(everywhere))
@@ -62,9 +63,9 @@ def judged(
     nearer, farther = (held(pair, [run.apart for run in runs], everywhere) for runs in (own, rounding))
     kind: PlaceKind = "same" if not nearer.is_farther else "different" if farther.is_farther else "kernels"
     where = _first(sample.apart(), farther.limit) if kind == "different" else None
-    limits = {"noise_limit": nearer.limit, "kernel_limit": farther.limit, "ratio": farther.ratio}
     first = None if where is None else _first_position(*where)
-    return replace(found, kind=kind, noise=noises, first=first, **limits), where
+    limits = replace(found, noise_limit=nearer.limit, kernel_limit=farther.limit, ratio=farther.ratio)
+    return replace(limits, kind=kind, noise=noises, first=first), where
 
 
 def _first_position(kept: Kept, target: int) -> FirstPosition:
@@ -79,7 +80,9 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
     """Noise runs of both places, those with moved inputs, and why others are not there."""
     jobs = list(_jobs(places, unit))
     documents = _affordable(sample, int(2 * tokens_fed * SHARE / max(len(jobs), 1)))
-    own, rounding, failures = [], [], []
+    own: list[_Run] = []
+    rounding: list[_Run] = []
+    failures: list[str] = []
     for name, model, is_own, variant in jobs:
         try:
             said = log_probabilities(model, variant, documents, places.max_length)
@@ -98,7 +101,7 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
 
 
 def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool, Variant]]:
-    """Name and model of the place, whether it is the evaluated one, and how it is run. Inputs are moved in one place."""
+    """Name and model of the place, whether it is the evaluated one, and how it is run. One moves inputs."""
     both = list(zip(places.names, (places.model, places.reference), (True, False), strict=True))
     there = [(name, model, is_own) for name, model, is_own in both if model is not None]
     for name, model, is_own in there:

@@ -2,8 +2,8 @@
 as much as the rounding of any kernel amounts to. Knows no request.
 
 A product's result, computed with rounding in any order, is the exact one of inputs that are moved by at most n u
-relatively, and with high probability by a multiple of sqrt(n) u (Higham 2002, ch. 3; Higham and Mary 2019), with n terms
-and the unit roundoff u. Kernels sum in blocks, of tiles and of vector lanes: sqrt(b + n / b) u.
+relatively, and with high probability by a multiple of sqrt(n) u (Higham 2002, ch. 3; Higham and Mary 2019), with n
+terms and the unit roundoff u. Kernels sum in blocks, of tiles and of vector lanes: sqrt(b + n / b) u.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Sample:
         compared = output.compared
         if compared is None or not len(compared):
             return
-        numbers = (np.asarray(values, np.float64) for values in (output.token_logprobs, compared.reference_logprobs))
-        kept = Kept(task, document, request, *numbers, compared.positions, compared.targets)
+        own, other = np.asarray(output.token_logprobs, np.float64), np.asarray(compared.reference_logprobs, np.float64)
+        kept = Kept(task, document, request, own, other, compared.positions, compared.targets)
         self._count += 1
         heapq.heappush(self._apart, (float(np.nan_to_num(kept.apart).max()), self._count, kept))
         if len(self._apart) > MOST_APART:

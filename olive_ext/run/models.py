@@ -185,12 +185,8 @@ class Models:
         from olive_ext.records import Records
 
         if self.records_file is not None:
-            self._records, own, recorded = (
-                self.records_file.folder,
-                self.own.context_length,
-                self.records_file.max_length,
-            )
-            self._length = recorded if own is None or recorded < own else None
+            self._records = self.records_file.folder
+            self._length = self.records_file.shorter_than(self.own.context_length)
         reference = self.other if self._records is None else Records.read(self._records)
         length = {} if self._length is None else {"max_length": self._length}
         arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}

@@ -1,4 +1,4 @@
-"""A reference that is a file of records: unpacked for one evaluation, held against its tasks, and asked as a model is."""
+"""A reference that is a file of records: unpacked for one evaluation, held against its tasks, asked as a model is."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ class RecordsFile:
         """Tokens that the recorded model saw at once at most."""
         return int(self.manifest["max_length"])
 
+    def shorter_than(self, length: int | None) -> int | None:
+        """`max_length` where a model that sees `length` tokens must be held to it; else None."""
+        return self.max_length if length is None or self.max_length < length else None
+
     @property
     def facts(self) -> dict[str, Any]:
         """For the report: which model was recorded, when, by what, and where."""
@@ -60,9 +64,8 @@ class RecordsFile:
         """Raises `RecordsError` where a task is none of those recorded."""
         recorded = self.manifest["tasks"]
         if missing := sorted(set(tasks) - set(recorded)):
-            raise RecordsError(
-                f"the records '{self.path}' hold nothing of task '{missing[0]}': they are of {', '.join(sorted(recorded))}"
-            )
+            known = ", ".join(sorted(recorded))
+            raise RecordsError(f"the records '{self.path}' hold nothing of task '{missing[0]}': they are of {known}")
 
     def answering(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""

@@ -53,8 +53,8 @@ class RecordedAnswers:
         if scored is None:
             what = "scores" if request.generation is None else "a generated answer"
             raise RecordsError(
-                f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the same "
-                "tasks, with the same limit, template, gen_kwargs, seed and max_length"
+                f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the "
+                "same tasks, with the same limit, template, gen_kwargs, seed and max_length"
             )
         return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
 

@@ -84,11 +84,7 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
     folder = path if path.is_dir() else path.parent
-    files = (
-        {path.name: path}
-        if reference.is_records
-        else {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
-    )
+    files = {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
     facts = ((name, file, file.stat().st_size, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
     return [settings, _content(tuple(facts))]
 
@@ -96,6 +92,9 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
 def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]:
     """All that lies in the reference's folder, and what its parts are found to be: graphs in folders of their own with
     their weights, the package around them, its tokenizer and templates."""
+    if reference.is_records:
+        yield Path(reference.path)
+        return
     yield from _files(folder, "*")
     which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
     try:
