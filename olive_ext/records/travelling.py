@@ -60,6 +60,8 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
                 with archive.open(part) as source, (folder / part.filename).open("xb") as target:
                     shutil.copyfileobj(source, target)
         return folder, manifest
+    except RecordsError:
+        raise
     except FileNotFoundError as error:
         raise RecordsError(f"the records '{file}': no such file") from error
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -78,6 +80,8 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     if len(set(names)) < len(names) or any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
         raise ValueError("a part is there twice, or compressed")
     manifest: dict[str, Any] = json.loads(archive.read(MANIFEST))
+    if lacking := sorted({"version", "key", "facts", "tasks", "max_length", "answers"} - manifest.keys()):
+        raise ValueError(f"its manifest has no '{lacking[0]}'")
     if manifest["version"] != VERSION:
         raise RecordsError(
             f"'{file}' has version {manifest['version']!r} of the format; this olive-ext reads version {VERSION}: "

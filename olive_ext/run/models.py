@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import say
 from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
@@ -74,7 +75,7 @@ class Models:
         """The reference as it was given, which is no file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            return resolve(self.given.settings.elsewhere(patch), handed_over=self.given.handed_over)
+            return resolve(self.given.settings.elsewhere(patch))
         return resolve(self.given.settings.of_reference(patch))
 
     @property
@@ -95,9 +96,9 @@ class Models:
         reference = self.config.reference
         if reference is None or self.recorder is not None:
             return False
-        if reference.is_same_model is not None or self.records_file is None:
-            return reference.is_same if reference.is_same_model is None else reference.is_same_model
-        return self.records_file.digest == self.own.digest
+        if reference.is_same_model is not None:
+            return reference.is_same_model
+        return reference.is_same if self.records_file is None else self.records_file.digest == self.own.digest
 
     @cached_property
     def float_path(self) -> str | None:
@@ -155,7 +156,9 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        opened = lm or _open_baseline(model, self.config.model_args)
+        from olive_ext.backends.hf import open_baseline
+
+        opened = lm or open_baseline(model.settings, self.config.model_args)
         return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
@@ -222,7 +225,8 @@ class Models:
         session, stem = getattr(lm, "session", None), self.config.journal
         if session is not None and session.records is not None:
             return None
-        resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
+        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
+        resume = not is_timed if self.config.resume is None else self.config.resume
         if session is not None:
             places = self._places if self.is_same_model else {}
             session.keep_answers(stem, resume=resume, facts={"versions": runtimes(), **places})
@@ -237,10 +241,11 @@ class Models:
         """A model on this package's engine, or a Hugging Face model as lm-eval's baseline."""
         if not (self.is_lm_evals and model.kind == "hf"):
             return self._open_ours(model, model_args)
+        from olive_ext.backends.hf import open_baseline
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
         with self.clock.phase("load"), quiet_bars(self.progress):
-            return _open_baseline(model, model_args)
+            return open_baseline(model.settings, model_args)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""
@@ -284,31 +289,3 @@ class Models:
         names = (model.settings.model for model in both)
         refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
         return special_traits(reference) == special_traits(own)
-
-
-def _is_timed(config: EvaluationConfig) -> bool:
-    """Whether the machine's work is measured, which answers of earlier runs would not be."""
-    return any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(config))
-
-
-def runtimes() -> dict[str, str]:
-    """Versions of the libraries that compute."""
-    from olive_ext.backends.package_versions import RUNTIMES, versions
-
-    return {name: text for name, text in versions().items() if name in RUNTIMES}
-
-
-def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
-    from olive_ext.backends.hf import open_hf
-
-    settings = model.settings
-    return open_hf(
-        settings.model,
-        tokenizer=settings.tokenizer,
-        device=settings.device,
-        batch_size=settings.batch_size,
-        max_length=settings.max_length,
-        reports_non_finite=settings.non_finite == "report",
-        trust_remote_code=settings.trust_remote_code,
-        model_args=model_args,
-    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.config import ReferenceConfig
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
@@ -52,8 +53,6 @@ def with_place(report: Report, models: Models, observer: Observer | None) -> Rep
 
 def _names(models: Models, reference: ResolvedModel | None) -> tuple[str, str]:
     """What the places are called: their providers and versions, and what else was asked of the reference."""
-    from olive_ext.run.models import runtimes
-
     versions, asked = runtimes(), models.config.reference
     own, file = _name(models.own, versions), models.records_file
     if reference is None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import RecordsError
+from olive_ext.errors import ConfigError, RecordsError
 from olive_ext.records import Records
 from olive_ext.records.travelling import unpack
 from olive_ext.report.page import SIZE
@@ -81,9 +81,9 @@ class RecordsFile:
         """Removes what was unpacked at the end; an error that names that folder names the file instead."""
         try:
             yield
-        except RecordsError as error:
+        except (RecordsError, ConfigError) as error:
             if self._folder is None:
                 raise
-            raise RecordsError(str(error).replace(str(self._folder), self.path)) from error
+            raise type(error)(str(error).replace(str(self._folder), self.path)) from error
         finally:
             self._stack.close()
