@@ -201,10 +201,10 @@ def _value(option: Option, given: Any) -> Any:
         return dict(_pair(text, option.flag) for text in given)
     if option.form == "arguments":
         return dict(_arguments(given, option.flag))
-    return _place(given, option.flag) if option.form == "place" else given
+    return place_of(given, option.flag) if option.form == "place" else given
 
 
-def _place(given: str, flag: str) -> dict[str, Any]:
+def place_of(given: str, flag: str) -> dict[str, Any]:
     """A reference that is the same model; keys of `engine` may stand without it, and "provider" for its key."""
     values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
     for key, value in _arguments(given, flag):

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 SHARE = 0.1
 """Part of the tokens that both places were fed which noise runs may take together, but for `LEAST_DOCUMENTS`."""
 
-LEAST_DOCUMENTS = 6
+LEAST_DOCUMENTS, LEAST_POSITIONS = 12, 200
+"""What noise is measured on at least, whatever that costs: a tail needs some positions to be seen."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,13 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
 def _affordable(sample: Sample, most_tokens: int) -> list[list[Kept]]:
     """The first documents of so many tokens in all, and at least a few."""
     chosen: list[list[Kept]] = []
+    num_positions = 0
     for document in sample.documents():
         most_tokens -= sum(kept.size for kept in document)
-        if most_tokens < 0 and len(chosen) >= LEAST_DOCUMENTS:
+        if most_tokens < 0 and len(chosen) >= LEAST_DOCUMENTS and num_positions >= LEAST_POSITIONS:
             break
         chosen.append(document)
+        num_positions += sum(len(kept.own) for kept in document)
     return chosen
 
 

@@ -48,12 +48,12 @@ def forms_of(model: ResolvedModel) -> list[Variant]:
     ]
 
 
-def moved(unit: str) -> list[Variant]:
+def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
     """With moved inputs, each run by other numbers."""
     words = f"inputs of products moved as by rounding in {unit}"
     return [
         Variant(f"{words}, draw {seed + 1}", {}, edit_graph=partial(move_inputs, unit=unit, seed=seed))
-        for seed in range(NUM_MOVED)
+        for seed in range(count)
     ]
 
 

@@ -4,6 +4,7 @@ forms, and those that are farthest apart, to be looked into. Knows no statistics
 from __future__ import annotations
 
 import heapq
+import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,11 +59,11 @@ class Kept:
 
 
 class Sample:
-    """`documents` are at most `MOST_DOCUMENTS`, those with the smallest digests of task and number: every document is
-    among them with the same probability, however many come."""
+    """Of each task `MOST_DOCUMENTS` at most, those with the smallest digests of their numbers: every document is among
+    them with the same probability, however many come."""
 
     def __init__(self) -> None:
-        self._documents: dict[tuple[int, str, int], list[Kept]] = {}
+        self._tasks: dict[str, dict[tuple[int, int], list[Kept]]] = {}
         self._apart: list[tuple[float, int, Kept]] = []
         self._count = 0
 
@@ -79,15 +80,18 @@ class Sample:
         heapq.heappush(self._apart, (float(np.nan_to_num(kept.apart).max()), self._count, kept))
         if len(self._apart) > MOST_APART:
             heapq.heappop(self._apart)
-        key = (zlib.crc32(f"{task} {document}".encode()), task, document)
-        if len(self._documents) < MOST_DOCUMENTS or key <= max(self._documents):
-            self._documents.setdefault(key, []).append(kept)
-            if len(self._documents) > MOST_DOCUMENTS:
-                del self._documents[max(self._documents)]
+        documents = self._tasks.setdefault(task, {})
+        key = (zlib.crc32(f"{task} {document}".encode()), document)
+        if key in documents or len(documents) < MOST_DOCUMENTS or key < max(documents):
+            documents.setdefault(key, []).append(kept)
+            if len(documents) > MOST_DOCUMENTS:
+                del documents[max(documents)]
 
     def documents(self) -> Iterator[list[Kept]]:
-        """The requests of each drawn document, in an order that is random, too."""
-        yield from (self._documents[key] for key in sorted(self._documents))
+        """The requests of each drawn document, the tasks by turns, in an order that is random within each."""
+        ordered = [[documents[key] for key in sorted(documents)] for documents in self._tasks.values()]
+        for turn in itertools.zip_longest(*ordered):
+            yield from (document for document in turn if document is not None)
 
     def apart(self) -> list[Kept]:
         """The requests that are farthest apart, at most `MOST_APART`."""
