@@ -6,7 +6,7 @@
 `cost`: the processor's seconds of `evaluate` in each place alone and with the two against each other, each in a process
 of its own behind a warm-up. `rates`: pairs that differ by nothing but the rounding of kernels, by inputs that are moved
 by random numbers of their own, and the share of them that is called different (exact interval of Clopper and Pearson);
-pairs of two other forms of running the model; and the same with distances that a fault makes so many times as large.
+another form of running the model; and the same with distances that a fault makes so many times as large.
 The tasks are the quickstart's, or --tasks in --include-path.
 """
 
@@ -67,7 +67,7 @@ def rates(given: Any) -> None:
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
     from olive_ext.places.decision import held
-    from olive_ext.places.noise import Variant, forms_of, log_probabilities, moved
+    from olive_ext.places.noise import Variant, form_of, log_probabilities, moved
     from olive_ext.places.rounding import computed_in
 
     model = resolve(ModelSettings(model=str(given.model), deterministic=True))
@@ -80,17 +80,17 @@ def rates(given: Any) -> None:
 
     unit, rng = computed_in(model), np.random.default_rng(0)
     draws = [apart(variant) for variant in moved(unit, given.draws)]
-    forms = [apart(variant) for variant in forms_of(model)]
+    form = apart(form_of(model))
     lengths = np.array([len(values) for values in plain])
     print(f"{given.draws} draws, {len(documents)} documents, {lengths.sum()} positions, computed in {unit}")
     called = dict.fromkeys((1.0, *FAULTS, "form"), 0)
-    for number in range(given.comparisons):
+    for _ in range(given.comparisons):
         picked, order = rng.permutation(len(draws)), rng.permutation(len(documents))
         count = max(LEAST_DOCUMENTS, int(np.searchsorted(np.cumsum(lengths[order]), LEAST_POSITIONS)) + 1)
         chosen = order[:count]
         noise = [[draws[draw][at] for at in chosen] for draw in picked[:2]]
         pairs = {factor: [factor * values for values in draws[picked[2]]] for factor in (1.0, *FAULTS)}
-        for what, pair in {**pairs, "form": forms[number % len(forms)]}.items():
+        for what, pair in {**pairs, "form": form}.items():
             called[what] += held([pair[at] for at in chosen], noise, np.concatenate(pair)).is_farther
     for what, count in called.items():
         names = {1.0: "the noise of kernels once more", "form": "another form of running it"}

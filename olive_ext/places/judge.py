@@ -12,7 +12,7 @@ import numpy as np
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.places.decision import held
-from olive_ext.places.noise import Variant, forms_of, log_probabilities, moved
+from olive_ext.places.noise import Variant, form_of, log_probabilities, moved
 from olive_ext.places.rounding import coarser, computed_in
 from olive_ext.places.sample import FloatArray, Kept, Sample
 from olive_ext.report.place import FirstPosition, Noise, Place, PlaceKind
@@ -106,7 +106,7 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
     both = list(zip(places.names, (places.model, places.reference), (True, False), strict=True))
     there = [(name, model, is_own) for name, model, is_own in both if model is not None]
     for name, model, is_own in there:
-        yield from ((name, model, is_own, variant) for variant in forms_of(model))
+        yield name, model, is_own, form_of(model)
     graphs = [one for one in there if one[1].kind == "onnx" and one[1].runtime.name == "onnxruntime"]
     graphs.sort(key=lambda one: one[1].device.kind != "cpu")
     for name, model, is_own in graphs[:1]:

@@ -32,20 +32,15 @@ class Variant:
 
     words: str
     engine: Mapping[str, Any]
-    is_alone: bool = False
-    """Whether each text is computed by itself."""
-
     edit_graph: Callable[[Any], None] | None = field(default=None, compare=False)
 
 
-def forms_of(model: ResolvedModel) -> list[Variant]:
-    """Other forms: steps of few tokens, a row each; each text by itself, on another number of threads."""
+def form_of(model: ResolvedModel) -> Variant:
+    """Another form: a row for each text instead of their shared steps, few tokens at a time, on other threads. All of
+    this in one run: each session that is opened costs."""
     threads = 2 if model.settings.engine.num_threads == 1 and (usable_processors() or 1) > 1 else 1
-    words = f"texts one by one, {threads} thread{'s' * (threads > 1)}"
-    return [
-        Variant(f"rows, chunks of {CHUNK} tokens", {"chunk_size": CHUNK, "scoring": "rows"}),
-        Variant(words, {"num_threads": threads}, is_alone=True),
-    ]
+    words = f"rows, chunks of {CHUNK} tokens, {threads} thread{'s' * (threads > 1)}"
+    return Variant(words, {"chunk_size": CHUNK, "scoring": "rows", "num_threads": threads})
 
 
 def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
@@ -69,8 +64,7 @@ def log_probabilities(
     requests = [kept.request for document in documents for kept in document]
     try:
         with open_model(opened) as session:
-            groups = [[request] for request in requests] if variant.is_alone else [requests]
-            outputs = [output for group in groups for output in _answers(session, group)]
+            outputs = _answers(session, requests)
     except ValueError as error:
         raise error if isinstance(error, OliveExtError) else RunError(str(error)) from error
     numbers = iter(outputs)
