@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
 from olive_ext.graph.nodes import layer_of
-from olive_ext.places.place import Place, Runs
+from olive_ext.places.place import NotLocatedError, Place, Runs
 from olive_ext.places.repro import write_repro
 from olive_ext.places.search import Found, Search, VanishedError
 
@@ -80,11 +82,14 @@ def first_difference(
         raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder")
     runs = Runs()
     own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
-    search = Search(own, theirs)
+    (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
+    if np.abs(mine - other_one).max() <= max(unit, other_unit):
+        raise NotLocatedError("a plain pass over the document, in one step, shows no difference in its logits")
+    search = Search(own, theirs, mine, other_one)
     try:
         found = search.found()
-    except VanishedError:  # or it is in the other place, and gone where that is read
-        search = Search(theirs, own)
+    except VanishedError:  # then it can be read in the candidate, if it is the other's
+        search = Search(theirs, own, other_one, mine)
         found = search.found()
     result = _told(search, found, (own, theirs))
     if repro is None:

@@ -21,7 +21,7 @@ from olive_ext.model.files.content import external_data_plan
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.types import ITEM_BYTES
 from olive_ext.places.probed_graph import Part, ProbedGraph, types_of
-from olive_ext.places.tolerance import INT8
+from olive_ext.places.tolerance import INT8, unit_of
 
 Array = npt.NDArray[Any]
 
@@ -85,6 +85,17 @@ class Place:
         self._types: dict[str, npt.DTypeLike] = {}
 
     @property
+    def logits(self) -> str:
+        """The output of this name."""
+        return self.model.spec.logits.name
+
+    def plain(self) -> tuple[Array, float]:
+        """The last token's logits [V] of the graph as it is, and the unit of their type times the largest."""
+        logits = self.run({}, self.graph.outputs)[self.logits]
+        row = last_row(logits)
+        return row, unit_of(logits) * float(np.abs(row).max())
+
+    @property
     def provider(self) -> str:
         """The first provider's full name."""
         return self.model.providers[0].name
@@ -105,7 +116,7 @@ class Place:
         """The part that computes `wanted`, and by its inputs what it takes of `given`, in the graph's types."""
         part = self.graph.part(types_of(given), wanted)
         types = {value: self._types.get(value, given[value].dtype) for value in part.taken.values()}
-        arrays = {name: np.ascontiguousarray(given[value], types[value]) for name, value in part.taken.items()}
+        arrays = {name: np.asarray(given[value], types[value], order="C") for name, value in part.taken.items()}
         own = types_of({value: arrays[name] for name, value in part.taken.items()})
         return part._replace(types=own), arrays
 
@@ -135,3 +146,9 @@ class Place:
     def bytes_of(self, sizes: Mapping[str, int], values: Iterable[str]) -> int:
         """What values take, in the type of the logits."""
         return sum(sizes[name] for name in values) * ITEM_BYTES[self.model.spec.logits.elem_type]
+
+
+def last_row(logits: Array) -> Array:
+    """Of the last token [V], wide enough for differences."""
+    row: Array = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float64)
+    return row

@@ -131,7 +131,10 @@ class ProbedGraph:
         graph.input.extend(value for value in whole.input if value.name in read and value.name not in kept)
         make = onnx.helper.make_tensor_value_info
         graph.input.extend(make(taken, *part.types[name]) for taken, name in part.taken.items())
-        graph.output.extend(onnx.ValueInfoProto(name=name) for name in part.wanted)
+        made = {name for node in graph.node for name in node.output}
+        declared = {value.name: value for value in whole.output if value.name in made}
+        graph.output.extend(declared.pop(name, onnx.ValueInfoProto(name=name)) for name in part.wanted)
+        graph.value_info.extend(declared.values())  # else ONNX Runtime takes caches for as long as they were
         return model
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.providers.ort_session import LEVELS
-from olive_ext.places.place import NotLocatedError, Place
+from olive_ext.places.place import NotLocatedError, Place, last_row
 from olive_ext.places.tolerance import FACTOR, Judged, judge, moved, unit_of
 
 Array = npt.NDArray[Any]
@@ -30,7 +30,8 @@ MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
 
 EFFECT = 0.01
-"""Of the logits' difference: an output that makes less of it (what a mask hides, say) is passed over."""
+"""Of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many times the
+difference (what an optimizer fuses away), is passed over."""
 
 GUESSES = 4
 """Pieces that are taken apart where none is beyond its tolerance."""
@@ -50,20 +51,21 @@ class Found(NamedTuple):
 
 
 class VanishedError(NotLocatedError):
-    """The difference is gone where the other place's values are read."""
+    """The difference may be found with the places exchanged."""
 
 
 class Search:
     """`own`'s values are judged by `other`'s, which it is given."""
 
-    def __init__(self, own: Place, other: Place) -> None:
-        """Raises `ModelError` where the graphs have no values of one name."""
+    def __init__(self, own: Place, other: Place, mine: Array, theirs: Array) -> None:
+        """`mine`, `theirs`: the last token's logits [V] in plain passes. Raises `ModelError` where the graphs have no
+        values of one name."""
+        self._mine, self._theirs, self._whole = mine, theirs, float(np.abs(mine - theirs).max())
         self.own, self.other = own, other
-        theirs = set(other.graph.values)
-        self._values = [name for name in own.graph.values if name in theirs]
-        self._outputs = [name for name in own.graph.outputs if name in theirs]
-        self._logits = own.model.spec.logits.name
-        if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self._logits not in theirs:
+        shared = set(other.graph.values)
+        self._values = [name for name in own.graph.values if name in shared]
+        self._outputs = [name for name in own.graph.outputs if name in shared]
+        if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self.own.logits not in shared:
             raise ModelError(
                 f"'{own.model.files.decoder}' and '{other.model.files.decoder}' have no values of the same names "
                 "between their nodes, by which they could be compared"
@@ -78,23 +80,26 @@ class Search:
 
     def found(self) -> Found:
         """Where the logits of the last token part. Raises `NotLocatedError`."""
-        self._plain = self.own.run({}, self.own.graph.outputs)[self._logits]
         end = len(self.own.graph.nodes)
         if (found := self._in_piece(0, end, CUTS)) is not None:
             return found
         level = self._vanishing_level()
         if level is not None and (found := self._in_piece(0, end, CUTS - 1)) is not None:
             return found
+        raise NotLocatedError(self._findings(level))
+
+    def _findings(self, level: str | None) -> str:
         judged, name = self._closest
-        said = f"no output leaves its tolerance on equal inputs; the nearest is '{name}' at {judged.ratio:.2g} of it"
+        said = "no output leaves its tolerance on equal inputs"
+        said += f"; the nearest is '{name}' at {judged.ratio:.2g} of it" if name else ""
         if self._harmless:
             said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
-        if level is not None:
-            said = (
-                f"the difference is there from optimization level '{level}' on, and gone where values between nodes "
-                f"are read, which changes what is fused: {said}"
-            )
-        raise NotLocatedError(f"the roundings of many nodes add up: {said}" if level is None else said)
+        if level is None:
+            return f"the roundings of many nodes add up: {said}"
+        return (
+            f"the difference is there from optimization level '{level}' on, and gone where values between nodes are "
+            f"read, which changes what is fused: {said}"
+        )
 
     def _in_piece(self, begin: int, end: int, count: int) -> Found | None:
         """The first that is found between two nodes, all of what is read there being known of the other place."""
@@ -134,10 +139,9 @@ class Search:
             count //= 2
 
     def _check_difference(self) -> None:
-        """Raises `VanishedError` where the last token's logits are equal."""
-        mine, theirs = _last(self._plain), _last(self._known[self._logits])
-        if judge(mine, theirs, theirs, unit_of(self._plain, self._known[self._logits])).ratio <= 1:
-            raise VanishedError("a plain pass over the document, in one step, shows no difference in the logits")
+        """Raises `VanishedError` where the difference is gone as values of the other place are read."""
+        if np.abs(last_row(self._known[self.own.logits]) - self._mine).max() < self._whole / FACTOR:
+            raise VanishedError("the difference is gone where values between nodes are read")
 
     def known_before(self, begin: int) -> dict[str, Array]:
         """What is known of the other place of values made before a node."""
@@ -184,13 +188,14 @@ class Search:
     def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
         """The share of the logits' difference that is there with own `outputs` of a node in the other place; None
         where they do not move the logits."""
-        theirs, mine = _last(self._known[self._logits]), _last(self._plain)
-        mixed = mine
-        if self._logits not in outputs:
+        theirs, mixed = last_row(self._known[self.own.logits]), self._mine
+        if self.own.logits not in outputs:
             given = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
-            mixed = _last(self.other.run(self.known_before(index) | given, [self._logits])[self._logits])
-        whole, moved_by = np.abs(mine - theirs).max(), np.abs(mixed - theirs).max()
-        return None if moved_by < EFFECT * whole else float(1 - np.abs(mine - mixed).max() / whole)
+            mixed = last_row(self.other.run(self.known_before(index) | given, [self.own.logits])[self.own.logits])
+        moved_by = np.abs(mixed - theirs).max()
+        if not EFFECT * self._whole <= moved_by <= self._whole / EFFECT:
+            return None
+        return float(1 - np.abs(self._mine - mixed).max() / np.abs(self._mine - theirs).max())
 
     def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> Found | None:
         """The fewest nodes that differ together, in a piece in which none does alone: `wrong` are outputs of it."""
@@ -220,20 +225,12 @@ class Search:
 
     def _vanishing_level(self) -> str | None:
         """The lowest level at which the whole graph differs; None where it does without optimizations, too."""
-        theirs = _last(self._known[self._logits])
-        whole = np.abs(_last(self._plain) - theirs).max()
 
         def differs(level: str) -> bool:
-            logits = self.own.run({}, self.own.graph.outputs, level)[self._logits]
-            return bool(np.abs(_last(logits) - theirs).max() > whole / FACTOR)
+            logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
+            return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
         return None if differs("disable") else _first(list(LEVELS), differs)
-
-
-def _last(logits: Array) -> Array:
-    """Of the last token [V], wide enough for differences."""
-    row: Array = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float64)
-    return row
 
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:

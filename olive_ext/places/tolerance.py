@@ -22,6 +22,11 @@ LEAST_ROW = 16
 """Numbers of a row that are judged by themselves; with fewer all rows are one."""
 
 
+INT8 = 2.0**-10
+"""The unit of activations that a kernel rounds to 8 bits, relative to the largest of their row: a quarter of a step,
+since `FACTOR` is large for a rounding that is no sum. WebGPU and the CPU are 0.05 of a whole step's tolerance apart."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """One value in two places."""
@@ -38,22 +43,20 @@ class Judged:
 
 
 def moved(values: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, Array]:
-    """Each array of floats with its numbers moved up or down, at random, by `units` times their size; from half a bit
-    of eight on (integer activations) times the largest of their row."""
+    """Each array of floats with its numbers moved up or down, at random, by `units` times their size, or where
+    that is `INT8` the largest of their row."""
     rng, found = np.random.default_rng(0), dict(values)
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
             unit = units[name]
-            sizes = np.abs(array) if unit < INT8 else np.abs(array).max(axis=-1, keepdims=True) if array.ndim else array
+            sizes = (
+                np.abs(array) if unit != INT8 else np.abs(array).max(axis=-1, keepdims=True) if array.ndim else array
+            )
             signs = rng.integers(0, 2, array.shape) * 2 - 1
             with np.errstate(all="ignore"):
                 other = (array + sizes * unit * signs).astype(array.dtype)
             found[name] = np.where(np.isfinite(other), other, array)
     return found
-
-
-INT8 = 2.0**-8
-"""The unit of activations that a kernel rounds to 8 bits."""
 
 
 def unit_of(*arrays: Array) -> float:

@@ -46,7 +46,8 @@ def _scale_weight(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -
     """Of this node alone: a table that others read, too, is copied."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     floats = [index for index, name in enumerate(node.input) if name in tensors and tensors[name].data_type in (1, 10)]
-    numbers = numpy_helper.to_array(tensors[node.input[floats[0]]]).copy()
-    numbers[: max(1, len(numbers) // 2)] *= np.asarray(factor, numbers.dtype)
+    numbers = numpy_helper.to_array(tensors[node.input[floats[0]]]).copy(order="C")
+    flat = numbers.reshape(-1)
+    flat[: max(1, len(flat) // 2)] *= np.asarray(factor, numbers.dtype)
     node.input[floats[0]] += "/planted"
     graph.initializer.append(numpy_helper.from_array(numbers, node.input[floats[0]]))
