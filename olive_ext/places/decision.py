@@ -33,7 +33,7 @@ RESOLUTION = 4e-6
 LEAST_DOCUMENTS = 4
 _TAIL = 0.05
 _LEAST_TAIL = 10
-_NOTHING = 1e-9
+_NOTHING = RESOLUTION / 10
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], ever
     """`pair`: distances in nats at the positions of each of D documents; `noise`: the same of each noise run;
     `everywhere` [N]: the pair's distances at all positions that were compared."""
     runs = [[np.maximum(values, RESOLUTION) for values in run] for run in noise]
-    known = np.concatenate([values for run in noise for values in run])
-    limit = max(RESOLUTION, tail_limit(known, len(everywhere), ALPHA / 2))
+    limits = [tail_limit(np.concatenate(run), len(everywhere), ALPHA / 2) for run in noise]
+    limit = max(RESOLUTION, *limits)  # runs in two places may differ in scale, and would be no tail together
     logs = np.array([
         math.log(_rms([np.maximum(values, RESOLUTION)]) / _rms([run[number] for run in runs]))
         for number, values in enumerate(pair)

@@ -19,10 +19,10 @@ from olive_ext.report.place import FirstPosition, Noise, Place, PlaceKind
 
 logger = logging.getLogger(__name__)
 
-SHARE = 0.1
+SHARE = 0.06
 """Part of the tokens that both places were fed which noise runs may take together, but for `LEAST_DOCUMENTS`."""
 
-LEAST_DOCUMENTS, LEAST_POSITIONS = 12, 200
+LEAST_DOCUMENTS, LEAST_POSITIONS = 8, 100
 """What noise is measured on at least, whatever that costs: a tail needs some positions to be seen."""
 
 

@@ -16,6 +16,9 @@ import numpy.typing as npt
 from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 MOST_DOCUMENTS = 64
+MOST_REQUESTS = 2
+"""Of a document: its choices share a context, which each of them would have computed again."""
+
 MOST_APART = 32
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -83,7 +86,8 @@ class Sample:
         documents = self._tasks.setdefault(task, {})
         key = (zlib.crc32(f"{task} {document}".encode()), document)
         if key in documents or len(documents) < MOST_DOCUMENTS or key < max(documents):
-            documents.setdefault(key, []).append(kept)
+            if len(documents.setdefault(key, [])) < MOST_REQUESTS:
+                documents[key].append(kept)
             if len(documents) > MOST_DOCUMENTS:
                 del documents[max(documents)]
 

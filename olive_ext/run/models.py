@@ -41,7 +41,7 @@ class Models:
         self.recorder: Callable[[LM], KnownAnswers] | None = None
         """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
 
-        self._exports: dict[str, Exported] = {}
+        self._exports: dict[tuple[str | None, ...], Exported] = {}
         self._records: Path | None = None
         self._length: int | None = None
 
@@ -124,18 +124,20 @@ class Models:
         reference = self.config.reference
         if model.kind != "hf" or (reference is not None and reference.export == "never"):
             return model
-        name = model.settings.model
-        if name not in self._exports:
+        settings = model.settings
+        key = settings.model, settings.dtype, settings.device
+        if key not in self._exports:
             from olive_ext.run.export import exported
 
             with self.clock.phase("export"):
-                self._exports[name] = exported(model, tell=say if self.progress else logger.info)
-            logger.info("%s %s", name, self._exports[name].note)
-        return self._exports[name].model
+                self._exports[key] = exported(model, tell=say if self.progress else logger.info)
+            logger.info("%s %s", settings.model, self._exports[key].note)
+        return self._exports[key].model
 
     def export_note(self, path: str) -> dict[str, str]:
         """What a report says of the export of the model at `path`; empty where there was nothing to export."""
-        return {"export": self._exports[path].note} if path in self._exports else {}
+        notes = [made.note for key, made in self._exports.items() if key[0] == path]
+        return {"export": notes[0]} if notes else {}
 
     def known_size(self, lm: LM | None) -> int | None:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
