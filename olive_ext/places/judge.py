@@ -105,12 +105,20 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
     """Name and model of the place, whether it is the evaluated one, and how it is run. One moves inputs."""
     both = list(zip(places.names, (places.model, places.reference), (True, False), strict=True))
     there = [(name, model, is_own) for name, model, is_own in both if model is not None]
-    for name, model, is_own in there:
+    kinds = {_kind_of(model): (name, model, is_own) for name, model, is_own in reversed(there)}
+    for name, model, is_own in reversed(kinds.values()):
         yield name, model, is_own, form_of(model)
     graphs = [one for one in there if one[1].kind == "onnx" and one[1].runtime.name == "onnxruntime"]
     graphs.sort(key=lambda one: one[1].device.kind != "cpu")
     for name, model, is_own in graphs[:1]:
         yield from ((name, model, is_own, variant) for variant in moved(unit))
+
+
+def _kind_of(model: ResolvedModel) -> tuple[str, ...]:
+    """What decides how a place computes: two places of one kind have the same noise."""
+    if model.kind == "hf":
+        return model.kind, model.settings.dtype
+    return model.kind, model.runtime.name, *(provider.name for provider in model.providers)
 
 
 def _affordable(sample: Sample, most_tokens: int) -> list[list[Kept]]:

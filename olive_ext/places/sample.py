@@ -16,7 +16,7 @@ import numpy.typing as npt
 from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 MOST_DOCUMENTS = 64
-MOST_REQUESTS = 2
+MOST_REQUESTS = 1
 """Of a document: its choices share a context, which each of them would have computed again."""
 
 MOST_APART = 32
