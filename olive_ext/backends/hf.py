@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
+from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line, why_not_loaded
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -107,6 +108,20 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         if not self._reports_non_finite:
             raise NonFiniteError(f"the Hugging Face model's output is not finite: {description[:300]}")
         self.counters["non_finite"] += number
+
+
+def open_baseline(settings: ModelSettings, model_args: Mapping[str, Any]) -> Baseline:
+    """The baseline that `settings` name; see `open_hf`."""
+    return open_hf(
+        settings.model,
+        tokenizer=settings.tokenizer,
+        device=settings.device,
+        batch_size=settings.batch_size,
+        max_length=settings.max_length,
+        reports_non_finite=settings.non_finite == "report",
+        trust_remote_code=settings.trust_remote_code,
+        model_args=model_args,
+    )
 
 
 def open_hf(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-RUNTIMES = ("olive-ext", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-ep-webgpu", "torch")
+_RUNTIMES = ("olive-ext", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-ep-webgpu", "torch")
 _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval", "transformers", "datasets", "onnx")
 
 
@@ -14,7 +14,12 @@ _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval",
 def versions() -> dict[str, str]:
     """Distribution name to version, for those that are installed. Read once a process: each reads a file."""
     installed = {}
-    for name in (*RUNTIMES, *_OTHERS):
+    for name in (*_RUNTIMES, *_OTHERS):
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed
+
+
+def runtimes() -> dict[str, str]:
+    """Versions of the libraries that compute."""
+    return {name: text for name, text in versions().items() if name in _RUNTIMES}

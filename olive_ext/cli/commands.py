@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, parsed, written_values
+from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, RECORD_OPTIONS, parsed, written_values
 from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
 from olive_ext.config.bench import BenchConfig
@@ -19,8 +19,10 @@ from olive_ext.errors import ConfigError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
+    from olive_ext.report.place import PlaceKind
 
 Command = Callable[[Namespace], int]
+_PLACE_STATUS: dict[PlaceKind, int] = {"same": 0, "kernels": 0, "different": 1, "cannot_tell": 3}
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -45,6 +47,22 @@ def evaluate_command(arguments: Namespace) -> int:
         print_table(cast("Report", error.report))
         raise
     print_table(report, page=page_of_report(report))
+    check_complete(report, config.on_error)
+    place = None if report.comparison is None else report.comparison.place
+    return 0 if place is None else _PLACE_STATUS[place.kind]
+
+
+def record_command(arguments: Namespace) -> int:
+    """Records one model; prints its table, and where its records are."""
+    config = EvaluationConfig.parse(written_values(arguments, arguments.model, RECORD_OPTIONS)).as_job()
+    from olive_ext.report import print_table
+    from olive_ext.report.numbers import size
+    from olive_ext.run import check_complete
+    from olive_ext.run.recording import record
+
+    report, num_bytes = record(config, arguments.output, progress=True)
+    print_table(report)
+    sys.stdout.write(f"records: {printable(arguments.output)} ({size(num_bytes)})\n")
     check_complete(report, config.on_error)
     return 0
 
@@ -185,6 +203,7 @@ def schema_command(arguments: Namespace) -> int:
 COMMAND_FUNCTIONS: dict[str, Command] = {
     "quickstart": quickstart_command,
     "evaluate": evaluate_command,
+    "record": record_command,
     "bench": bench_command,
     "compare": compare_command,
     "gate": gate_command,

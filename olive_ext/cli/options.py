@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, Strict
+from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, LocationConfig, MendingConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, first_line
 
 _Config = TypeVar("_Config", bound=Strict)
 
-Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments"]
+Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Option:
     """`form` decides how the text becomes the value of `key`.
 
     value: unchanged; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
-    optional: true, or the word behind it; arguments: k=v,k=v.
+    optional: true, or the word behind it; arguments: k=v,k=v; place: as that, for a reference that is the same model.
     """
 
     flag: str
@@ -40,12 +40,20 @@ class Option:
     @property
     def help(self) -> str:
         """The docstring of the configuration key, on one line."""
+        if self.form == "place":
+            return AGAINST_HELP
         model: Any = self.owner
         *parents, name = self.key.split(".")
         for parent in parents:
             model = nested_model(model, parent)
         return " ".join((model.model_fields[name].description or "").split())
 
+
+AGAINST_HELP = (
+    "Holds the model against itself in another place: provider=cpu, runtime=genai, num_threads=1 and other keys of "
+    "`reference` and its `engine`. Says whether it is the same to rounding, rounding of the kernels, or different, and "
+    "where first: exit status 0, 0 and 1, and 3 where that cannot be told."
+)
 
 OPTIONS: tuple[Option, ...] = (
     Option("--tasks", "tasks", "A,B", "commas"),
@@ -68,8 +76,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("--isolation", "isolation", "HOW"),
     Option("--workers", "workers", "N"),
     Option("--on-error", "on_error", "WHAT"),
+    Option("--against", "reference", "K=V,...", "place"),
     Option("--reference", "reference.path", "PATH"),
     Option("--reference-mode", "reference.mode", "MODE"),
+    Option("--repro", "reference.repro", "DIR"),
     Option("--sample-log-num", "sample_log_num", "N"),
     Option("--seed", "seed", "N"),
     Option("--output", "output_dir", "DIR"),
@@ -116,8 +126,15 @@ _OF_EVALUATIONS_ALONE = (
     "--workers",
     "--on-error",
     "--use-cache",
+    "--against",
     "--reference-mode",
+    "--repro",
     "--sample-log-num",
+)
+RECORD_OPTIONS: tuple[Option, ...] = tuple(
+    option
+    for option in OPTIONS
+    if option.flag not in ("--documents", "--certain", "--reference", "--output", *_OF_EVALUATIONS_ALONE[-4:])
 )
 LOCATE_OPTIONS: tuple[Option, ...] = (
     *(replace(option, owner=LocationConfig) for option in OPTIONS if option.flag not in _OF_EVALUATIONS_ALONE),
@@ -184,7 +201,16 @@ def _value(option: Option, given: Any) -> Any:
         return dict(_pair(text, option.flag) for text in given)
     if option.form == "arguments":
         return dict(_arguments(given, option.flag))
-    return given
+    return place_of(given, option.flag) if option.form == "place" else given
+
+
+def place_of(given: str, flag: str) -> dict[str, Any]:
+    """A reference that is the same model; keys of `engine` may stand without it, and "provider" for its key."""
+    values: dict[str, Any] = {"path": SAME_MODEL, "is_same_model": True}
+    for key, value in _arguments(given, flag):
+        name = "execution_provider" if key == "provider" else key
+        _put(values, f"engine.{name}" if name in EngineConfig.model_fields else name, value, flag)
+    return values
 
 
 def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:

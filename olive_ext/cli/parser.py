@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from olive_ext import __version__
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, add_options
+from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, RECORD_OPTIONS, add_options
 from olive_ext.config import SCHEMA_KINDS
 from olive_ext.errors import ConfigError
 
@@ -15,6 +15,7 @@ ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 COMMANDS = {
     "quickstart": "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
     "evaluate": "Evaluate one model with lm-eval tasks.",
+    "record": "Record what a model says to tasks in one file, a reference for elsewhere (--reference FILE.records).",
     "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
     "gate": "Hold an evaluation against a baseline in the repository: 0 passed, 1 a loss, 3 cannot tell, 2 a mistake.",
@@ -53,6 +54,7 @@ _JOB_KIND = "Where the job is to run: azureml (a command job of Azure ML, for `a
 _NODES = "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1."
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
 _ONNX_MODEL = "An .onnx file, or a folder with one or with genai_config.json."
+_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is told before the model runs."
 _NEEDED = {"required": True}
 
 
@@ -73,6 +75,10 @@ def _count(text: str) -> int:
 ARGUMENTS: dict[str, tuple[tuple[str, str, str, dict[str, Any]], ...]] = {
     "quickstart": (("folder", "DIR", "A folder that is new or empty.", {}),),
     "evaluate": (("model", "MODEL", _MODEL, {}),),
+    "record": (
+        ("model", "MODEL", _MODEL, {}),
+        ("--output", "FILE.records", _RECORDS, _NEEDED),
+    ),
     "bench": (("model", "MODEL", _ONNX_MODEL, {}),),
     "locate": (("model", "MODEL", _ONNX_MODEL, {}),),
     "mend": (("model", "MODEL", _ONNX_MODEL, {}),),
@@ -149,6 +155,7 @@ def build_parser() -> _Parser:
             named: dict[str, Any] = {"metavar": metavar} if metavar else {}
             made[command].add_argument(*names.split(), help=text, **named, **more)
     add_options(made["evaluate"], OPTIONS)
+    add_options(made["record"], RECORD_OPTIONS)
     add_options(made["bench"], BENCH_OPTIONS)
     add_options(made["locate"], LOCATE_OPTIONS)
     add_options(made["mend"], MEND_OPTIONS)

@@ -21,7 +21,7 @@ from olive_ext.config.schema import (
     schema,
     settings_of_pass,
 )
-from olive_ext.config.work import AT_HAND, EXPORT, INPUT_MODEL, ReferenceConfig
+from olive_ext.config.work import AT_HAND, EXPORT, INPUT_MODEL, RECORDS_SUFFIX, SAME_MODEL, ReferenceConfig
 
 __all__ = [
     "AT_HAND",
@@ -33,6 +33,8 @@ __all__ = [
     "METRICS_TYPE",
     "PASSES",
     "PASS_TYPE",
+    "RECORDS_SUFFIX",
+    "SAME_MODEL",
     "SCHEMA_KINDS",
     "Bound",
     "Certain",

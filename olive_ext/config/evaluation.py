@@ -108,6 +108,9 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
             raise ValueError("'documents' = 'enough' needs 'reference': its answers say which documents to draw")
         if self.documents == "enough" and self.limit is not None:
             raise ValueError(f"'limit' = {self.limit:g} cannot go with 'documents' = 'enough', which stops by itself")
+        is_same = self.reference is not None and (self.reference.is_same or self.reference.is_same_model)
+        if self.documents == "enough" and is_same:
+            raise ValueError("'documents' = 'enough' is for two models: one in two places is compared on all documents")
         if self.documents == "all" and self.certain is not None:
             raise ValueError("'certain' needs 'documents' = 'enough'")
         return self

@@ -26,6 +26,8 @@ ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(descripti
 ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
 BatchSize = Slots | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 
+GraphOptimization = Literal["disable", "basic", "extended", "layout", "all"]
+
 
 class EngineConfig(Strict):
     """Settings of the in-package decoder runner. They change speed and memory, never the numbers."""
@@ -113,6 +115,11 @@ class EngineConfig(Strict):
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
+
+    graph_optimization: Annotated[Literal["disable", "basic", "extended", "layout", "all"], BeforeValidator(word)] = (
+        "all"
+    )
+    """ONNX Runtime's level of graph optimizations (its `graph_optimization_level`)."""
 
     session_options: dict[str, str] = Field(default_factory=dict)
     """ONNX Runtime session configuration entries, name to value, for instance

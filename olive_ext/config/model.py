@@ -110,5 +110,20 @@ class ModelSettings(OpenSettings):
         if named.get("execution_provider") is None:
             taken["provider_options"] = self.provider_options
         engine = {"num_threads": self.engine.num_threads, "chunk_size": self.engine.chunk_size}
+        return self._with({**taken, "engine": engine}, named)
+
+    def elsewhere(self, named: Mapping[str, Any]) -> Self:
+        """The settings of this model in another place: these, with those that are `named` in their stead. Provider
+        options go with their provider. Raises `ConfigError`."""
+        own = self.model_dump(exclude_unset=True)
+        if named.get("execution_provider") is not None:
+            own.pop("provider_options", None)
+        return self._with(own, {**named, "model": None, "kind": None, "components": None})
+
+    def _with(self, own: Mapping[str, Any], named: Mapping[str, Any]) -> Self:
         given = {name: value for name, value in named.items() if value is not None}
-        return type(self).of({**taken, "engine": engine, **given}, where="reference")
+        if "engine" in given:
+            engine = given["engine"]
+            engine = engine if isinstance(engine, Mapping) else engine.model_dump(exclude_unset=True)
+            given["engine"] = {**own.get("engine", {}), **engine}
+        return type(self).of({**own, **given}, where="reference")

@@ -25,7 +25,7 @@ from olive_ext.config.base import (
     without_paths,
     word,
 )
-from olive_ext.config.execution import ProviderOptions, ProviderRequest
+from olive_ext.config.execution import EngineConfig, ProviderOptions, ProviderRequest
 from olive_ext.config.model import ModelConfig
 from olive_ext.errors import ConfigError
 
@@ -38,18 +38,24 @@ INPUT_MODEL = "input_model"
 AT_HAND = "auto"
 """Stands for the float ONNX model that a pass of an Olive workflow made of it."""
 
+SAME_MODEL = "same_model"
+"""Stands for the evaluated model itself, run in another place: on another provider, by another engine."""
+
+RECORDS_SUFFIX = ".records"
+"""Ends the name of a file with a reference's records."""
+
 EXPORT = "export"
 """Stands for the float ONNX model that onnxruntime-genai's builder makes of a checkpoint."""
 
 
-def _input_model(value: Any) -> Any:
+def _model_word(value: Any) -> Any:
     """Gives back the word where Olive made an absolute path of it: see `base.word`."""
-    is_word = isinstance(value, str) and Path(value) == Path.cwd() / INPUT_MODEL
-    return INPUT_MODEL if is_word else value
+    words = (INPUT_MODEL, SAME_MODEL) if isinstance(value, str) else ()
+    return next((name for name in words if Path(value) == Path.cwd() / name), value)
 
 
 def _float_word(value: Any) -> Any:
-    """As `_input_model`. Refuses the path of a folder here that has the name of another word: Olive may have made it of
+    """As `_model_word`. Refuses the path of a folder here that has the name of another word: Olive may have made it of
     the word."""
     path = Path(value) if isinstance(value, str) else Path()
     if path.parent == Path.cwd() and path.name in (AT_HAND, EXPORT):
@@ -58,15 +64,35 @@ def _float_word(value: Any) -> Any:
             "the word '{name}', or what has that name in the working directory: rename that, or give the file in it",
             {"name": path.name},
         )
-    return _input_model(value)
+    return _model_word(value)
 
 
 class ReferenceConfig(ModelConfig):
     """The reference model and how it is run. A text alone is its `path`."""
 
-    path: Annotated[Place, BeforeValidator(_input_model)]
-    """As `model.path`: an ONNX model, a package, a Hugging Face model; or "input_model" in an Olive recipe: the model
-    the workflow started from."""
+    path: Annotated[Place, BeforeValidator(_model_word)]
+    """As `model.path`: an ONNX model, a package, a Hugging Face model; a file NAME.records that `olive-ext record`
+    wrote of one, here or elsewhere; "same_model": the evaluated model itself, in the place that the other keys name; or
+    "input_model" in an Olive recipe: the model the workflow started from."""
+
+    is_same_model: bool | None = None
+    """Whether the reference is meant to give the evaluated model's numbers but for rounding, which then is the verdict:
+    the same to rounding, rounding of the kernels, or different, and where. None: with "same_model", and with records of
+    a model of the same content."""
+
+    engine: EngineConfig | None = None
+    """Keys of `engine` that are the reference's own: `runtime`, `num_threads`, `graph_optimization` and others. What
+    is not named is the evaluated model's of "same_model", and else the default."""
+
+    dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], BeforeValidator(word)] | None = None
+    """Data type of a Hugging Face reference's numbers. None takes float32, of "same_model" the evaluated model's."""
+
+    device: Word | None = None
+    """Torch device of a Hugging Face reference. None takes the evaluated model's."""
+
+    repro: Place | None = None
+    """Folder for a minimal graph and its inputs, which show in plain ONNX Runtime where two places differ. Written
+    where they do; None writes none."""
 
     execution_provider: ProviderRequest | None = None
     """Execution provider of the reference. None takes that of the evaluated model."""
@@ -112,6 +138,16 @@ class ReferenceConfig(ModelConfig):
 
     tokenizer: Place | None = None
     """As the evaluated model's: a folder or a name on the hub. None takes the one beside the reference."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the reference is the evaluated model itself."""
+        return self.path == SAME_MODEL
+
+    @property
+    def is_records(self) -> bool:
+        """Whether the reference is a file of records."""
+        return self.path.endswith(RECORDS_SUFFIX)
 
     @property
     def is_input_model(self) -> bool:

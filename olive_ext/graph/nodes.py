@@ -6,6 +6,7 @@ Knows ONNX's operator versions, but not what is being built.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,9 @@ OLDEST_OPSET = 11
 
 _AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 """Reductions used here, and the opset since which their axes are an input instead of an attribute."""
+
+LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[./_](\d+)(?:[/._]|$)")
+"""A decoder layer's number in the name of a node, as exporters write it."""
 
 
 class NodeWriter:
@@ -147,6 +151,12 @@ def all_names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from (tensor.name for tensor in body.initializer)
         for node in body.node:
             yield from (node.name, *node.input, *node.output)
+
+
+def layer_of(name: str) -> int | None:
+    """The decoder layer of a node; None outside of the layers."""
+    match = LAYER.search(name)
+    return int(match.group(1)) if match else None
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

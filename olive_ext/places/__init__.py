@@ -1,1 +1,11 @@
-"""One model in two places: whether it is the same there, and if not, where it goes wrong."""
+"""One model in two places: whether both give its numbers but for rounding, held against noise that is measured, and
+where it goes wrong if not.
+
+`sample` keeps requests of a comparison, `noise` runs them in other forms and with moved inputs, `decision` has the
+statistics, `judge` the finding, `first_difference` the node. Imported only where such a pair is compared.
+"""
+
+from olive_ext.places.judge import Places, judged
+from olive_ext.places.sample import Kept, Sample
+
+__all__ = ["Kept", "Places", "Sample", "judged"]

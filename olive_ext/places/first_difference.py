@@ -15,10 +15,10 @@ import numpy as np
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
+from olive_ext.graph.nodes import layer_of
 from olive_ext.places.place import NotLocatedError, Place, Runs
 from olive_ext.places.repro import write_repro
 from olive_ext.places.search import Found, Search, VanishedError
-from olive_ext.remedy.pairing import layer_of
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ def facts_key(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(_line(facts)).hexdigest()[:16]
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts that the journal at `path` belongs to."""
+    with path.open("rb") as file:
+        facts: dict[str, Any] = json.loads(file.readline().partition(b" ")[2])["facts"]
+    return facts
+
+
 class Journal:
     """The answers in `path`, which belongs to `facts`. One process writes at a time.
 

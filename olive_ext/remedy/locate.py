@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import LocationConfig
@@ -38,7 +39,7 @@ from olive_ext.remedy.sources import Sources, whole_experts, with_tables
 from olive_ext.remedy.variants import Variants, nats_by_document
 from olive_ext.remedy.weights import HOST
 from olive_ext.report.report_files import check_writable
-from olive_ext.run.models import Models, runtimes
+from olive_ext.run.models import Models
 from olive_ext.run.task_fit import refuse_generations, refuse_misfits
 from olive_ext.stats.distances import measure_divergence
 

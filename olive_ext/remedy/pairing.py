@@ -13,10 +13,8 @@ from typing import TypeAlias
 import numpy as np
 
 from olive_ext.errors import ModelError, counted
+from olive_ext.graph.nodes import LAYER, layer_of
 from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse, plain_name
-
-LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[./_](\d+)(?:[/._]|$)")
-"""A decoder layer's number in the name of a node, as exporters write it."""
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
@@ -95,12 +93,6 @@ class Target:
     def values(self) -> tuple[str, ...]:
         """The float graph's constants that are replaced."""
         return tuple(own.value for own in self.floats)
-
-
-def layer_of(name: str) -> int | None:
-    """The decoder layer of a node; None outside of the layers."""
-    match = LAYER.search(name)
-    return int(match.group(1)) if match else None
 
 
 def kind_of(name: str) -> str:

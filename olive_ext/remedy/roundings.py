@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.graph.nodes import NodeWriter, default_opset
-from olive_ext.remedy.pairing import Target, kind_of, layer_of
+from olive_ext.graph.nodes import NodeWriter, default_opset, layer_of
+from olive_ext.remedy.pairing import Target, kind_of
 from olive_ext.remedy.quantized_cache import QuantizedCache
 from olive_ext.remedy.weights import GraphWeights, Matrix
 

@@ -184,7 +184,7 @@ def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_signific
         low=estimate + wider * (low - estimate),
         high=estimate + wider * (high - estimate),
         figure=Figure(f"{name} difference", f"{shown}{' pt' * item.is_share}", interval),
-        advice=_advice_of_answers(item, comparison.loss_that_matters(item), comparison.certainty),
+        advice=_advice_of_answers(item, comparison.matters / item.unit, comparison.certainty),
         is_significant=is_significant,
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from olive_ext.errors import counted
 from olive_ext.report.numbers import Number
+from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
 ALL = "all"
@@ -256,7 +257,7 @@ class Comparison:
     """All results against one reference."""
 
     reference: Mapping[str, Any]
-    """Path, kind, content hash, tokenizer, mode ("resident" or "recorded"), and the record's form and size."""
+    """Path, kind, mode ("resident" or "recorded"), and the record's form and size."""
 
     divergences: tuple[Divergence, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
@@ -265,8 +266,7 @@ class Comparison:
     """The reference's own lm-eval results, as `Report.results`."""
 
     missing: int = 0
-    """Requests of either model without an answer, and documents to which the candidate's answer has no value where the
-    reference's has one; these are not compared."""
+    """Requests of either model without an answer, and documents where the candidate alone has no value."""
 
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""
@@ -275,7 +275,10 @@ class Comparison:
     """What the drawn documents make certain; None where all documents were evaluated."""
 
     stages: tuple[Stage, ...] = ()
-    """Conversion, quantization and provider apart, in this order, as far as the models between them are known."""
+    """Conversion, quantization and provider apart, in this order, where the models between are known."""
+
+    place: Place | None = None
+    """The finding on two places, where the reference is the same model."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
@@ -285,13 +288,8 @@ class Comparison:
         numbers = {item.task: item.num_documents for item in self.divergences if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
-    def loss_that_matters(self, outcome: Outcome) -> float:
-        """`matters` as a difference of the outcome's metric."""
-        return self.matters / outcome.unit
-
     def overall_outcome(self) -> Outcome | None:
-        """The outcome over all tasks; where there is none the one that speaks for the first task with answers that are
-        right or wrong, else the first; None where no document has a value."""
+        """That of all tasks, else of the first task with right and wrong answers, else the first; None without any."""
         items = [*telling(self.outcomes).values(), *self.outcomes]
         return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 

@@ -22,6 +22,7 @@ from olive_ext.report import numbers
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts, unpaired
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import Z95, joined
+from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import Unnoticed, stage_sentences
 
 Kind = Literal[
@@ -29,6 +30,13 @@ Kind = Literal[
     "no_difference", "gain", "nothing_compared",
 ]  # fmt: skip
 """From the worst on; the last has nothing to go by."""
+
+_PLACE_KINDS: dict[PlaceKind, Kind] = {
+    "same": "no_difference",
+    "kernels": "no_loss_found",
+    "different": "loss",
+    "cannot_tell": "cannot_tell",
+}
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _SAME_NATS = 1e-6
@@ -95,6 +103,8 @@ def verdict(comparison: Comparison) -> Verdict:
     few documents do, too. What drawn documents make certain comes first, and adds to what is against the candidate; it
     takes nothing away.
     """
+    if comparison.place is not None:
+        return _of_places(comparison.place, verdict(replace(comparison, place=None)))
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
@@ -119,6 +129,14 @@ def verdict(comparison: Comparison) -> Verdict:
         others.append(f"{_unanswered(comparison)} {'and is' if comparison.missing == 1 else 'and are'} not in this")
     headline, *evidence = dict.fromkeys([*first, *others])
     return Verdict(worst, headline, tuple(evidence), figures, documents)
+
+
+def _of_places(place: Place, answers: Verdict) -> Verdict:
+    """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared."""
+    if answers.kind in ("cannot_tell", "nothing_compared"):
+        return answers
+    kind, evidence = _PLACE_KINDS[place.kind], (*place.evidence(), f"as two models: {answers.headline}")
+    return replace(answers, kind=kind, headline=place.headline, evidence=evidence)
 
 
 def _unnoticed(certainty: Certainty | None) -> Unnoticed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +22,9 @@ from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
+from olive_ext.run.place import with_place
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
-from olive_ext.run.reference.observer import Weights
+from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from olive_ext.run.stages import refuse_stages, with_stages
 from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
@@ -60,16 +62,24 @@ def evaluate(
     when all is done.
     """
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
-    log_folder, models = _log_folder(config), Models(config, progress)
+    return evaluate_models(Models(config, progress), lm, names or Names())
+
+
+def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()) -> Report:
+    """As `evaluate`, of the models of a configuration."""
+    config, progress = models.config, models.progress
+    log_folder = _log_folder(config)
     if lm is None:
         _refuse_missing(config, models)
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
-    with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run:
+    file = nullcontext() if models.records_file is None else models.records_file.in_use()
+    with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run, file:
         evaluated = _evaluate(models, lm, log_folder)
         report = evaluated.report
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
-        report = _named(report, names or Names())
+            report = with_place(report, models, evaluated.observer)
+        report = _named(report, names)
         try:
             evaluated.write_logs()
             if config.output_dir is not None:
@@ -98,6 +108,9 @@ class _Evaluated(NamedTuple):
     write_logs: Callable[[], object]
     weights: Weights | None
     """How many documents each one stands for, where some were drawn."""
+
+    observer: Observer | None = None
+    """What was seen of the comparison."""
 
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
@@ -129,12 +142,14 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    drawn = None if comparer is None else comparer.weights
+    drawn, observer = (None, None) if comparer is None else (comparer.weights, comparer.observer)
     if log_folder is None or tasks is None:
-        return _Evaluated(report, lambda: None, drawn)
+        return _Evaluated(report, lambda: None, drawn, observer)
     fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
     samples = results.get("samples", {})
-    return _Evaluated(report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn)
+    return _Evaluated(
+        report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn, observer
+    )
 
 
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
@@ -184,7 +199,9 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)
-    for model in (models.given, models.given_reference) if config.reference is not None else (models.given,):
+    if models.records_file is not None:
+        _ = models.records_file.manifest
+    for model in models.on_disk:
         if model.kind == "onnx":
             _ = model.providers
     refuse_stages(models)

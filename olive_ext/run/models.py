@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import say
 from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.files import cache_folder
-from olive_ext.records.journal import Journal
+from olive_ext.records.journal import Journal, facts_key
 from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.records_file import RecordsFile
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
 
@@ -35,7 +38,10 @@ class Models:
         self.config = config
         self.progress = progress
         self.clock = clock or Clock()
-        self._exports: dict[str, Exported] = {}
+        self.recorder: Callable[[LM], KnownAnswers] | None = None
+        """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""
+
+        self._exports: dict[tuple[str | None, ...], Exported] = {}
         self._records: Path | None = None
         self._length: int | None = None
 
@@ -66,8 +72,33 @@ class Models:
 
     @cached_property
     def given_reference(self) -> ResolvedModel:
-        """The reference as it was given."""
-        return resolve(self.given.settings.of_reference(self.config.reference_patch()))
+        """The reference as it was given, which is no file of records."""
+        patch, reference = self.config.reference_patch(), self.config.reference
+        if reference is not None and reference.is_same:
+            return resolve(self.given.settings.elsewhere(patch))
+        return resolve(self.given.settings.of_reference(patch))
+
+    @property
+    def on_disk(self) -> tuple[ResolvedModel, ...]:
+        """The models that are to be opened, as they were given."""
+        has_other = self.config.reference is not None and self.records_file is None and self.recorder is None
+        return (self.given, self.given_reference) if has_other else (self.given,)
+
+    @cached_property
+    def records_file(self) -> RecordsFile | None:
+        """The file of records that the reference is; None where it is a model."""
+        reference = self.config.reference
+        return RecordsFile(reference.path) if reference is not None and reference.is_records else None
+
+    @property
+    def is_same_model(self) -> bool:
+        """Whether the reference is to give the evaluated model's numbers but for rounding."""
+        reference = self.config.reference
+        if reference is None or self.recorder is not None:
+            return False
+        if reference.is_same_model is not None:
+            return reference.is_same_model
+        return reference.is_same if self.records_file is None else self.records_file.digest == self.own.digest
 
     @cached_property
     def float_path(self) -> str | None:
@@ -86,25 +117,27 @@ class Models:
 
     def names(self) -> Iterator[str]:
         """What was written for the models and their tokenizers: paths, or names on the hub."""
-        for model in (self.given, self.given_reference) if self.config.reference is not None else (self.given,):
+        for model in self.on_disk:
             yield from (model.settings.model, str(model.files.tokenizer))
 
     def _as_run(self, model: ResolvedModel) -> ResolvedModel:
         reference = self.config.reference
         if model.kind != "hf" or (reference is not None and reference.export == "never"):
             return model
-        name = model.settings.model
-        if name not in self._exports:
+        settings = model.settings
+        key = settings.model, settings.dtype, settings.device
+        if key not in self._exports:
             from olive_ext.run.export import exported
 
             with self.clock.phase("export"):
-                self._exports[name] = exported(model, tell=say if self.progress else logger.info)
-            logger.info("%s %s", name, self._exports[name].note)
-        return self._exports[name].model
+                self._exports[key] = exported(model, tell=say if self.progress else logger.info)
+            logger.info("%s %s", settings.model, self._exports[key].note)
+        return self._exports[key].model
 
     def export_note(self, path: str) -> dict[str, str]:
         """What a report says of the export of the model at `path`; empty where there was nothing to export."""
-        return {"export": self._exports[path].note} if path in self._exports else {}
+        notes = [made.note for key, made in self._exports.items() if key[0] == path]
+        return {"export": notes[0]} if notes else {}
 
     def known_size(self, lm: LM | None) -> int | None:
         """Bytes of the files of the model that `lm` runs, which a caller may have opened, or of the evaluated model;
@@ -125,7 +158,9 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        opened = lm or _open_baseline(model, self.config.model_args)
+        from olive_ext.backends.hf import open_baseline
+
+        opened = lm or open_baseline(model.settings, self.config.model_args)
         return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
@@ -135,7 +170,13 @@ class Models:
         It then gets the evaluated model's tokenizer where that is not quite its own (special tokens, template), and
         windows that fit both models. Raises `ConfigError` where the tokenizers differ.
         """
-        alone = self.other.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
+        if self.recorder is not None and observer is not None:
+            lm = self._recording(self.own, observer)
+            lm.known_answers = self.recorder(lm)
+            return lm
+        alone = self.other
+        if self.config.reference is not None and not self.config.reference.is_same:
+            alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
             return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
         tokenizer = {} if self.spells_alike() else {"tokenizer": self.own.files.tokenizer}
@@ -148,13 +189,19 @@ class Models:
             return self._open(self.own, self.config.model_args)
         from olive_ext.records import Records
 
+        if self.records_file is not None:
+            self._records = self.records_file.folder
+            self._length = self.records_file.shorter_than(self.own.context_length)
         reference = self.other if self._records is None else Records.read(self._records)
         length = {} if self._length is None else {"max_length": self._length}
         arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}
         return self._open_ours(self.own, arguments)
 
     def resident(self, candidate: Any, observer: Observer) -> Any:
-        """An `OrtLM` of the reference that is resident with `candidate`, with the candidate's tokenizer."""
+        """An `OrtLM` of the reference that is resident with `candidate`, or of its records, with the candidate's
+        tokenizer."""
+        if self.records_file is not None:
+            return self.records_file.answering(candidate, observer)
         reference = candidate.over(candidate.session.reference, observer)
         if self.config.documents == "enough":  # all candidates draw by what it answers to all documents
             reference.session.keep_answers(self._records_dir / "answers", facts={"versions": runtimes()})
@@ -165,7 +212,14 @@ class Models:
     @property
     def _records_dir(self) -> Path:
         assert self.config.reference is not None
-        return Path(self.config.reference.records_dir or cache_folder("records"))
+        folder = Path(self.config.reference.records_dir or cache_folder("records"))
+        return folder / facts_key(self._places) if self.is_same_model else folder
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        """What makes two places of one model two: all settings of both, which other keys leave out where they change
+        rounding alone."""
+        return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
     def keep_answers(self, lm: LM) -> Journal | None:
         """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
@@ -173,9 +227,11 @@ class Models:
         session, stem = getattr(lm, "session", None), self.config.journal
         if session is not None and session.records is not None:
             return None
-        resume = self.config.resume if self.config.resume is not None else not _is_timed(self.config)
+        is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
+        resume = not is_timed if self.config.resume is None else self.config.resume
         if session is not None:
-            session.keep_answers(stem, resume=resume, facts={"versions": runtimes()})
+            places = self._places if self.is_same_model else {}
+            session.keep_answers(stem, resume=resume, facts={"versions": runtimes(), **places})
         if session is not None or stem is None:
             return None
         from olive_ext.backends.hf import answers_key
@@ -187,10 +243,11 @@ class Models:
         """A model on this package's engine, or a Hugging Face model as lm-eval's baseline."""
         if not (self.is_lm_evals and model.kind == "hf"):
             return self._open_ours(model, model_args)
+        from olive_ext.backends.hf import open_baseline
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
         with self.clock.phase("load"), quiet_bars(self.progress):
-            return _open_baseline(model, model_args)
+            return open_baseline(model.settings, model_args)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""
@@ -234,31 +291,3 @@ class Models:
         names = (model.settings.model for model in both)
         refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
         return special_traits(reference) == special_traits(own)
-
-
-def _is_timed(config: EvaluationConfig) -> bool:
-    """Whether the machine's work is measured, which answers of earlier runs would not be."""
-    return any(name in (PEAK_MEMORY, TOKENS_PER_SECOND) for name in asked_costs(config))
-
-
-def runtimes() -> dict[str, str]:
-    """Versions of the libraries that compute."""
-    from olive_ext.backends.package_versions import RUNTIMES, versions
-
-    return {name: text for name, text in versions().items() if name in RUNTIMES}
-
-
-def _open_baseline(model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
-    from olive_ext.backends.hf import open_hf
-
-    settings = model.settings
-    return open_hf(
-        settings.model,
-        tokenizer=settings.tokenizer,
-        device=settings.device,
-        batch_size=settings.batch_size,
-        max_length=settings.max_length,
-        reports_non_finite=settings.non_finite == "report",
-        trust_remote_code=settings.trust_remote_code,
-        model_args=model_args,
-    )

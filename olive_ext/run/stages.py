@@ -41,6 +41,12 @@ def refuse_stages(models: Models) -> None:
     reference = models.config.reference
     if reference is None:
         return
+    if reference.is_records or reference.is_same:
+        if reference.float_model or reference.provider_stage:
+            raise ConfigError(
+                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage"
+            )
+        return
     is_hf = models.given_reference.kind == "hf"
     if reference.float_model == AT_HAND:
         raise ConfigError(

@@ -91,6 +91,9 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
 def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]:
     """All that lies in the reference's folder, and what its parts are found to be: graphs in folders of their own with
     their weights, the package around them, its tokenizer and templates."""
+    if reference.is_records:
+        yield Path(reference.path)
+        return
     yield from _files(folder, "*")
     which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
     try:

@@ -16,7 +16,7 @@ from olive.evaluator.registry import Registry
 from olive.hardware import Device
 from olive.model import ONNXModelHandler
 
-from olive_ext.backends.package_versions import versions
+from olive_ext.backends.package_versions import runtimes, versions
 from olive_ext.config import METRICS_TYPE, MetricSettings
 from olive_ext.errors import ConfigError, OliveExtError, first_line, listed
 from olive_ext.model import ResolvedModel
@@ -29,7 +29,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.run.bounds import check_names
 from olive_ext.run.costs import PEAK_MEMORY
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Models, runtimes
+from olive_ext.run.models import Models
 from olive_ext.session import Session
 from olive_ext.session.transducer import is_transducer, opened
 from olive_ext.workflow.answer_scores import Answered, compared, scored, sentences_of

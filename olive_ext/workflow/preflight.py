@@ -113,7 +113,9 @@ def refuse(engine: Any, input_model: Any) -> None:
 def _refuse_reference(settings: WorkflowSettings | LocationSettings | MetricSettings, where: str) -> None:
     """Refuses a reference that cannot be found."""
     reference = settings.reference and settled(settings.reference)
-    if reference is not None and not Path(reference.path).exists() and not is_hub_name(reference.path):
+    if reference is None or reference.is_same:
+        return
+    if not Path(reference.path).exists() and not is_hub_name(reference.path):
         raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
 
 

@@ -126,7 +126,8 @@ class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
     other = given_reference = SimpleNamespace(kind="onnx", size=None)
-    progress = False
+    progress = is_same_model = False
+    recorder = records_file = None
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config

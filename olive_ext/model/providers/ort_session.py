@@ -147,6 +147,7 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[config.graph_optimization])
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)

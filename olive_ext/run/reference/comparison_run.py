@@ -5,6 +5,7 @@
                (before the model where only some documents are to be drawn)
     answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
     recording  the model, which is the reference itself          its distributions to disk, for models to come
+    file       the model, beside records from elsewhere          then lm-eval once more, for the recorded answers
 
 Generated answers: each model gives its own; then the reference's are scored as targets by both. The mode is known
 before a model is opened. Knows no session's inside.
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
-Mode = Literal["recorded", "resident", "answers", "recording"]
+Mode = Literal["recorded", "resident", "answers", "recording", "file"]
 
 MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
@@ -95,7 +96,7 @@ class Comparer:
 
     def prepare(self) -> None:
         """Runs the reference where it is run alone."""
-        if self._mode in ("resident", "recording"):
+        if self._mode in ("resident", "recording", "file"):
             return
         observer = Observer() if self._mode == "recorded" else None
         clock = self._models.clock
@@ -118,11 +119,21 @@ class Comparer:
         if self._mode == "recording":
             self._observer = Observer()
             return self._models.reference(self._observer)
-        asks_later = self._mode == "resident" and not self.is_sampled
-        self._observer = Observer(ReferenceScores() if asks_later else None)
+        asks_later = self._mode in ("resident", "file") and not self.is_sampled
+        sample = None
+        if self._models.is_same_model:
+            from olive_ext.places import Sample
+
+            sample = Sample()
+        self._observer = Observer(ReferenceScores() if asks_later else None, sample)
         lm: Any = self._models.candidate(self._observer)
         self._observer.classify_tokens(lm.session.tokenizer)
         return lm
+
+    @property
+    def observer(self) -> Observer | None:
+        """What has been seen of the model that `open` gave."""
+        return self._observer
 
     @property
     def is_sampled(self) -> bool:
@@ -217,7 +228,10 @@ class Comparer:
         assert reference is not None
         session = getattr(lm, "session", None)
         execution = session.describe_execution().get("reference", {}) if session is not None else {}
-        facts = {"path": reference.path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
+        if (file := self._models.records_file) is not None:
+            return {"path": reference.path, **execution, **file.facts, "mode": "recorded"}
+        path = self._models.config.model.path if reference.is_same else reference.path
+        facts = {"path": path, "kind": self._models.given_reference.kind, **execution, "mode": self._mode}
         facts |= self._models.export_note(reference.path)
         if (size := self._models.given_reference.size) is not None:
             facts[SIZE] = size
@@ -241,6 +255,12 @@ def comparer_of(
         )
     is_same = is_same_path(config.model.path, reference.path)
     is_foreign = lm is not None or models.is_lm_evals
+    if models.recorder is not None:
+        return Comparer(models, "recording", tasks, seeds)
+    if (file := models.records_file) is not None:
+        if is_foreign:
+            raise ConfigError(f"'reference' = '{file.path}': records are for models that this package runs")
+        file.refuse_other_tasks(tasks.tasks)
     if is_same and (is_foreign or models.given.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
             return None
@@ -261,11 +281,13 @@ def _non_finite(lm: Any) -> int:
 def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
     measured. Raises `ConfigError` for these measures of two resident models."""
+    if models.records_file is not None:
+        return "file"
     costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
         raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
-    if reference.mode != "auto":
-        return reference.mode
+    if reference.mode != "auto" or reference.is_same:
+        return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from olive_ext.text.requests import (
     ScoringOutput,
     ScoringRequest,
 )
+
+if TYPE_CHECKING:
+    from olive_ext.places import Sample
 
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
@@ -100,8 +103,10 @@ class Observer:
     the reference's score of every request. Of a reference alone it collects the generations.
     """
 
-    def __init__(self, scores: ReferenceScores | None = None) -> None:
+    def __init__(self, scores: ReferenceScores | None = None, sample: Sample | None = None) -> None:
+        """`sample` is given every compared request."""
         self.scores = scores
+        self.sample = sample
         self._classes: TokenClasses | None = None
         self._positions: dict[str, Positions] = {}
         self._answering: set[str] = set()
@@ -161,6 +166,8 @@ class Observer:
         if self._classes is not None and not isinstance(target, str):
             last = before[-1] if before else None
             classes = self._classes.of(target, last if isinstance(last, int) else None)
+        if self.sample is not None:
+            self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
         self._positions.setdefault(str(instance.task_name), Positions()).add(
@@ -171,6 +178,11 @@ class Observer:
             token_classes=classes,
         )
         return output.compared
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks with compared targets, in the order of their first requests."""
+        return tuple(self._positions)
 
     def by_document(self, task: str) -> dict[int, tuple[float, int]]:
         """Mean KL in nats and number of positions of each document of a task."""

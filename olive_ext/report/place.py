@@ -1,0 +1,111 @@
+"""One model in two places: whether it gives the same numbers but for rounding, in words of its own. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from olive_ext.errors import counted
+from olive_ext.report import numbers
+from olive_ext.report.numbers import Number
+
+PlaceKind = Literal["same", "kernels", "different", "cannot_tell"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What one other way of running the model in one place changes: distances of log-probabilities in nats."""
+
+    place: str
+    form: str
+    rms: Number
+    largest: Number
+    num_positions: int
+    is_rounding: bool = False
+    """Whether its products' inputs were moved as rounding would, which gives the scale of kernels' rounding."""
+
+
+@dataclass(frozen=True)
+class FirstPosition:
+    """Where two places are farther apart than noise for the first time."""
+
+    task: str
+    document: int
+    position: int
+    """Tokens before the one whose log-probability differs."""
+
+    distance: Number
+    layer: int | None = None
+    node: str = ""
+    finding: str = ""
+    """The node with operator, shapes and errors in a sentence, or why it is not known."""
+
+    repro: str = ""
+
+    def __str__(self) -> str:
+        where = f"position {self.position} of document {self.document} of {self.task}"
+        layer = "" if self.layer is None else f", layer {self.layer}"
+        return f"{where}{layer}{f', node {self.node}' if self.node else ''}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The finding on a pair of places. Distances are of the log-probabilities of scored tokens, in nats."""
+
+    kind: PlaceKind
+    model: str
+    """How the evaluated model was run, and the reference."""
+
+    reference: str
+    computed_in: str
+    """The coarsest arithmetic of both."""
+
+    rms: Number
+    largest: Number
+    num_positions: int
+    noise: tuple[Noise, ...] = ()
+    noise_limit: Number = 0.0
+    """What this model's own noise passes at one of these positions with a probability of at most 0.5 %."""
+
+    kernel_limit: Number = 0.0
+    """The same of the rounding of kernels."""
+
+    ratio: Number = 0.0
+    """The pair's distances over those of kernels' rounding, the geometric mean over documents."""
+
+    first: FirstPosition | None = None
+    reason: str = ""
+    """Why it cannot be told."""
+
+    @property
+    def headline(self) -> str:
+        """The verdict."""
+        if self.kind == "different":
+            return f"different: first at {self.first}"
+        return {
+            "same": "the same to rounding",
+            "kernels": "rounding of the kernels",
+            "cannot_tell": f"cannot tell whether the places differ: {self.reason}",
+        }[self.kind]
+
+    def evidence(self) -> Iterator[str]:
+        """How far apart the places are, beside the noise that was measured, a sentence each."""
+        yield (
+            f"{self.model} and {self.reference} are {_nats(self.rms)} apart (root mean square), at most "
+            f"{_nats(self.largest)}, at {counted(self.num_positions, 'position')}"
+        )
+        if self.first is not None and self.first.finding:
+            yield self.first.finding
+        for title, is_rounding, limit in (
+            ("this model's own noise", False, self.noise_limit),
+            (f"rounding of kernels in {self.computed_in}", True, self.kernel_limit),
+        ):
+            measured = [one for one in self.noise if one.is_rounding is is_rounding]
+            if measured:
+                apart = max(one.rms for one in measured), max(one.largest for one in measured)
+                yield f"{title}: {_nats(apart[0])}, at most {_nats(apart[1])}; beyond {_nats(limit)} nothing is noise"
+
+
+def _nats(value: float) -> str:
+    return f"{numbers.nats(value)} nats"

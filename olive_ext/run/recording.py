@@ -1,0 +1,100 @@
+"""Records a model's answers to tasks into one file, for comparisons elsewhere: `olive-ext record`."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from olive_ext.backends.progress import say
+from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, EvaluationConfig, ReferenceConfig
+from olive_ext.errors import ConfigError, RunError, counted
+from olive_ext.records.files import read_index
+from olive_ext.records.journal import read_facts
+from olive_ext.records.store import REQUEST, TARGET
+from olive_ext.records.travelling import pack
+from olive_ext.report import Report, check_writable
+from olive_ext.report.numbers import size
+from olive_ext.report.page import SIZE
+from olive_ext.report.report import plain
+from olive_ext.run.costs import asked_tasks
+from olive_ext.run.evaluation import evaluate_models
+from olive_ext.run.models import Models
+
+logger = logging.getLogger("olive.olive_ext")
+
+_ANSWER_BYTES = 16
+"""About what a token of a generated answer takes in the journal."""
+
+
+def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False) -> tuple[Report, int]:
+    """Evaluates the model that `config` names and writes what it said to `file`, at its end and as a whole; its report
+    and the bytes written. What the file will take is told before the model is asked. Raises as `evaluate`."""
+    file = Path(file)
+    if file.suffix != RECORDS_SUFFIX or file.is_dir():
+        raise ConfigError(f"'--output' = '{file}': a file whose name ends with {RECORDS_SUFFIX}")
+    if config.reference is not None:
+        raise ConfigError("'reference' cannot be given: a model that is recorded is a reference itself")
+    if not asked_tasks(config):
+        raise ConfigError("'tasks' ask nothing of a model: there is nothing to record")
+    check_writable(file.parent, "--output")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".olive-ext-") as root:
+        reference = ReferenceConfig(path=SAME_MODEL, mode="recorded", records_dir=root)
+        given = {"reference": reference, "output_dir": None, "sample_log_num": 0, "documents": "all"}
+        models = Models(config.model_copy(update=given), progress)
+        models.recorder = lambda lm: _Announcement(lm, file, say if progress else logger.info)
+        report = evaluate_models(models)
+        (folder,) = (path.parent for path in Path(root).glob("*/index.json"))
+        return report, pack(folder, file, _manifest(folder, report, models))
+
+
+def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
+    """What was recorded, of which model, by what and where."""
+    from olive_ext.places.rounding import computed_in
+
+    facts = (read_index(folder) or {})["facts"]
+    shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
+    shared["config"].pop("reference", None)
+    names = ("path", "kind", "content_hash", SIZE, "max_length")
+    return {
+        "facts": facts,
+        **{name: report.model[name] for name in names if name in report.model},
+        **shared,
+        "tasks": plain(report.results.get("n-samples", {})),
+        "computed_in": computed_in(models.own),
+        "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
+    }
+
+
+class _Announcement:
+    """As `OrtLM.known_answers`: says what the requests' records will take, then has them asked. Raises `RunError`
+    where the disk has no room."""
+
+    def __init__(self, lm: Any, file: Path, tell: Callable[[str], None]) -> None:
+        self._lm = lm
+        self._file = file
+        self._tell = tell
+        self._form = lm.session.describe_execution()["records"]
+
+    def __call__(self, requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        kind = requests[0].request_type if requests else ""
+        if kind == "loglikelihood":
+            positions = sum(len(one[2]) for one in self._lm.token_requests(requests))
+        elif kind == "loglikelihood_rolling":
+            positions = sum(len(self._lm.tok_encode(one.args[0])) for one in requests)
+        else:
+            positions = sum(int(one.args[1].get("max_gen_toks", self._lm.max_gen_toks)) for one in requests)
+        each = self._form["bytes_per_position"] + TARGET.itemsize
+        bytes_ = positions * each + len(requests) * REQUEST.itemsize
+        if kind == "generate_until":
+            bytes_ += positions * _ANSWER_BYTES
+        share = 100 * self._form["share_of_logits"]
+        what = f"{counted(positions, 'position')} of {counted(len(requests), 'request')} ({kind})"
+        self._tell(f"{self._file}: at most {size(bytes_)} for {what}, {share:.3g} % of their logits")
+        if 2 * bytes_ > shutil.disk_usage(self._file.parent).free:
+            raise RunError(f"'{self._file}': {size(2 * bytes_)} are needed while it is written, and the disk has less")
+        return ask(requests)

@@ -1,0 +1,75 @@
+"""The answers of a reference from its records, through a session without a model. Knows no file but by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olive_ext.engine.reference.recorded import key_of
+from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.errors import RecordsError
+from olive_ext.records import Records
+from olive_ext.records.journal import Journal
+from olive_ext.session.executor import OnChunk
+from olive_ext.session.session import Session
+
+
+class RecordedAnswers:
+    """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
+
+    num_slots, needs_chunks, at_work = 1, True, ""
+
+    def __init__(self, records: Records, context_length: int) -> None:
+        self._records = records
+        self.context_length = context_length
+        self.counters = Counters()
+
+    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
+        """Answers all requests."""
+        for index, request in enumerate(requests):
+            on_result(index, self._answer(request))
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+        """Answers each chunk as it is read."""
+        for number, chunk in enumerate(chunks):
+            done(number, [self._answer(request) for request in chunk])
+
+    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+        """Answers each item as it is read."""
+        yield from ((item[0], self._answer(item[1])) for item in items if item is not None)
+
+    def reset(self) -> None:
+        """Nothing is resident."""
+
+    release_memory = close = reset
+
+    def describe(self) -> dict[str, Any]:
+        """The records' facts."""
+        return {"records": self._records.describe()}
+
+    def _answer(self, request: Request) -> Result:
+        scored = None if request.generation is not None else self._records.find(key_of(request))
+        if scored is None:
+            what = "scores" if request.generation is None else "a generated answer"
+            raise RecordsError(
+                f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the "
+                "same tasks, with the same limit, template, gen_kwargs, seed and max_length"
+            )
+        return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
+
+
+def replayed(own: Session, records: Records, context_length: int, answers: Mapping[str, Any]) -> Session:
+    """A session that answers as the recorded model did, beside the session `own` of a model with the same tokenizer.
+    `answers`: by the name of a journal in the records' folder, its facts."""
+    session = Session(
+        RecordedAnswers(records, context_length),
+        own.tokenizer,
+        stop_ids=own.stop_ids,
+        encoding=own.encoding,
+        media=own.media,
+        beside=own,
+    )
+    for name, facts in answers.items():
+        session.journal = Journal(Path(records.folder, name), facts)
+    return session
