@@ -92,7 +92,7 @@ def _check_block(
     with findings.noting_problems():
         _add_code(settings, findings.sections[0])
         inputs = _inputs(settings, block.where)
-        refuse_generations(inputs, settings.gen_kwargs)
+        refuse_generations(inputs, settings.gen_kwargs, model_args=settings.model_args if is_onnx else None)
         if isinstance(settings, WorkflowSettings):
             refuse_names(with_costs(settings), block.where, loads_tasks=True)
     return inputs
@@ -225,7 +225,7 @@ def _check_input_model(
         resolved = resolve(config.opening())
         if is_onnx:
             refuse_misfits(resolved, inputs)
-        refuse_generations(inputs, config.gen_kwargs, resolved)
+        refuse_generations(inputs, config.gen_kwargs, resolved, config.model_args if is_onnx else None)
         refuse_texts(resolved, config)
 
 

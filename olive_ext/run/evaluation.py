@@ -156,8 +156,10 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     if lm is None:
         refuse_misfits(models.given, inputs)
     is_ours = lm is None and not models.is_lm_evals
-    refuse_generations(inputs if is_ours else (), config.gen_kwargs, models.given if is_ours else None)
-    if is_ours:
+    if not is_ours:
+        refuse_generations((), config.gen_kwargs)
+    else:
+        refuse_generations(inputs, config.gen_kwargs, models.given, config.model_args)
         refuse_texts(models.given, config)
     return tasks
 

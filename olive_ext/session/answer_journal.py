@@ -153,7 +153,7 @@ def answer_key(request: Request) -> bytes:
 def _decided(generation: Generation | None) -> str:
     if generation is None:
         return ""
-    more = [generation.suppressed or "", generation.beams or ""]
+    more = [generation.suppressed or "", generation.beams or "", generation.thinking or ""]
     sampling, stops = generation.sampling, generation.stops
     decided = f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}"
     return " ".join([decided, *filter(None, map(str, more))])

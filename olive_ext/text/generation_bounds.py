@@ -91,7 +91,7 @@ class StopChecker:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._tail_length = max((len(stop) for stop in stops), default=1) - 1
         self._restart()
 
@@ -108,7 +108,7 @@ class StopChecker:
         fresh = self._decode(tokens[self._begin :])[len(self._context) :]
         stable = fresh.rstrip(_INCOMPLETE)
         searched = self._tail + stable
-        if any(stop in searched for stop in self._stops):
+        if any(stop in searched for stop in self.stops):
             return True
         if stable == fresh or len(tokens) - self._read > _MAX_HELD:
             self._begin, self._read = self._read, len(tokens)
@@ -137,7 +137,7 @@ class StopChecker:
         return tokens[:count], "" if is_special else text[len(begun) : cut]
 
     def _find(self, text: str) -> int:
-        return min((at for at in map(text.find, self._stops) if at >= 0), default=len(text))
+        return min((at for at in map(text.find, self.stops) if at >= 0), default=len(text))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

@@ -57,6 +57,8 @@ class SlotSteps:
             return None
         members = set(present.sequences)
         running = list(self._running.values())
+        if [True for sequence in running if sequence.is_forced]:
+            return None
         ready = [s for s in running if (not s.has_ended and s.end < s.room if s in members else s.computed < s.end)]
         is_prompt_due = [s for s in ready if s.end - s.computed > 1 and s not in members]
         has_room = self.slots.has_free or len(ready) < len(running)
