@@ -49,7 +49,8 @@ FLOORS = {
     ],
     "olive_ext.session": [
         ["executor"],
-        ["calls", "answer_journal"],
+        ["calls", "answer_journal", "streaming"],
+        ["continuous"],
         ["session"],
         ["texts"],
         ["local"],

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -28,7 +29,7 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import RecordsError, one_line
-from olive_ext.records.journal import Journal
+from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.executor import Executor, OpenModel
 from olive_ext.stats.compared_fields import COMPARED
 from olive_ext.text.tokenizer_fit import tokenizer_traits
@@ -123,6 +124,12 @@ class _ChunkedRun:
 def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
     """What a broken model said is asked again, and counted again."""
     return isinstance(result, Result) and result.is_finite
+
+
+def journal_of(session: OpenModel, stem: str | Path, facts: Mapping[str, Any], *, resume: bool) -> Journal:
+    """The journal of a session's answers, which `facts` decide, too: `<stem>_<digest of these>.jsonl`."""
+    deciding = {**deciding_facts(session), **facts}
+    return Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
 
 
 def deciding_facts(session: OpenModel) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"
 """What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
 
 _MAX_HELD = 16
@@ -106,13 +106,13 @@ class StopChecker:
         if len(tokens) < self._read:  # another sequence, or this one generated anew
             self._restart()
         fresh = self._decode(tokens[self._begin :])[len(self._context) :]
-        stable = fresh.rstrip(_INCOMPLETE)
+        stable = fresh.rstrip(INCOMPLETE)
         searched = self._tail + stable
         if any(stop in searched for stop in self.stops):
             return True
         if stable == fresh or len(tokens) - self._read > _MAX_HELD:
             self._begin, self._read = self._read, len(tokens)
-            self._context = self._decode(tokens[self._begin : self._read]).rstrip(_INCOMPLETE)
+            self._context = self._decode(tokens[self._begin : self._read]).rstrip(INCOMPLETE)
             self._tail = searched[len(searched) - min(len(searched), self._tail_length) :]
         return False
 

@@ -58,5 +58,5 @@ def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:
 
 @pytest.mark.parametrize("budget", [-1, 2.5, True, "8"])
 def test_budget_that_is_no_number_of_tokens_is_refused(budget: object) -> None:
-    with pytest.raises(ConfigError, match="'thinking_budget' = .*a whole number of at least 0"):
+    with pytest.raises(ConfigError, match=r"'thinking_budget' = .*a whole number of at least 0"):
         _converted(thinking_budget=budget)
