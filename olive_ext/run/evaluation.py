@@ -148,8 +148,9 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     if not names:
         return None
     with models.clock.phase("tasks"):
-        runs_code = config.confirm_run_unsafe_code
-        tasks = load_tasks(names, config.include_path, seeds, config.metadata, runs_code=runs_code)
+        more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
+        more["thinks"] = "think_end_token" in config.model_args
+        tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)

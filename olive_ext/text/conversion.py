@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, ThinkingBudget, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.text.encoder_decoder import (
@@ -94,8 +94,7 @@ def convert_generation(
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
     think = None if request.think_end_token is None else ThinkingEnd.of(request.think_end_token, tokenizer)
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
-    suppressed = encoding.suppressed if encoding is not None else Suppressed()
-    generation = _generation(request, stop_ids, checker, suppressed, None if think is None else think.budget(request))
+    generation = _generation(request, stop_ids, checker, encoding, think)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
 
@@ -122,8 +121,8 @@ def _generation(
     request: GenerationRequest,
     stop_ids: frozenset[int],
     checker: StopChecker,
-    suppressed: Suppressed,
-    thinking: ThinkingBudget | None,
+    encoding: Encoding | None,
+    think: ThinkingEnd | None,
 ) -> Generation:
     return Generation(
         max_new_tokens=request.max_new_tokens,
@@ -131,9 +130,9 @@ def _generation(
         sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
         is_finished=checker if checker.stops else None,
         stops=checker.stops,
-        suppressed=suppressed,
+        suppressed=Suppressed() if encoding is None else encoding.suppressed,
         beams=request.beams,
-        thinking=thinking,
+        thinking=None if think is None else think.budget(request),
     )
 
 

@@ -171,6 +171,9 @@ def refuse_generation(
     except TaskError as error:
         raise TaskError(f"task '{name}': {error}") from error
     settings.refuse_long(name, length)
+    if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
+        same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
+        raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
     budget = None if given is None or settings.max_length is not None else given.thinking_budget
     if budget is not None and budget >= settings.max_gen_toks:
         long = f"'thinking_budget' = {budget} leaves no room for an answer"

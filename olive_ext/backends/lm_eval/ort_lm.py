@@ -36,6 +36,7 @@ from olive_ext.backends.lm_eval.instances import (
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
+from olive_ext.backends.samples import GeneratedText
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -224,7 +225,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                 item = wanted[at]
                 text = item.settings.answer(output, self.tok_decode)
                 for index in item.owners:
-                    answers[index] = text
+                    answers[index] = GeneratedText.of(text, output)
                     self.observer(requests[index], item.request, output)
                 if not item.settings.is_sampled:
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
