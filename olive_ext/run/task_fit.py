@@ -31,13 +31,12 @@ def refuse_generations(
     """Raises `TaskError` for settings of a generation, a task's with the user's, that cannot be followed; where the
     `model` is known, for texts longer than its context as well; and where `model_args` are those of an `OrtLM`, for
     reasoning that leaves no room for an answer."""
-    from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval.generation_settings import check_numbers, refuse_generation
 
     check_numbers(gen_kwargs)
-    given = None if model_args is None else OrtLMArguments.parse(model_args, "model_args")
+    length = None if model is None else model.context_length
     for task in tasks:
-        refuse_generation(task.task, task.config, gen_kwargs, None if model is None else model.context_length, given)
+        refuse_generation(task.task, task.config, gen_kwargs, length, model_args)
 
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:

@@ -10,17 +10,15 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from typing_extensions import Self
 
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.errors import TaskError
 from olive_ext.text.generation_bounds import too_long
 from olive_ext.text.requests import GenerationOutput, GenerationRequest
-
-if TYPE_CHECKING:
-    from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
@@ -156,17 +154,18 @@ def refuse_generation(
     config: Mapping[str, Any],
     gen_kwargs: Mapping[str, Any],
     length: int | None,
-    given: OrtLMArguments | None = None,
+    model_args: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises `TaskError` where the task `name` generates, and its settings with those of the user cannot be followed by
-    a model of the context `length`; None stands for any. `given` are the arguments of an `OrtLM`."""
+    a model of the context `length`; None stands for any. `model_args` are an `OrtLM`'s, as they were given."""
     own = config.get("generation_kwargs") or {}
     if config.get("output_type") != "generate_until":
         return
     if not isinstance(own, Mapping):
         raise TaskError(f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping")
     try:
-        default = 1 if given is None else given.max_gen_toks
+        usual = OrtLMArguments.model_fields["max_gen_toks"].default
+        default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
         settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
     except TaskError as error:
         raise TaskError(f"task '{name}': {error}") from error
@@ -174,8 +173,8 @@ def refuse_generation(
     if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
         same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
         raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
-    budget = None if given is None or settings.max_length is not None else given.thinking_budget
-    if budget is not None and budget >= settings.max_gen_toks:
+    budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
+    if isinstance(budget, int) and budget >= settings.max_gen_toks:
         long = f"'thinking_budget' = {budget} leaves no room for an answer"
         raise TaskError(f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}")
 
