@@ -36,11 +36,12 @@ def streamable(
     return converted
 
 
+Run = Callable[[Callable[[OpenModel, Any], Converted[GenerationOutput]], None], Sequence[GenerationOutput]]
+"""A session's run of one request, which is converted as the first argument says."""
+
+
 def streamed(
-    tokenizer: Tokenizer,
-    converted: Converted[GenerationOutput],
-    run: Callable[[Callable[[OpenModel, Any], Converted[GenerationOutput]], None], Sequence[GenerationOutput]],
-    begin: Callable[[], None],
+    tokenizer: Tokenizer, converted: Converted[GenerationOutput], run: Run, begin: Callable[[], None]
 ) -> Iterator[str]:
     """The pieces of the answer to `converted`, which `run` has the engine make in a thread, ahead of the reader. Where
     reading ends before, the engine stops at the next token, and the answer is kept nowhere. `begin` is called first.
@@ -48,32 +49,12 @@ def streamed(
     On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
     """
     begin()
-    (request,) = converted.requests
-    assert request.generation is not None
-    generation = request.generation
-    found: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
-    is_left = threading.Event()
-
-    def watch(tokens: Sequence[int]) -> bool:
-        _check(is_left)
-        found.put(tokens[-1])
-        return generation.is_finished is not None and generation.is_finished(tokens)
-
-    def watched(session: OpenModel, item: object) -> Converted[GenerationOutput]:
-        _check(is_left)
-        return replace(converted, requests=(replace(request, generation=replace(generation, is_finished=watch)),))
-
-    def work() -> None:
-        try:
-            found.put(run(watched, None)[0])
-        except BaseException as error:  # noqa: BLE001 - raised where the pieces are read
-            found.put(error)
-
-    thread = threading.Thread(target=work, name="olive_ext-stream", daemon=True)
+    made = _Made(converted)
+    thread = threading.Thread(target=made.work, args=(run,), name="olive_ext-stream", daemon=True)
     thread.start()
-    stream, tokens, length = TextStream(tokenizer, generation.stops), list[int](), 0
+    stream, tokens, length = TextStream(tokenizer, made.generation.stops), list[int](), 0
     try:
-        while isinstance(item := found.get(), int):
+        while isinstance(item := made.found.get(), int):
             tokens.append(item)
             if piece := stream.piece(tokens):
                 length += len(piece)
@@ -83,10 +64,38 @@ def streamed(
         if rest := item.text[length:]:
             yield rest
     finally:
-        is_left.set()
+        made.is_left.set()
         thread.join()
 
 
-def _check(is_left: threading.Event) -> None:
-    if is_left.is_set():
-        raise _LeftError
+class _Made:
+    """An answer while it is made: in `found` are its tokens, then all of it, or the error that there was instead."""
+
+    def __init__(self, converted: Converted[GenerationOutput]) -> None:
+        (self._request,) = converted.requests
+        assert self._request.generation is not None
+        self.generation = self._request.generation
+        self._converted = converted
+        self.found: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
+        self.is_left = threading.Event()
+
+    def work(self, run: Run) -> None:
+        try:
+            self.found.put(run(self._convert, None)[0])
+        except BaseException as error:  # noqa: BLE001 - raised where the pieces are read
+            self.found.put(error)
+
+    def _convert(self, session: OpenModel, item: object) -> Converted[GenerationOutput]:
+        self._check()
+        generation = replace(self.generation, is_finished=self._watch)
+        return replace(self._converted, requests=(replace(self._request, generation=generation),))
+
+    def _watch(self, tokens: Sequence[int]) -> bool:
+        self._check()
+        self.found.put(tokens[-1])
+        is_finished = self.generation.is_finished
+        return is_finished is not None and is_finished(tokens)
+
+    def _check(self) -> None:
+        if self.is_left.is_set():
+            raise _LeftError

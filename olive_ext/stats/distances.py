@@ -28,8 +28,7 @@ HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 
 def measure_divergence(
     task: str, positions: Positions, weights_N: FloatArray | None = None, *, is_generated: bool = False
 ) -> Divergence | None:
-    """Everything `Divergence` holds; None where there are no positions. `is_generated`: whether the targets of a
-    request are an answer, so that how far each is from its beginning tells something.
+    """Everything `Divergence` holds; None without positions. `is_generated`: whether each request's targets are an answer.
 
     `weights_N` say how many documents each position's document stands for, where documents were drawn: means are then
     estimates for all documents; quantiles, bins and the largest value are of the drawn ones.
@@ -38,20 +37,16 @@ def measure_divergence(
     The differences of probabilities are candidate's minus reference's: of the reference's most likely token, and of the
     target (llama.cpp's mean and RMS "delta p").
     """
-    rows = positions.rows
-    if not len(rows):
+    if not len(rows := positions.rows):
         return None
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
-    weights = np.ones(len(rows)) if weights_N is None else weights_N
+    weights, mean = np.ones(len(rows)) if weights_N is None else weights_N, partial(np.average, weights=weights_N)
     kl, candidate, reference = (_float64(rows, name) for name in ("kl", "logprobs", "reference_logprobs"))
     agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents, weights)
     ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents, weights)
-    top_probability, reference_top = (
-        np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs")
-    )
-    top, top_rms = _mean_and_rms(top_probability - reference_top, weights)
+    likeliest, reference_top = (np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs"))
+    top, top_rms = _mean_and_rms(likeliest - reference_top, weights)
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
-    mean = partial(np.average, weights=weights)
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
