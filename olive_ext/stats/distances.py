@@ -28,7 +28,7 @@ HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 
 def measure_divergence(
     task: str, positions: Positions, weights_N: FloatArray | None = None, *, is_generated: bool = False
 ) -> Divergence | None:
-    """Everything `Divergence` holds; None without positions. `is_generated`: whether each request's targets are an answer.
+    """Everything `Divergence` holds; None without positions. `is_generated`: whether a request's targets are an answer.
 
     `weights_N` say how many documents each position's document stands for, where documents were drawn: means are then
     estimates for all documents; quantiles, bins and the largest value are of the drawn ones.
