@@ -50,7 +50,8 @@ FLOORS = {
     ],
     "olive_ext.session": [
         ["executor"],
-        ["calls", "answer_journal"],
+        ["calls", "answer_journal", "streaming"],
+        ["continuous"],
         ["session"],
         ["texts", "replayed"],
         ["local"],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olive_ext.backends.samples import pass_at
 from olive_ext.errors import RunError, TaskError
 
 if TYPE_CHECKING:
@@ -75,9 +76,12 @@ class CodeEval:
             return {f"pass@{number}": 0.0 for number in k}, {}
         self.run([program for several in programs for program in several])
         ended = [[self._outcomes[program] for program in several] for several in programs]
-        total = np.array([len(several) for several in ended])
-        correct = np.array([sum(outcome.passed for outcome in several) for several in ended])
-        passes = {f"pass@{n}": _passes(total, correct, n).mean() for n in k if (total >= n).all()}
+        counts = [(len(several), sum(outcome.passed for outcome in several)) for several in ended]
+        passes = {
+            f"pass@{n}": np.mean([pass_at(n, total, right) for total, right in counts])
+            for n in k
+            if all(total >= n for total, _ in counts)
+        }
         return passes, defaultdict(list, {task: _told(task, several) for task, several in enumerate(ended)})
 
     def run(self, programs: Sequence[Program]) -> None:
@@ -113,17 +117,6 @@ def _told(task: int, ended: Sequence[Outcome]) -> list[tuple[int, dict[str, Any]
         (number, {"task_id": task, "passed": one.passed, "result": one.result, "completion_id": number})
         for number, one in enumerate(ended)
     ]
-
-
-def _passes(total: np.ndarray[Any, Any], correct: np.ndarray[Any, Any], k: int) -> np.ndarray[Any, Any]:
-    """The chance that one of `k` answers passes, of `total` answers without putting any back: the unbiased estimator of
-    Chen et al. 2021, 1 - C(n - c, k) / C(n, k), as a product."""
-    return np.array(
-        [
-            1.0 if n - c < k else 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
-            for n, c in zip(total.tolist(), correct.tolist(), strict=True)
-        ]
-    )
 
 
 @contextmanager

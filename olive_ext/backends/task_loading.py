@@ -22,6 +22,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
+from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
 from olive_ext.backends.task_names import (
@@ -100,10 +101,12 @@ def load_tasks(
     metadata: Mapping[str, Any] | None = None,
     *,
     runs_code: bool = False,
+    repeats: int | None = None,
+    thinks: bool = False,
 ) -> LoadedTasks:
     """Tasks by registered name, path of a YAML file, or inline definition; names under `include_path` come first.
     `metadata` is laid over each task's own, and given to the functions that make documents. `runs_code`: whether those
-    may be among them that run what a model has written.
+    may be among them that run what a model has written. `repeats` and `thinks` as in `samples.count_samples`.
 
     Raises:
         TaskError: a name is unknown (the nearest names are given), a file or folder is missing, or a task's definition
@@ -118,6 +121,7 @@ def load_tasks(
         with templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
             loaded = LoadedTasks(manager, manager.load(accepted))
         refuse_unconfined(loaded.tasks, runs_code)
+        count_samples(loaded.tasks.values(), repeats, thinks=thinks)
         return loaded
 
 
@@ -206,7 +210,13 @@ def shipped_file(name: str) -> Path | None:
     return paths[0] if is_task and not re.search(r"^(group|class):", text, re.MULTILINE) else None
 
 
-def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | None = None) -> Declared | None:
+def declared_metrics(
+    specs: Sequence[Spec],
+    include_path: str | Sequence[str] | None = None,
+    repeats: int | None = None,
+    *,
+    thinks: bool = False,
+) -> Declared | None:
     """Every task of `specs` to the metrics in its `metric_list`; None for one without such a list, or with functions.
 
     None altogether where a name is a group, a tag, or lies in a file of another name: their tasks are only known once
@@ -219,7 +229,7 @@ def declared_metrics(specs: Sequence[Spec], include_path: str | Sequence[str] | 
         configs = [config_of(spec, index) for spec in specs]
         if not all(isinstance(config.get("task"), str) and "group" not in config for config in configs):
             return None
-        return {config["task"]: _listed(config.get("metric_list"), config.get("filter_list")) for config in configs}
+        return {config["task"]: _listed(config, repeats, thinks) for config in configs}
 
 
 def loaded_metrics(loaded: LoadedTasks) -> Declared:
@@ -265,12 +275,15 @@ def leaves(spec: Spec, index: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from leaves(member, index)
 
 
-def _listed(metric_list: Any, filter_list: Any) -> frozenset[str] | None:
-    """The metrics of a `metric_list`; None where one is a function, whose name is not known here."""
+def _listed(config: Mapping[str, Any], repeats: int | None, thinks: bool) -> frozenset[str] | None:
+    """The metrics of a configuration; None where one is a function, whose name is not known here."""
+    metric_list, filters = config.get("metric_list"), _filter_names(config.get("filter_list"))
+    is_generated = config.get("output_type") == "generate_until"
+    more = names_of(repeats or config.get("repeats"), thinks=thinks) if is_generated else ()
     entries = metric_list if isinstance(metric_list, list) else []
     names = [str(entry.get("metric")) for entry in entries if isinstance(entry, Mapping)]
     is_known = names and not any("." in name for name in names)
-    return _with_filters(names, _filter_names(filter_list)) if is_known else None
+    return _with_filters([*names, *more], filters) if is_known else None
 
 
 def _filter_names(filter_list: Any) -> list[str]:

@@ -93,7 +93,8 @@ def _check_block(
     with findings.noting_problems():
         _add_code(settings, findings.sections[0])
         inputs = _inputs(settings, block.where)
-        refuse_generations(inputs, settings.gen_kwargs)
+        model_args = getattr(settings, "model_args", None) if is_onnx else None  # those of an `OrtLM`
+        refuse_generations(inputs, settings.gen_kwargs, model_args=model_args)
         if isinstance(settings, WorkflowSettings):
             refuse_names(with_costs(settings), block.where, loads_tasks=True)
     return inputs
@@ -222,7 +223,7 @@ def _check_input_model(
         resolved = resolve(config.opening())
         if is_onnx:
             refuse_misfits(resolved, inputs)
-        refuse_generations(inputs, config.gen_kwargs, resolved)
+        refuse_generations(inputs, config.gen_kwargs, resolved, config.model_args if is_onnx else None)
         refuse_texts(resolved, config)
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, Strict, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, Word, not_bool, word
 from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
@@ -87,6 +87,10 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
 
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
+
+    repeats: PositiveInt | None = None
+    """Answers to each document of tasks that generate, each drawn with a seed of its own (`gen_kwargs` with a
+    temperature): adds `avg@n`, `maj@n` and `pass@k`. None takes the task's own number."""
 
     bootstrap_iters: NonNegativeInt = 100000
     """Resamples for the error bars that have no formula; 0 leaves those out."""

@@ -57,6 +57,20 @@ class Beams:
 
 
 @dataclass(frozen=True)
+class ThinkingBudget:
+    """Behind `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
+    model finds."""
+
+    num_tokens: int
+    marker: tuple[int, ...]
+    text: str = ""
+    """The end that `is_over` looks for; empty where it is these very tokens."""
+
+    is_over: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False, repr=False)
+    """Sees all tokens generated so far after each one; True where the reasoning has ended."""
+
+
+@dataclass(frozen=True)
 class Generation:
     """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
@@ -76,6 +90,8 @@ class Generation:
 
     beams: Beams | None = None
     """None follows one sequence."""
+
+    thinking: ThinkingBudget | None = None
 
     @property
     def needs_rows(self) -> bool:

@@ -162,7 +162,8 @@ def gate_answers(
     samples = {item.task: [] for item in after} if logs is None else logs.samples
     tasks = {} if logs is None else logs.tasks
     try:
-        outcomes, _ = compare_answers([one for one, _ in common], [two for _, two in common], samples, tasks, matters)
+        both = [one for one, _ in common], [two for _, two in common]
+        outcomes = compare_answers(*both, samples, tasks, matters)[0]
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     comparison = Comparison({}, (), outcomes, (), missing=missing, non_finite=non_finite, matters=matters)
@@ -232,7 +233,7 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
         lm.close()
     refuse_other_definitions(baseline, results)
     own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    outcomes, _ = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)
+    outcomes = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)[0]
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters)
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 

@@ -14,7 +14,7 @@ from olive_ext.errors import counted
 from olive_ext.remedy.race import Estimate
 from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
-from olive_ext.report.comparison import Bin
+from olive_ext.report.numbers import Bin
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.report import to_json
 from olive_ext.report.tables import Table

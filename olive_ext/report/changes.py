@@ -132,10 +132,15 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
 
 
 def _judged(comparison: Comparison) -> list[Outcome]:
-    """The outcome over all tasks, or of each task the one that speaks for it (`telling`), else its first one."""
-    firsts = {item.task: item for item in reversed(comparison.outcomes) if item.is_binary}
-    binary = telling(comparison.outcomes)
-    others = {item.task: item for item in reversed(comparison.outcomes) if item.task not in firsts}
+    """The outcome over all tasks, or of each task the one that speaks for it (`telling`), else its first one. Where a
+    document has several answers it is their mean (`avg@n`), not the first one's value."""
+    averaged = {item.task: item for item in reversed(comparison.outcomes) if item.metric.startswith("avg@")}
+    outcomes = [
+        item for item in comparison.outcomes if item.task not in averaged and not (averaged and item.task == ALL)
+    ]
+    firsts = {item.task: item for item in reversed(outcomes) if item.is_binary}
+    binary = telling(outcomes)
+    others = {item.task: item for item in reversed(outcomes) if item.task not in firsts} | averaged
     if ALL in binary:
         binary = {task: item for task, item in binary.items() if task == ALL or item is not firsts[task]}
     return [*binary.values(), *list(others.values())[::-1]]

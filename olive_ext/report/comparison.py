@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.numbers import Number
+from olive_ext.report.numbers import Bin, Number, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
@@ -19,31 +19,6 @@ ACCURACY = "accuracy"
 
 NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A number's distribution over positions."""
-
-    mean: Number
-    stderr: float | None
-    """Standard error of the mean, over documents; None for a single document."""
-
-    median: Number
-    p90: Number
-    p99: Number
-    p999: Number
-    maximum: Number
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Positions of one kind: how many, and their mean KL in nats."""
-
-    label: str
-    count: int
-    mean: float | None
-    """Mean KL in nats; None where there are no positions."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +57,9 @@ class Divergence:
     """KL by its size; labels are the bins' lower edges in nats."""
 
     by_position: tuple[Bin, ...] = ()
+    along_answer: tuple[Bin, ...] = ()
+    """KL by the number of tokens in front that are the answer's, where the targets are generated ones."""
+
     by_class: tuple[Bin, ...] = ()
     """KL by what kind of token comes next: word start, inside of a word, number, punctuation, white space, special."""
 
@@ -282,6 +260,9 @@ class Comparison:
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
+
+    lengths: tuple[Outcome, ...] = ()
+    """Outcomes of how long answers are (`report.metrics.LENGTHS`): nothing that the verdict judges."""
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""

@@ -19,6 +19,10 @@ COMPARISON_NAMES = (
 """Names of the metrics that `comparison_metrics` makes: bounds, tables and Olive's goals know a comparison's numbers by
 these."""
 
+LENGTHS = ("generated_tokens", "thinking_tokens", "thinking_forced", "cut_off")
+"""Metrics of generated answers that are told from their reasoning, of a document the means over its answers: tokens of
+all of it, those of the reasoning, the shares that the thinking budget and the length cut off. Neither loss nor gain."""
+
 MISSING = "missing"
 """The task whose metric "requests" counts the requests without an answer, where there are any."""
 
@@ -81,6 +85,11 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     alias, sample_len) is no metric. A direction that lm-eval leaves open counts as higher-is-better, its own default.
     """
     return tuple(metric for task in results.get("results", {}) for metric in _of_task(task, results))
+
+
+def is_of_samples(name: str) -> bool:
+    """Whether a metric is of several answers to a document, or of their lengths."""
+    return name in LENGTHS or name.startswith(("avg@", "maj@", "pass@"))
 
 
 def non_finite_requests(metrics: Iterable[Metric]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -19,6 +20,31 @@ Z95 = 1.959964
 
 _SPACE = "\N{NO-BREAK SPACE}"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number's distribution over positions."""
+
+    mean: Number
+    stderr: float | None
+    """Standard error of the mean, over documents; None for a single document."""
+
+    median: Number
+    p90: Number
+    p99: Number
+    p999: Number
+    maximum: Number
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Positions of one kind: how many, and their mean KL in nats."""
+
+    label: str
+    count: int
+    mean: float | None
+    """Mean KL in nats; None where there are no positions."""
 
 
 class Measured(NamedTuple):

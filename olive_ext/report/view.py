@@ -49,7 +49,8 @@ class DifferenceRow:
 
 def difference_rows(contrasts: Iterable[Contrast]) -> list[DifferenceRow]:
     """A row for each outcome, the one over all tasks first, the candidates of one metric together."""
-    pairs = [(contrast.candidate, outcome) for contrast in contrasts for outcome in contrast.comparison.outcomes]
+    known = [(each.candidate, each.comparison) for each in contrasts]
+    pairs = [(name, outcome) for name, item in known for outcome in (*item.outcomes, *item.lengths)]
     keys = [(outcome.task, outcome.metric, outcome.filter) for _, outcome in pairs]
     order = {key: rank for rank, key in enumerate(dict.fromkeys(keys))}
     pairs.sort(key=lambda item: (item[1].task != ALL, order[item[1].task, item[1].metric, item[1].filter]))

@@ -67,10 +67,12 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
-    declared = declared_metrics(asked, settings.include_path)
+    repeats, thinks = settings.repeats, "think_end_token" in settings.model_args
+    declared = declared_metrics(asked, settings.include_path, repeats, thinks=thinks)
     if loads_tasks and (declared is None or None in declared.values()):
         runs_code = settings.confirm_run_unsafe_code
-        loaded = load_tasks(asked, settings.include_path, metadata=settings.metadata, runs_code=runs_code)
+        more: dict[str, Any] = {"metadata": settings.metadata, "runs_code": runs_code, "repeats": repeats}
+        loaded = load_tasks(asked, settings.include_path, **more, thinks=thinks)
         declared = loaded_metrics(loaded)
     return None if declared is None else {**declared, **_cost_metrics(settings.tasks)}
 

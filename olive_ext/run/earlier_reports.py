@@ -142,10 +142,10 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     contrasts = []
     for item in others:
         own = item.report.comparison
-        outcomes, flips = _paired(first, item)
+        outcomes, flips, lengths = _paired(first, item)
         is_same = own is not None and _is_of(own.reference, first.report)
         if own is not None and is_same and not outcomes:
-            outcomes, flips = own.outcomes, own.flips
+            outcomes, flips, lengths = own.outcomes, own.flips, own.lengths
         divergences = own.divergences if own is not None else ()
         note = ""
         if own is not None and divergences and not is_same:
@@ -155,7 +155,8 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if outcomes or divergences:
             faults = _faults(first.report, item.report)
             metrics = _evaluated(first.report, item.report)
-            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **faults, matters=_matters(item))
+            more: dict[str, Any] = {**faults, "matters": _matters(item), "lengths": lengths}
+            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **more)
             contrasts.append(Contrast(item.name, first.name, comparison, note))
     return contrasts
 
@@ -187,8 +188,8 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
     return bool(keys) and reference[keys[0]] == report.model[keys[0]]
 
 
-def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
-    """Outcomes and flips of the documents that both reports have logged."""
+def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
+    """Outcomes, flips and lengths of the documents that both reports have logged."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
         return compare_answers(one.answers(), two.answers(), two.samples, two.tasks, _matters(other))

@@ -163,16 +163,19 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     if not names:
         return None
     with models.clock.phase("tasks"):
-        runs_code = config.confirm_run_unsafe_code
-        tasks = load_tasks(names, config.include_path, seeds, config.metadata, runs_code=runs_code)
+        more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
+        more["thinks"] = "think_end_token" in config.model_args
+        tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
     if lm is None:
         refuse_misfits(models.given, inputs)
     is_ours = lm is None and not models.is_lm_evals
-    refuse_generations(inputs if is_ours else (), config.gen_kwargs, models.given if is_ours else None)
-    if is_ours:
+    if not is_ours:
+        refuse_generations((), config.gen_kwargs)
+    else:
+        refuse_generations(inputs, config.gen_kwargs, models.given, config.model_args)
         refuse_texts(models.given, config)
     return tasks
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, one_line
 from olive_ext.report import Report, write_texts
+from olive_ext.report.metrics import is_of_samples
 from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
@@ -30,8 +31,9 @@ def sample_fields(
     reference: Sequence[Answers] = (),
     by_document: Callable[[str], Mapping[int, tuple[float, int]]] | None = None,
 ) -> Fields:
-    """`question` without examples; with a reference its `reference_answer` and `reference_values` by metric; where
-    distributions were compared `kl_mean` in nats over the document's `positions`, which `by_document` gives of a task.
+    """`question` without examples; the `reasoning` in front of each response of `resps`; with a reference its
+    `reference_answer` and `reference_values` by metric; where distributions were compared `kl_mean` in nats over the
+    document's `positions`, which `by_document` gives of a task.
 
     `tasks` are lm-eval's objects by name.
     """
@@ -41,6 +43,9 @@ def sample_fields(
     def fields(task: str, sample: Sample) -> dict[str, Any]:
         number = int(sample["doc_id"])
         added: dict[str, Any] = {"question": question_of(tasks[task], sample)}
+        thoughts = [[getattr(item, "reasoning", None) for item in items] for items in sample["resps"]]
+        if any(text is not None for items in thoughts for text in items):
+            added["reasoning"] = thoughts
         answer = answers.get((task, str(sample["filter"])), {}).get(number)
         if answer is not None:
             added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}
@@ -188,6 +193,7 @@ def _response(item: Any) -> Any:
 def _task(task: str, report: Report) -> LoggedTask:
     """Metrics without an aggregation of their own are lm-eval's means."""
     listed = report.results["configs"][task].get("metric_list") or []
-    means = tuple(str(item["metric"]) for item in listed if item.get("aggregation", "mean") in ("mean", "nanmean"))
+    means = [str(item["metric"]) for item in listed if item.get("aggregation", "mean") in ("mean", "nanmean")]
+    means += [item.metric for item in report.metrics if item.task == task and is_of_samples(item.metric)]
     directions = report.results.get("higher_is_better", {}).get(task) or {}
-    return LoggedTask(directions, means)
+    return LoggedTask(directions, tuple(dict.fromkeys(means)))

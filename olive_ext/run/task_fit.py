@@ -23,15 +23,20 @@ if TYPE_CHECKING:
 
 
 def refuse_generations(
-    tasks: Iterable[TaskInputs], gen_kwargs: Mapping[str, Any], model: ResolvedModel | None = None
+    tasks: Iterable[TaskInputs],
+    gen_kwargs: Mapping[str, Any],
+    model: ResolvedModel | None = None,
+    model_args: Mapping[str, Any] | None = None,
 ) -> None:
     """Raises `TaskError` for settings of a generation, a task's with the user's, that cannot be followed; where the
-    `model` is known, for texts longer than its context as well."""
+    `model` is known, for texts longer than its context as well; and where `model_args` are those of an `OrtLM`, for
+    reasoning that leaves no room for an answer."""
     from olive_ext.backends.lm_eval.generation_settings import check_numbers, refuse_generation
 
     check_numbers(gen_kwargs)
+    length = None if model is None else model.context_length
     for task in tasks:
-        refuse_generation(task.task, task.config, gen_kwargs, None if model is None else model.context_length)
+        refuse_generation(task.task, task.config, gen_kwargs, length, model_args)
 
 
 def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -28,7 +29,7 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import RecordsError, one_line
-from olive_ext.records.journal import Journal
+from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.executor import Executor, OpenModel
 from olive_ext.stats.compared_fields import COMPARED
 from olive_ext.text.tokenizer_fit import tokenizer_traits
@@ -125,6 +126,12 @@ def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
     return isinstance(result, Result) and result.is_finite
 
 
+def journal_of(session: OpenModel, stem: str | Path, facts: Mapping[str, Any], *, resume: bool) -> Journal:
+    """The journal of a session's answers, which `facts` decide, too: `<stem>_<digest of these>.jsonl`."""
+    deciding = {**deciding_facts(session), **facts}
+    return Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
+
+
 def deciding_facts(session: OpenModel) -> dict[str, Any]:
     """All that decides a session's answers besides their requests, JSON-ready."""
     execution = session.describe_execution()
@@ -153,7 +160,7 @@ def answer_key(request: Request) -> bytes:
 def _decided(generation: Generation | None) -> str:
     if generation is None:
         return ""
-    more = [generation.suppressed or "", generation.beams or ""]
+    more = [generation.suppressed or "", generation.beams or "", generation.thinking or ""]
     sampling, stops = generation.sampling, generation.stops
     decided = f"{generation.max_new_tokens} {sorted(generation.stop_ids)} {sampling} {stops!r}"
     return " ".join([decided, *filter(None, map(str, more))])

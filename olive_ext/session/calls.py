@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from typing_extensions import TypeIs
+
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import ConfigError, LostRequestsError, MediaError, OliveExtError, SessionError, TaskError
 from olive_ext.session.executor import Executor, OpenModel
@@ -52,8 +54,7 @@ class Turns:
         """Waits for the turn of `call`. Raises `SessionError` on a closed session, or inside another call."""
         me = threading.get_ident()
         with self._condition:
-            if self._owner == me and not self.is_closed:
-                raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
+            self.refuse_inside(call)
             self._condition.wait_for(lambda: self._owner is None or self.is_closed)
             self.check_open()
             self._owner, self._call = me, call
@@ -63,6 +64,11 @@ class Turns:
             with self._condition:
                 self._owner = None
                 self._condition.notify_all()
+
+    def refuse_inside(self, call: str) -> None:
+        """Raises `SessionError` inside another call of this thread, for which `call` would wait forever."""
+        if self._owner == threading.get_ident() and not self.is_closed:
+            raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
 
     def advance(self) -> None:
         """An iterator that holds the turn goes on, perhaps in another thread than the one that began it."""
@@ -178,6 +184,12 @@ _SETTINGS = tuple(field.name for field in fields(GenerationRequest) if field.nam
 ToGenerate: TypeAlias = GenerationRequest | Prompt
 ToScore: TypeAlias = ScoringRequest | tuple[Prompt, Text]
 ToRoll: TypeAlias = RollingRequest | Text
+
+
+def is_one(requests: object) -> TypeIs[ToGenerate]:
+    """Whether it is one request, not a list of them: a text, messages, token ids, or a `GenerationRequest`."""
+    is_listed = isinstance(requests, list | tuple) and bool(requests) and isinstance(requests[0], Mapping | int)
+    return is_listed or isinstance(requests, str | GenerationRequest)
 
 
 def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:

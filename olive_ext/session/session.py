@@ -6,29 +6,31 @@ Knows no evaluation framework. Results come back in the order of the requests.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
-from olive_ext.engine.requests import Request, Result
-from olive_ext.errors import ConfigError, LostRequestsError, TaskError
+from olive_ext.engine.requests import Result
+from olive_ext.errors import ConfigError, LostRequestsError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
-from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.journal import Journal
 from olive_ext.session import calls
-from olive_ext.session.answer_journal import deciding_facts, run_in_chunks
+from olive_ext.session.answer_journal import journal_of, run_in_chunks
+from olive_ext.session.continuous import ContinuousRequests
 from olive_ext.session.executor import Executor, RecordsElsewhere
+from olive_ext.session.streaming import streamable, streamed
 from olive_ext.text.conversion import Converted
 from olive_ext.text.encoder_decoder import Encoding
 from olive_ext.text.placeholders import MediaText
 from olive_ext.text.requests import GenerationOutput, RollingOutput, ScoringOutput
 from olive_ext.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+Names: TypeAlias = Sequence[str]
+_OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
 
 
 class Session(AbstractContextManager["Session"]):
@@ -88,22 +90,44 @@ class Session(AbstractContextManager["Session"]):
         self._turns.check_open()
         return self.executor.counters
 
+    @overload
+    def generate(self, requests: calls.ToGenerate, **settings: Any) -> GenerationOutput: ...
+
+    @overload
     def generate(
         self,
         requests: Sequence[calls.ToGenerate],
-        on_result: Callable[[int, GenerationOutput], None] | None = None,
+        on_result: _OnGenerated = None,
         *,
-        names: Sequence[str] = (),
+        names: Names = (),
         **settings: Any,
-    ) -> list[GenerationOutput]:
+    ) -> list[GenerationOutput]: ...
+
+    def generate(
+        self, requests: Any, on_result: _OnGenerated = None, *, names: Names = (), **settings: Any
+    ) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
-        `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own.
+        `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
+        that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
         as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
         calls.refuse_unknown_settings(settings)
-        return self._run("generate", requests, partial(calls.to_generation, settings=settings), on_result, names)
+        convert = partial(calls.to_generation, settings=settings)
+        if calls.is_one(requests):
+            return self._run("generate", [requests], convert, on_result, names)[0]
+        return self._run("generate", requests, convert, on_result, names)
+
+    def stream(self, prompt: calls.ToGenerate, **settings: Any) -> Iterator[str]:
+        """The pieces of the text that `generate` gives for `prompt` and `settings`, as they become certain; together
+        they are that text. The engine works ahead of who reads, and stops where reading ends. On workers the text is
+        one piece."""
+        calls.refuse_unknown_settings(settings)
+        self._turns.check_open()
+        converted = streamable(prompt, calls.to_generation(self, prompt, settings), settings)
+        run = partial(self._run, "generate", [prompt])
+        return streamed(self.tokenizer, converted, run, partial(self._turns.refuse_inside, "stream"))
 
     def generate_continuous(
         self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
@@ -121,7 +145,7 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[calls.ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
         *,
-        names: Sequence[str] = (),
+        names: Names = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
@@ -157,13 +181,9 @@ class Session(AbstractContextManager["Session"]):
         chunks, so that a session opened with `deterministic` gives the same bits however often it was interrupted.
         Raises `RecordsError`.
         """
-        journal, self.journal = self.journal, None
-        if journal is not None:
-            journal.close()
-        if stem is None:
-            return
-        deciding = {**deciding_facts(self), **(facts or {})}
-        self.journal = Journal(Path(f"{stem}_{facts_key(deciding)}.jsonl"), deciding, resume=resume)
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = None if stem is None else journal_of(self, stem, facts or {}, resume=resume)
 
     def gc(self) -> None:
         """Drops what could be reused (resident prefixes); the model stays open."""
@@ -211,7 +231,7 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[calls.Asked],
         convert: Callable[[Session, calls.Asked], Converted[calls.Output]],
         on_result: Callable[[int, calls.Output], None] | None,
-        names: Sequence[str] = (),
+        names: Names = (),
     ) -> list[calls.Output]:
         if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
             kind = "text" if isinstance(requests, str) else type(requests).__name__
@@ -252,31 +272,13 @@ class Session(AbstractContextManager["Session"]):
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
-        in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
-
-        def feed() -> Iterator[tuple[Hashable, Request] | None]:
-            for number, item in enumerate(items):
-                if item is None:
-                    yield None
-                    continue
-                key, request = item
-                with calls.naming(f"request {key!r}"):
-                    converted = calls.to_generation(self, request)
-                if converted.is_truncated:
-                    logger.warning("request %r was cut on the left to fit", key)
-                if len(converted.requests) > 1:
-                    raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
-                in_flight[number] = (key, converted)
-                yield number, converted.requests[0]
-
+        asked = ContinuousRequests(self)
         with self._turns.turn("generate_continuous"):
             try:
                 with self._work():
-                    self._results = self.executor.run_continuous(feed())
+                    self._results = self.executor.run_continuous(asked.feed(items))
                 while (answer := self._next_result()) is not None:
-                    number, result = answer
-                    key, converted = in_flight.pop(number)
-                    yield key, converted.output([result])
+                    yield asked.take(*answer)
             finally:
                 with self._working:
                     self._drop_results()
@@ -288,8 +290,7 @@ class Session(AbstractContextManager["Session"]):
 
     def _drop_results(self) -> None:
         results, self._results = self._results, None
-        close = getattr(results, "close", None)
-        if close is not None:
+        if (close := getattr(results, "close", None)) is not None:
             close()
 
     @contextmanager

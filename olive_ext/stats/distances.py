@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.report.comparison import Bin, Divergence, Spread
+from olive_ext.report.comparison import Divergence
+from olive_ext.report.numbers import Bin, Spread
 from olive_ext.stats.compared_fields import CLASSES, Positions
 
 FloatArray = npt.NDArray[np.float64]
@@ -24,8 +25,10 @@ HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""
 
 
-def measure_divergence(task: str, positions: Positions, weights_N: FloatArray | None = None) -> Divergence | None:
-    """Everything `Divergence` holds; None where there are no positions.
+def measure_divergence(
+    task: str, positions: Positions, weights_N: FloatArray | None = None, *, is_generated: bool = False
+) -> Divergence | None:
+    """Everything `Divergence` holds; None without positions. `is_generated`: whether a request's targets are an answer.
 
     `weights_N` say how many documents each position's document stands for, where documents were drawn: means are then
     estimates for all documents; quantiles, bins and the largest value are of the drawn ones.
@@ -34,20 +37,16 @@ def measure_divergence(task: str, positions: Positions, weights_N: FloatArray | 
     The differences of probabilities are candidate's minus reference's: of the reference's most likely token, and of the
     target (llama.cpp's mean and RMS "delta p").
     """
-    rows = positions.rows
-    if not len(rows):
+    if not len(rows := positions.rows):
         return None
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
-    weights = np.ones(len(rows)) if weights_N is None else weights_N
+    weights, mean = np.ones(len(rows)) if weights_N is None else weights_N, partial(np.average, weights=weights_N)
     kl, candidate, reference = (_float64(rows, name) for name in ("kl", "logprobs", "reference_logprobs"))
     agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents, weights)
     ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents, weights)
-    top_probability, reference_top = (
-        np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs")
-    )
-    top, top_rms = _mean_and_rms(top_probability - reference_top, weights)
+    likeliest, reference_top = (np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs"))
+    top, top_rms = _mean_and_rms(likeliest - reference_top, weights)
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
-    mean = partial(np.average, weights=weights)
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
@@ -66,6 +65,7 @@ def measure_divergence(task: str, positions: Positions, weights_N: FloatArray | 
         histogram=_histogram(kl),
         by_position=_by_position(rows["position"], kl),
         by_class=_by_class(rows["token_class"], kl),
+        along_answer=_by_position(_steps(rows), kl) if is_generated else (),
         target_probability_difference=target,
         target_probability_rms=target_rms,
     )
@@ -150,6 +150,16 @@ def _by_position(positions: npt.NDArray[np.int32], kl: FloatArray) -> tuple[Bin,
         edges.append(2 * edges[-1])
     groups = np.searchsorted(edges, positions, side="right") - 1
     return _bins([f"{low}-{high - 1}" for low, high in itertools.pairwise(edges)], groups, kl)
+
+
+def _steps(rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """How many targets of the same request are in front of each [N]: those of a request stand together, in order."""
+    positions = rows["position"]
+    goes_on = (np.diff(positions) == 1) & (np.diff(rows["document"]) == 0)
+    begins = np.concatenate([[0], np.flatnonzero(~goes_on) + 1])
+    lengths = np.diff(begins, append=len(rows))
+    steps: npt.NDArray[np.int32] = positions - np.repeat(positions[begins], lengths)
+    return steps
 
 
 def _by_class(classes: npt.NDArray[np.int8], kl: FloatArray) -> tuple[Bin, ...]:

@@ -38,6 +38,7 @@ from olive_ext.text.requests import (
     ScoringOutput,
     ScoringRequest,
 )
+from olive_ext.text.thinking import ThinkingEnd
 from olive_ext.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
@@ -91,8 +92,9 @@ def convert_generation(
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     items = cut_media(items, len(tokens) - len(kept), len(tokens))
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
-    checker = StopChecker(tokenizer, request.stop)
-    generation = _generation(request, stop_ids, checker, encoding.suppressed if encoding is not None else Suppressed())
+    think = None if request.think_end_token is None else ThinkingEnd.of(request.think_end_token, tokenizer)
+    checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
+    generation = _generation(request, stop_ids, checker, encoding, think)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
 
@@ -102,7 +104,8 @@ def convert_generation(
         tokens = tuple(token for result in results for token in result.tokens)
         best = results[0].hypotheses if len(results) == 1 else ()
         sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
-        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences)
+        text, reasoning = (text, None) if think is None else think.read(tokens, request)
+        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences, reasoning)
 
     requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
     return Converted(requests, output, len(kept) < len(tokens))
@@ -115,16 +118,21 @@ def _windows(count: int, encoding: Encoding | None) -> str:
 
 
 def _generation(
-    request: GenerationRequest, stop_ids: frozenset[int], checker: StopChecker, suppressed: Suppressed
+    request: GenerationRequest,
+    stop_ids: frozenset[int],
+    checker: StopChecker,
+    encoding: Encoding | None,
+    think: ThinkingEnd | None,
 ) -> Generation:
     return Generation(
         max_new_tokens=request.max_new_tokens,
         stop_ids=stop_ids,
         sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
-        is_finished=checker if request.stop else None,
-        stops=tuple(request.stop),
-        suppressed=suppressed,
+        is_finished=checker if checker.stops else None,
+        stops=checker.stops,
+        suppressed=Suppressed() if encoding is None else encoding.suppressed,
         beams=request.beams,
+        thinking=None if think is None else think.budget(request),
     )
 
 

@@ -17,7 +17,7 @@ from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"
 """What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
 
 _MAX_HELD = 16
@@ -91,7 +91,7 @@ class StopChecker:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._tail_length = max((len(stop) for stop in stops), default=1) - 1
         self._restart()
 
@@ -106,13 +106,13 @@ class StopChecker:
         if len(tokens) < self._read:  # another sequence, or this one generated anew
             self._restart()
         fresh = self._decode(tokens[self._begin :])[len(self._context) :]
-        stable = fresh.rstrip(_INCOMPLETE)
+        stable = fresh.rstrip(INCOMPLETE)
         searched = self._tail + stable
-        if any(stop in searched for stop in self._stops):
+        if any(stop in searched for stop in self.stops):
             return True
         if stable == fresh or len(tokens) - self._read > _MAX_HELD:
             self._begin, self._read = self._read, len(tokens)
-            self._context = self._decode(tokens[self._begin : self._read]).rstrip(_INCOMPLETE)
+            self._context = self._decode(tokens[self._begin : self._read]).rstrip(INCOMPLETE)
             self._tail = searched[len(searched) - min(len(searched), self._tail_length) :]
         return False
 
@@ -137,7 +137,7 @@ class StopChecker:
         return tokens[:count], "" if is_special else text[len(begun) : cut]
 
     def _find(self, text: str) -> int:
-        return min((at for at in map(text.find, self._stops) if at >= 0), default=len(text))
+        return min((at for at in map(text.find, self.stops) if at >= 0), default=len(text))
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

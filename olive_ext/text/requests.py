@@ -76,6 +76,13 @@ class GenerationRequest:
     path or bytes, (samples, rate), or {"array": samples, "sampling_rate": rate}. A longer one than the encoder takes is
     answered in windows."""
 
+    think_end_token: str | int | None = None
+    """End of a model's reasoning, as text or token id: the answer is what follows its last occurrence, and `stop`
+    counts there alone."""
+
+    thinking_budget: int | None = None
+    """Most tokens of the reasoning: behind as many without an end that is put there, and the model goes on."""
+
     max_length: int | None = None
     """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
 
@@ -94,6 +101,7 @@ class GenerationRequest:
             raise ConfigError(f"'temperature' = {self.temperature!r}: a number of at least 0 (0 is greedy)")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ConfigError(f"'top_p' = {self.top_p!r}: a number above 0 and at most 1 (1 turns it off)")
+        self._check_thinking()
         self._check_beams()
 
     @property
@@ -101,6 +109,19 @@ class GenerationRequest:
         """The beam search; None for one beam."""
         wanted = self.length_penalty, self.early_stopping, self.num_return_sequences
         return None if self.num_beams == 1 else Beams(self.num_beams, *wanted)
+
+    def _check_thinking(self) -> None:
+        end, budget = self.think_end_token, self.thinking_budget
+        if end is not None and (isinstance(end, bool) or not (isinstance(end, str | int) and (end or end == 0))):
+            raise ConfigError(f"'think_end_token' = {end!r}: a text of at least one character, or a token id")
+        _at_least("think_end_token", 0 if isinstance(end, str) or end is None else end, 0)
+        if budget is None:
+            return
+        _at_least("thinking_budget", budget, 0)
+        if end is None:
+            raise ConfigError(f"'thinking_budget' = {budget} needs 'think_end_token', which is put at its end")
+        if self.num_beams > 1:
+            raise ConfigError(f"'thinking_budget' = {budget} with 'num_beams' = {self.num_beams}: give 1 beam")
 
     def _check_beams(self) -> None:
         _at_least("num_beams", self.num_beams, 1, " (1 is no beam search)")
@@ -177,6 +198,21 @@ class GeneratedSequence:
 
 
 @dataclass(frozen=True)
+class Reasoning:
+    """What a model wrote before its answer."""
+
+    text: str
+    """In front of the end; empty without one."""
+
+    num_tokens: int
+    """Up to the end, that included; all that were generated where there is none."""
+
+    has_ended: bool
+    is_forced: bool
+    """Whether the budget ended it."""
+
+
+@dataclass(frozen=True)
 class GenerationOutput:
     """`text` without special tokens, cut before the first stop; `tokens` as generated, those of the stop included."""
 
@@ -188,6 +224,9 @@ class GenerationOutput:
 
     sequences: tuple[GeneratedSequence, ...] = ()
     """With beams the best `num_return_sequences`, best first: the first one is also this output's own."""
+
+    reasoning: Reasoning | None = None
+    """What stands before `text`, where the request has a `think_end_token`."""
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,14 @@ class Tokenizer:
         """The text of token ids, by default without special tokens."""
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    @functools.cached_property
+    def has_stable_text(self) -> bool:
+        """Whether tokens change no text in front of them, but for a character that they complete: what cleans up spaces
+        does (transformers does not for BPE), and of tokenizers in Python it is not known."""
+        cleans = getattr(self.hf, "clean_up_tokenization_spaces", False)
+        is_fast = bool(getattr(self.hf, "is_fast", False))
+        return is_fast and (not cleans or type(self.hf.backend_tokenizer.model).__name__ == "BPE")
+
     def token_text(self, number: int) -> str:
         """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
         such token."""

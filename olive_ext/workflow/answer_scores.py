@@ -91,7 +91,7 @@ def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: 
     if not candidate:
         return None
     samples = {name: _samples(answers) for metric, answers in own for name in (metric.name, sentences_of(metric.name))}
-    outcomes, flips = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
+    outcomes, flips, _ = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
     return Comparison(reference=facts, outcomes=outcomes, flips=flips, matters=matters)
 
 

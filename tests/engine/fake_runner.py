@@ -367,9 +367,17 @@ def _generate(
     tokens: list[int], generation: Generation, source: Source | None, lengths: tuple[int, ...]
 ) -> tuple[tuple[int, ...], FinishReason, int | None]:
     generated: list[int] = []
+    budget, num_forced = generation.thinking, 0
     while len(generated) < generation.max_new_tokens:
         text = tokens + generated
         token = int(logits_of(_on_side(text, len(text), lengths), source).argmax())
+        if budget is not None and len(generated) - num_forced >= budget.num_tokens and num_forced < len(budget.marker):
+            freely = generated[: budget.num_tokens]
+            ends = [at for at in range(len(freely)) if tuple(freely[at : at + len(budget.marker)]) == budget.marker]
+            if ends:
+                budget = None
+            else:
+                token, num_forced = budget.marker[num_forced], num_forced + 1
         if token in generation.stop_ids:
             return tuple(generated), FinishReason.STOP_ID, token
         generated.append(token)

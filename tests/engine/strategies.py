@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.media.items import MediaItem, MediaRun
-from olive_ext.engine.requests import Generation, Request, Result, Source
+from olive_ext.engine.requests import Generation, Request, Result, Source, ThinkingBudget
 from olive_ext.model.spec.media_types import Modality
 from tests.engine.fake_runner import VOCAB, oracle
 
@@ -33,7 +33,10 @@ def requests_of(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Reques
             stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
             limit = draw(st.integers(1, 9))
             is_finished = (lambda tokens, limit=limit: len(tokens) >= limit) if draw(st.booleans()) else None
-            generation = Generation(draw(st.integers(1, 9)), stop_ids, is_finished=is_finished)
+            marker = tuple(draw(st.lists(TOKENS, min_size=1, max_size=3)))
+            thinking = ThinkingBudget(draw(st.integers(0, 5)), marker) if draw(st.booleans()) else None
+            most = draw(st.integers(1, 9))
+            generation = Generation(most, stop_ids, is_finished=is_finished, thinking=thinking)
         requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
     return requests
 

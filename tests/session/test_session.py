@@ -173,8 +173,8 @@ def test_a_wrong_request_is_named_and_nothing_runs() -> None:
         session.loglikelihood([(chat, "a")])
     with pytest.raises(ConfigError, match=r"request 0: str: a \(context, target\) pair"):
         session.loglikelihood(["ab"])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
-        session.generate("ab")
+    with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one text"):
+        session.loglikelihood("ab")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="generate takes a list of requests, not one dict"):
         session.generate({"role": "user", "content": "ab"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one ScoringRequest"):
@@ -354,3 +354,14 @@ def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
     with pytest.raises(TaskError, match="request 0: neither BOS nor EOS"):
         session.loglikelihood_rolling([[5, 6]])
     assert session.loglikelihood_rolling([RollingRequest([5, 6], prefix=5)])
+
+
+def test_one_prompt_in_no_list_has_one_output() -> None:
+    session = make_session({"the": "cat"}, template=TEMPLATE)
+    assert session.generate("the", max_new_tokens=5) == session.generate(["the"], max_new_tokens=5)[0]
+    assert session.generate(GenerationRequest("the")).text == "cat"
+    chat = [{"role": "user", "content": "a"}]
+    assert session.generate(chat) == session.generate([chat])[0]
+    ids = byte_level().encode("the")
+    assert session.generate(ids) == session.generate([ids])[0] == session.generate(tuple(ids))
+    assert session.generate([]) == []

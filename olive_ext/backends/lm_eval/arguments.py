@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from olive_ext.config import ModelSettings, OpenSettings
-from olive_ext.config.base import Int, PositiveInt
+from olive_ext.config.base import Int, NonNegativeInt, PositiveInt
 from olive_ext.errors import ConfigError, warn_ignored
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.session.opening import resolved_reference
@@ -60,6 +60,10 @@ class OrtLMArguments(OpenSettings):
     """End of a model's reasoning, as text or token id. The answer is what follows its last occurrence, and a task's
     stop strings count only there."""
 
+    thinking_budget: NonNegativeInt | None = None
+    """Most tokens of the reasoning: behind as many without an end that is put there, and the model goes on to its
+    answer. Needs `think_end_token`, and to be below `max_gen_toks`."""
+
     enable_thinking: bool | None = None
     """Handed to the chat template. With true `think_end_token` is needed."""
 
@@ -102,6 +106,8 @@ class OrtLMArguments(OpenSettings):
     def _check_thinking(self) -> Self:
         if self.enable_thinking and self.think_end_token is None:
             raise ValueError("'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
+        if self.thinking_budget is not None and self.think_end_token is None:
+            raise ValueError("'thinking_budget' needs 'think_end_token', which is put at its end")
         return self
 
     @classmethod
@@ -135,6 +141,10 @@ class OrtLMArguments(OpenSettings):
         """The variables of the chat template that were given."""
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         return {**self.chat_template_args, **thinking}
+
+    def thinking(self) -> dict[str, Any]:
+        """The fields of a `GenerationRequest` that are about reasoning."""
+        return {"think_end_token": self.think_end_token, "thinking_budget": self.thinking_budget}
 
     def asking(self) -> dict[str, Any]:
         """The arguments that were given and do not open a model."""

@@ -1,4 +1,4 @@
-"""lm-eval's generation settings, converted to a `GenerationRequest`, and generated tokens to lm-eval's answer.
+"""lm-eval's generation settings, converted to a `GenerationRequest`.
 
 Reads `gen_kwargs` with lm-eval's own helpers, so that aliases and defaults are lm-eval's. Knows no session.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from typing_extensions import Self
 
+from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.errors import TaskError
 from olive_ext.text.generation_bounds import too_long
-from olive_ext.text.requests import GenerationRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.text.requests import GenerationOutput, GenerationRequest
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
@@ -112,6 +112,12 @@ class GenerationSettings:
         """Whether tokens are drawn; a temperature of 0 is greedy."""
         return bool(self.sampling["temperature"] > 0)
 
+    def answer(self, output: GenerationOutput, decode: Callable[[Sequence[int]], str]) -> str:
+        """lm-eval's answer: it looks for stops in the text without special tokens."""
+        if output.reasoning is not None:
+            return output.text
+        return str(postprocess_generated_text(decode(output.tokens), list(self.until), None))
+
     def refuse_long(self, task: str, context_length: int | None) -> None:
         """Raises `TaskError` for a `max_gen_toks` of `task` that leaves no room for a prompt in a context of as many
         tokens; None stands for any context."""
@@ -121,10 +127,11 @@ class GenerationSettings:
             raise TaskError(f"task '{task}': {problem}")
 
     def request(
-        self, prompt: Sequence[int], max_length: int, repeat: int, stops: Sequence[str], task: str
+        self, prompt: Sequence[int], max_length: int, repeat: int, thinking: Mapping[str, Any], task: str
     ) -> GenerationRequest:
         """The request for token ids `prompt`, of a model with a context of `max_length` tokens; `repeat` counts earlier
-        requests with the same arguments. Raises `TaskError` where nothing can be generated."""
+        requests with the same arguments, `thinking` are fields of the request. Raises `TaskError` where nothing can be
+        generated."""
         self.refuse_long(task, max_length)
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
         if budget < 1:
@@ -135,62 +142,41 @@ class GenerationSettings:
         return GenerationRequest(
             prompt=list(prompt),
             max_new_tokens=budget,
-            stop=tuple(stops),
+            stop=self.until,
             **{**self.sampling, "seed": _stream(self.sampling["seed"], prompt, repeat) if self.is_sampled else 0},
             **self.beams,
+            **thinking,
         )
 
 
-def refuse_generation(name: str, config: Mapping[str, Any], gen_kwargs: Mapping[str, Any], length: int | None) -> None:
+def refuse_generation(
+    name: str,
+    config: Mapping[str, Any],
+    gen_kwargs: Mapping[str, Any],
+    length: int | None,
+    model_args: Mapping[str, Any] | None = None,
+) -> None:
     """Raises `TaskError` where the task `name` generates, and its settings with those of the user cannot be followed by
-    a model of the context `length`; None stands for any."""
+    a model of the context `length`; None stands for any. `model_args` are an `OrtLM`'s, as they were given."""
     own = config.get("generation_kwargs") or {}
     if config.get("output_type") != "generate_until":
         return
     if not isinstance(own, Mapping):
         raise TaskError(f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping")
     try:
-        settings = GenerationSettings.read({**own, **gen_kwargs}, default_max_gen_toks=1, eos=None, seed=0)
+        usual = OrtLMArguments.model_fields["max_gen_toks"].default
+        default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
+        settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
     except TaskError as error:
         raise TaskError(f"task '{name}': {error}") from error
     settings.refuse_long(name, length)
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """Where a model's reasoning ends: `end` is a text, a token id, or None for models that write no reasoning."""
-
-    end: str | int | None
-    tokenizer: Tokenizer
-
-    @classmethod
-    def of(cls, end: str | int | None, tokenizer: Tokenizer) -> Thinking:
-        """A text that is one special token becomes its id, because decoding leaves special tokens out."""
-        thinking = cls(end, tokenizer)
-        special = thinking._special_id(end) if isinstance(end, str) else None
-        return thinking if special is None else cls(special, tokenizer)
-
-    def stops(self, until: Sequence[str]) -> tuple[str, ...]:
-        """The texts of `until` that may end the generation. Plain text may occur in the reasoning, so that the
-        answer is only cut there afterwards."""
-        if self.end is None:
-            return tuple(until)
-        return tuple(stop for stop in until if self._special_id(stop) is not None)
-
-    def answer(self, tokens: Sequence[int], until: Sequence[str]) -> str:
-        """The text behind the last end of reasoning, without white space in front, cut before the first stop."""
-        tokenizer = self.tokenizer
-        if isinstance(self.end, int) and self.end in tokens:
-            last = len(tokens) - 1 - list(reversed(tokens)).index(self.end)
-            text = tokenizer.decode(tokens[last + 1 :]).lstrip()
-        else:
-            text = tokenizer.decode(tokens)
-        end = self.end if isinstance(self.end, str) else None
-        return str(postprocess_generated_text(text, stop=list(until), think_end_token=end))
-
-    def _special_id(self, text: str) -> int | None:
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
+    if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
+        same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
+        raise TaskError(f"task '{name}': {same}: give 'gen_kwargs' with do_sample=true and a temperature")
+    budget = None if settings.max_length is not None else (model_args or {}).get("thinking_budget")
+    if isinstance(budget, int) and budget >= settings.max_gen_toks:
+        long = f"'thinking_budget' = {budget} leaves no room for an answer"
+        raise TaskError(f"task '{name}': {long}: it must be below 'max_gen_toks', which is {settings.max_gen_toks}")
 
 
 def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

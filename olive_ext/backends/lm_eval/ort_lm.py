@@ -18,7 +18,7 @@ from lm_eval.api.registry import register_model
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.backends.lm_eval.generation_settings import GenerationSettings, Thinking
+from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.backends.lm_eval.instances import (
     CERTAIN,
     Answer,
@@ -36,6 +36,7 @@ from olive_ext.backends.lm_eval.instances import (
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
+from olive_ext.backends.samples import GeneratedText
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
@@ -86,7 +87,6 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         own, bos, prefix = self._session.tokenizer, given.add_bos_token, given.prefix_token_id
         self._text = Tokenizer(own.hf, own.where, add_bos_token=bos, prefix_token_id=prefix)
         self.tokenizer = own.hf
-        self._thinking = Thinking.of(given.think_end_token, self._text)
 
     @property
     def session(self) -> Session:
@@ -223,9 +223,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
             def keep(at: int, output: GenerationOutput) -> None:
                 item = wanted[at]
-                text = self._thinking.answer(output.tokens, item.settings.until)
+                text = item.settings.answer(output, self.tok_decode)
                 for index in item.owners:
-                    answers[index] = text
+                    answers[index] = GeneratedText.of(text, output)
                     self.observer(requests[index], item.request, output)
                 if not item.settings.is_sampled:
                     self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
@@ -251,8 +251,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             repeats[key] += 1
             if (key, repeat) not in wanted:
                 prompt = self._prompt(self._media.prompt(request.args))
-                stops = self._thinking.stops(settings.until)
-                asked = settings.request(prompt, self.max_length, repeat, stops, str(request.task_name))
+                thinking = self._arguments.thinking()
+                asked = settings.request(prompt, self.max_length, repeat, thinking, str(request.task_name))
                 asked = replace(asked, **media)
                 if self._encoding is not None and not self._media.is_speech:
                     asked = replace(asked, prompt="", source=prompt)

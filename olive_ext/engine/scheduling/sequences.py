@@ -37,6 +37,26 @@ class PendingAnswer:
         self.stop_id: int | None = None
         self.is_finite = True
         self._hypotheses: tuple[Hypothesis, ...] = ()
+        self._thinking = None if generation is None else generation.thinking  # until the reasoning has ended
+        self.forced: list[int] = []
+        """Tokens that come next, whatever the model finds."""
+
+        self._watch_thinking()
+
+    def put_token(self, token: int) -> None:
+        """Adds the next generated token."""
+        self.generated.append(token)
+        self._watch_thinking()
+
+    def _watch_thinking(self) -> None:
+        budget, found = self._thinking, self.generated
+        if budget is None:
+            return
+        is_over = budget.is_over
+        if is_over(found) if is_over is not None else tuple(found[-len(budget.marker) :]) == budget.marker:
+            self._thinking = None
+        elif len(found) >= budget.num_tokens:
+            self.forced, self._thinking = list(budget.marker), None
 
     def note_non_finite(self) -> bool:
         """Marks an output of the model as not finite; whether it is the answer's first."""
@@ -186,12 +206,15 @@ class Sequence:
         if not answer.is_finite:
             self._end(FinishReason.NON_FINITE)
             return False
-        token = token if logits_V is None else self.draw(logits_V)
+        if answer.forced:
+            token = answer.forced.pop(0)
+        elif logits_V is not None:
+            token = self.draw(logits_V)
         if token in generation.stop_ids:
             answer.stop_id = token
             self._end(FinishReason.STOP_ID)
             return False
-        answer.generated.append(token)
+        answer.put_token(token)
         if generation.is_finished is not None and generation.is_finished(answer.generated):
             self._end(FinishReason.STOPPED)
         elif len(answer.generated) >= generation.max_new_tokens:
@@ -199,6 +222,11 @@ class Sequence:
         else:
             self.feed(token)
         return True
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the next token is known before it is found: none may be fed in its place."""
+        return self.answer is not None and bool(self.answer.forced)
 
     def _end(self, reason: FinishReason) -> None:
         assert self.answer is not None

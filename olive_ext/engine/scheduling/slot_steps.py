@@ -80,7 +80,7 @@ class SlotSteps:
                 continue
             if sequence.num_slots == 1 and sequence.end == len(sequence.tokens):
                 self.release(sequence)
-            elif sequence.needs_rows or sequence.num_slots > 1:
+            elif sequence.needs_rows or sequence.is_forced or sequence.num_slots > 1:
                 is_complete = False
             elif sequence.end < sequence.room:
                 sequence.expect()

@@ -15,8 +15,9 @@ from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import Bin, Divergence
+from olive_ext.report.comparison import Divergence
 from olive_ext.report.html import facts
+from olive_ext.report.numbers import Bin
 from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, score_rows, size_of
@@ -231,6 +232,11 @@ def kl_charts(divergences: Sequence[Divergence]) -> list[Chart]:
         charts.append(Chart("How far apart", "% of positions, by their KL in nats", drawn))
     for caption, name, note in (
         ("Where in the text", "by_position", "mean KL in nats, by the number of tokens in front"),
+        (
+            "How far into the answer",
+            "along_answer",
+            "mean KL in nats along the reference's answer, by its tokens in front",
+        ),
         ("On which tokens", "by_class", "mean KL in nats, by what comes next"),
     ):
         if kinds := _bins_of(divergences, name):

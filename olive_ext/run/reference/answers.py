@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
+from olive_ext.report.metrics import LENGTHS
 
 FloatArray = npt.NDArray[np.float64]
 _MEANS = ("mean", "nanmean")
@@ -61,7 +62,8 @@ class Answers:
 
     def binary_metrics(self) -> dict[str, bool]:
         """The metrics by which every answer that has a value is right or wrong, and whether any is right."""
-        right = {name: set(self.with_value(name).right(name)) for name in self.metrics}
+        judged = [name for name in self.metrics if name not in LENGTHS]
+        right = {name: set(self.with_value(name).right(name)) for name in judged}
         return {name: 1.0 in values for name, values in right.items() if values <= {0.0, 1.0}}
 
     def right(self, metric: str) -> FloatArray:

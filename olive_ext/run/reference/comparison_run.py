@@ -178,13 +178,14 @@ class Comparer:
         observer, drawn, weights = self._observer, self._drawn, self.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = read_answers(samples, tasks)
-        outcomes, flips = compare_answers(reference.answers, own, samples, tasks, matters, weights)
+        outcomes, flips, lengths = compare_answers(reference.answers, own, samples, tasks, matters, weights)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
+            lengths=lengths,
             metrics=reference.results,
             matters=matters,
             non_finite=self._non_finite + _non_finite(lm),

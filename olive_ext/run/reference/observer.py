@@ -112,6 +112,9 @@ class Observer:
         self._answering: set[str] = set()
         """Tasks that score more than whole texts."""
 
+        self._generating: set[str] = set()
+        """Those that score generated answers."""
+
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
@@ -170,6 +173,8 @@ class Observer:
             self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
+        if isinstance(instance, Generated):
+            self._generating.add(instance.task_name)
         self._positions.setdefault(str(instance.task_name), Positions()).add(
             int(instance.doc_id),
             output.token_logprobs,
@@ -202,7 +207,8 @@ class Observer:
 
         `weights` say how many documents each drawn one stands for, by task and document."""
         parts = {task: (part, _by_row(part.rows, task, weights)) for task, part in self._positions.items()}
-        divergences = [measure_divergence(task, *part) for task, part in parts.items()]
+        generating = self._generating
+        divergences = [measure_divergence(task, *part, is_generated=task in generating) for task, part in parts.items()]
         if len(divergences) > 1:
             together = Positions.joined(part for part, _ in parts.values())
             divergences.append(measure_divergence(ALL, together, np.concatenate([own for _, own in parts.values()])))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from olive_ext.errors import first_line
 from olive_ext.media.pictures import thumbnail
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
+from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
 from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
@@ -64,13 +65,16 @@ def compare_answers(
     tasks: Mapping[str, Any],
     matters: float = Comparison.matters,
     weights: Weights | None = None,
-) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
-    """Outcomes of each task, metric and filter, the one over all tasks where there are several, and the flips of each
-    task's metric that speaks for it (`telling`). `samples` are the candidate's, `tasks` lm-eval's objects by name,
-    `matters` the points that matter. Where the candidate answered drawn documents alone, `weights` say how many
-    documents each one stands for. Raises `TaskError` where the prompts of the two runs differ.
+) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
+    """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
+    task's metric that speaks for it (`telling`), and the outcomes of answers' lengths, apart. `samples` are the
+    candidate's, `tasks` lm-eval's objects by name, `matters` the points that matter. Where the candidate answered drawn
+    documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
+    two runs differ.
     """
-    pairs = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
+    every = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
+    pairs = [pair for pair in every if pair.metric not in LENGTHS]
+    lengths = [pair.outcome(weights) for pair in every if pair.metric in LENGTHS]
     outcomes = [pair.outcome(weights) for pair in pairs]
     spoken = telling(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
@@ -79,7 +83,8 @@ def compare_answers(
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
-    return tuple(outcomes), tuple(flips)
+    nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False, "mcnemar_p": 1.0}
+    return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
@@ -90,7 +95,7 @@ def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
         (own.task, number)
         for own in candidate
         for number, answer in own.by_document.items()
-        if theirs[own.task, own.filter][number].values.keys() - answer.values.keys()
+        if theirs[own.task, own.filter][number].values.keys() - answer.values.keys() - {*LENGTHS}
     }
 
 

@@ -107,7 +107,10 @@ class Respondent:
 def to_send(request: Request) -> Request:
     """The request as it travels: a worker makes its own search for stops from their texts."""
     generation = request.generation
-    return request if generation is None else replace(request, generation=replace(generation, is_finished=None))
+    if generation is None:
+        return request
+    thinking = generation.thinking and replace(generation.thinking, is_over=None)
+    return replace(request, generation=replace(generation, is_finished=None, thinking=thinking))
 
 
 def _received(request: Request, session: Session) -> Request:
@@ -116,10 +119,13 @@ def _received(request: Request, session: Session) -> Request:
     if session.media is not None and request.media:
         adopt = session.media.processor.adopt
         request = replace(request, media=tuple(replace(run, item=adopt(run.item)) for run in request.media))
-    if generation is None or not generation.stops:
+    if generation is None:
         return request
-    checker = StopChecker(session.tokenizer, generation.stops)
-    return replace(request, generation=replace(generation, is_finished=checker))
+    thinking, stops = generation.thinking, generation.stops
+    if thinking is not None and thinking.text:
+        thinking = replace(thinking, is_over=StopChecker(session.tokenizer, (thinking.text,)))
+    checker = StopChecker(session.tokenizer, stops) if stops else None
+    return replace(request, generation=replace(generation, is_finished=checker, thinking=thinking))
 
 
 def _engine(session: Session) -> Engine:

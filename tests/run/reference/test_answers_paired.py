@@ -43,7 +43,7 @@ def samples(task: str, count: int, filter_name: str = "none") -> dict[str, list[
 def test_task_of_which_nothing_was_drawn_is_a_part_of_the_whole() -> None:
     reference = [answers("a", {"acc": [1, 1, 0, 0]}), answers("b", {"error": [0, 0, 0, 1]}, higher=False)]
     drawn = answers("a", {"acc": [1, 0]})
-    outcomes, _ = compare_answers(
+    outcomes, *_ = compare_answers(
         reference, [drawn], samples("a", 2), {"a": TASK}, weights={"a": dict.fromkeys(range(2), 2.0)}
     )
     assert [item.task for item in outcomes] == ["a", ALL]
@@ -60,7 +60,7 @@ def test_task_of_which_all_was_drawn_has_the_numbers_of_a_whole_run() -> None:
 
 def test_flips_name_the_documents_and_both_answers() -> None:
     reference, candidate = answers("t", {"acc": [1, 1, 0, 0, 1]}), answers("t", {"acc": [1, 0, 0, 1, 1]})
-    outcomes, flips = compare_answers([reference], [candidate], samples("t", 5), {"t": TASK})
+    outcomes, flips, _ = compare_answers([reference], [candidate], samples("t", 5), {"t": TASK})
     (found,) = outcomes
     assert (found.right_to_wrong, found.wrong_to_right, found.difference, found.mcnemar_p) == (1, 1, 0.0, 1.0)
     assert [(flip.doc_id, flip.direction, flip.question, flip.target, flip.metric) for flip in flips] == [
@@ -75,7 +75,7 @@ def test_lower_is_better_turns_flips_and_the_whole() -> None:
     reference = [answers("a", {"acc": [1, 1, 0]}), answers("b", {"error": [0, 0]}, higher=False)]
     candidate = [answers("a", {"acc": [1, 0, 0]}), answers("b", {"error": [0, 1]}, higher=False)]
     lines = {**samples("a", 3), **samples("b", 2)}
-    outcomes, flips = compare_answers(reference, candidate, lines, {"a": TASK, "b": TASK})
+    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"a": TASK, "b": TASK})
     assert [(item.task, item.right_to_wrong, item.wrong_to_right) for item in outcomes] == [
         ("a", 1, 0),
         ("b", 1, 0),
@@ -88,7 +88,7 @@ def test_lower_is_better_turns_flips_and_the_whole() -> None:
 def test_first_right_or_wrong_metric_gives_the_flips() -> None:
     reference = [answers("t", {"bleu": [0.5, 0.1], "acc": [1, 0], "acc_norm": [0, 0]})]
     candidate = [answers("t", {"bleu": [0.4, 0.3], "acc": [1, 0], "acc_norm": [1, 1]})]
-    outcomes, flips = compare_answers(reference, candidate, samples("t", 2), {"t": TASK})
+    outcomes, flips, _ = compare_answers(reference, candidate, samples("t", 2), {"t": TASK})
     assert [(item.metric, item.is_binary, item.wrong_to_right) for item in outcomes] == [
         ("bleu", False, 0),
         ("acc", True, 0),
@@ -101,7 +101,7 @@ def test_filters_are_compared_each_by_itself() -> None:
     reference = [answers("t", {"em": [1, 0]}, filter_name=name) for name in ("strict", "loose")]
     candidate = [answers("t", {"em": [0, 0]}, filter_name="strict"), answers("t", {"em": [1, 1]}, filter_name="loose")]
     lines = {"t": [*samples("t", 2, "strict")["t"], *samples("t", 2, "loose")["t"]]}
-    outcomes, flips = compare_answers(reference, candidate, lines, {"t": TASK})
+    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"t": TASK})
     assert [(item.filter, item.difference) for item in outcomes] == [("strict", -0.5), ("loose", 0.5)]
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("strict", 0)]
 
@@ -109,7 +109,7 @@ def test_filters_are_compared_each_by_itself() -> None:
 def test_documents_without_a_value_are_left_out() -> None:
     reference, candidate = answers("t", {"acc": [1, 1]}), answers("t", {"acc": [0, 1]})
     candidate.by_document[0].values.clear()  # type: ignore[attr-defined]
-    outcomes, _ = compare_answers([reference], [candidate], samples("t", 2), {"t": TASK})
+    outcomes, *_ = compare_answers([reference], [candidate], samples("t", 2), {"t": TASK})
     assert (outcomes[0].num_documents, outcomes[0].difference) == (1, 0.0)
 
 
@@ -125,7 +125,7 @@ def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
     reference = [answers(*strict, filter_name="strict"), answers(*loose, filter_name="loose")]
     candidate = [answers(*strict, filter_name="strict"), answers("t", {"em": [0, 0, 1, 0]}, filter_name="loose")]
     lines = {"t": [*samples("t", 4, "strict")["t"], *samples("t", 4, "loose")["t"]]}
-    outcomes, flips = compare_answers(reference, candidate, lines, {"t": TASK})
+    outcomes, flips, _ = compare_answers(reference, candidate, lines, {"t": TASK})
     assert [(flip.filter, flip.doc_id) for flip in flips] == [("loose", 0), ("loose", 1)]
     found = comparison_metrics(Comparison({}, (), outcomes))
     assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}

@@ -1,0 +1,185 @@
+"""Several answers to each document of a task that generates (`repeats`): what they are worth together, as metrics of
+the task; and how long answers are. lm-eval takes each document's first answer.
+
+A document gives one value of each metric, so that lm-eval's standard errors are over documents. Knows no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import mean
+from lm_eval.filters.extraction import WhitespaceFilter
+from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeKFilter
+from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
+
+from olive_ext.engine.requests import FinishReason
+from olive_ext.report.metrics import LENGTHS
+from olive_ext.text.requests import GenerationOutput
+
+_TOGETHER = MajorityVoteFilter, TakeKFilter
+"""Filters that choose among a document's answers."""
+
+_PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
+"""Filters that leave the whole answer: no two such texts are alike, and none is the majority's."""
+
+
+class GeneratedText(str):
+    """An answer for lm-eval, and what that does not ask for."""
+
+    lengths: Mapping[str, float]
+    reasoning: str | None
+
+    @classmethod
+    def of(cls, text: str, output: GenerationOutput) -> str:
+        """The answer `text` of an output, where it is told from its reasoning; else the text alone."""
+        reasoning = output.reasoning
+        if reasoning is None:
+            return text
+        made = cls(text)
+        is_cut = output.finish_reason is FinishReason.LENGTH
+        known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, is_cut
+        made.lengths, made.reasoning = dict(zip(LENGTHS, map(float, known), strict=True)), reasoning.text
+        return made
+
+
+class _Filtered:
+    """What a task scores of a document behind a filter, with each of its answers behind that; none where the filter
+    chooses among them."""
+
+    answers: tuple[str, ...] = ()
+    is_extracted = False
+    lengths: Mapping[str, float]
+
+
+class _FilteredText(_Filtered, str):
+    """The first answer."""
+
+
+class _FilteredList(_Filtered, list[Any]):
+    """All answers: the task itself says what these are worth."""
+
+
+def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
+    """The metrics of a task with so many answers to a document, and whether higher is better. `thinks`: whether answers
+    are told from their reasoning."""
+    count = repeats or 1
+    sampled = [f"avg@{count}", f"maj@{count}", *(f"pass@{k}" for k in _counts(count))] if count > 1 else []
+    return dict.fromkeys(sampled, True) | dict.fromkeys(LENGTHS if thinks else (), False)
+
+
+def _counts(count: int) -> list[int]:
+    """The k of pass@k: powers of two, and all answers."""
+    return sorted({count, *(2**power for power in range(1, count.bit_length()))} - {1} if count > 1 else ())
+
+
+def count_samples(tasks: Iterable[Any], repeats: int | None, *, thinks: bool) -> None:
+    """Has those of lm-eval's `tasks` that generate ask each document `repeats` times (None: as often as they say), and
+    gives them the metrics of `names_of`."""
+    for task in tasks:
+        if getattr(task, "OUTPUT_TYPE", None) != "generate_until" or task.config is None:
+            continue
+        if repeats is not None:
+            task.set_config(key="repeats", value=repeats)
+        task.__class__ = _counting(type(task), thinks=thinks)
+
+
+def _counting(kind: Any, *, thinks: bool) -> Any:
+    """The class of tasks `kind` with the metrics of all answers."""
+
+    class Counting(kind):  # type: ignore[misc]
+        def aggregation(self) -> dict[str, Any]:
+            own = super().aggregation()
+            return {**own, **{name: mean for name in self._names() if name not in own}}
+
+        def higher_is_better(self) -> dict[str, Any]:
+            return {**self._names(), **super().higher_is_better()}
+
+        def apply_filters(self) -> Any:
+            found = super().apply_filters()
+            for number, ensemble in enumerate(self._filters):
+                _note_answers(ensemble, self._instances, has_lengths=number == 0)
+            return found
+
+        def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
+            return _values(partial(super().process_results, doc), results)
+
+        def _names(self) -> dict[str, bool]:
+            runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
+            return names_of(1 if runs_code else self.config.repeats, thinks=thinks)
+
+    Counting.__name__ = kind.__name__
+    return Counting
+
+
+def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: bool) -> None:
+    """Has what a task scores behind a filter hold all answers behind it, and their lengths."""
+    made = [filter() for filter in ensemble.filters]
+    alone = [] if any(isinstance(one, _TOGETHER) for one in made) else list(_alone(made, instances))
+    for place, instance in enumerate(instances):
+        first = instance.filtered_resps[ensemble.name]
+        if not isinstance(first, str | list):
+            continue
+        scored = _FilteredText(first) if isinstance(first, str) else _FilteredList(first)
+        answers = tuple(each[place] for each in alone)
+        if len(answers) > 1 and answers[0] == first and all(isinstance(each, str) for each in answers):
+            scored.answers, scored.is_extracted = answers, not all(isinstance(one, _PLAIN) for one in made)
+        scored.lengths = _mean_lengths(instance.resps) if has_lengths else {}
+        instance.filtered_resps[ensemble.name] = scored
+
+
+def _values(score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any]) -> dict[str, Any]:
+    """The metrics of a document, which `score` gives of one answer."""
+    values = score([str(each) if isinstance(each, _FilteredText) else each for each in results])
+    if len(results) != 1 or not isinstance(scored := results[0], _Filtered):
+        return values
+    first = next((name for name, value in values.items() if _is_number(value)), None)
+    if first is None or not scored.answers:
+        return {**values, **scored.lengths}
+    each = [float(values[first]), *(float(score([answer])[first]) for answer in scored.answers[1:])]
+    return {**values, **dict(_worth(each, scored)), **scored.lengths}
+
+
+def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[list[Any]]:
+    """What the filters make of every document's first answer alone, of its second, and so on."""
+    documents = [instance.doc for instance in instances]
+    for number in range(min((len(instance.resps) for instance in instances), default=0)):
+        found: Any = [[instance.resps[number]] for instance in instances]
+        for filter in filters:
+            found = filter.apply(found, documents)
+        yield list(found)
+
+
+def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
+    known = [answer.lengths for answer in answers if isinstance(answer, GeneratedText)]
+    if len(known) < len(answers):
+        return {}
+    return {name: math.fsum(each[name] for each in known) / len(known) for name in LENGTHS}
+
+
+def _worth(values: Sequence[float], text: _Filtered) -> Iterator[tuple[str, float]]:
+    """The mean of the answers' values; that of the answer which most of them are, of several the one that was given
+    first (lm-eval's `majority_vote`); and the chance that one of k of them is right."""
+    count = len(values)
+    yield f"avg@{count}", math.fsum(values) / count
+    if text.is_extracted:
+        majority = Counter(text.answers).most_common(1)[0][0]
+        yield f"maj@{count}", values[text.answers.index(majority)]
+    if {*values} <= {0.0, 1.0}:
+        yield from ((f"pass@{k}", pass_at(k, count, int(sum(values)))) for k in _counts(count))
+
+
+def pass_at(k: int, count: int, num_right: int) -> float:
+    """The chance that one of `k` answers is right, of `count` without putting any back: the unbiased estimator of Chen
+    et al. 2021, 1 - C(n - c, k) / C(n, k)."""
+    return 1 - math.comb(count - num_right, k) / math.comb(count, k)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not math.isnan(value)

@@ -1,0 +1,180 @@
+"""Several answers to each document, given by a model that knows them beforehand: `avg@n`, `maj@n`, `pass@k` against
+counts by hand and lm-eval's own majority, and standard errors over documents."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.model import LM
+
+from olive_ext.backends.samples import pass_at
+from olive_ext.config import EvaluationConfig
+from olive_ext.errors import TaskError
+from olive_ext.report import Metric, Report
+from olive_ext.run import evaluate
+
+NUM_DOCUMENTS, NUM_ANSWERS = 7, 6
+FUNCTIONS = """
+import datasets
+
+
+def load(**_):
+    rows = [{"question": f"what is {n}?", "answer": str(n)} for n in range(7)]
+    return {"test": datasets.Dataset.from_list(rows)}
+
+
+def length(doc, results):
+    return {"close": 1 / (1 + abs(len(results[0]) - len(doc["answer"])))}
+"""
+TASK = """task: {name}
+custom_dataset: !function toy.load
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: [], do_sample: true, temperature: 0.7}}
+{more}
+metadata:
+  version: 1
+"""
+EXTRACTED = """
+metric_list:
+  - metric: exact_match
+filter_list:
+  - name: found
+    filter:
+      - {function: regex, regex_pattern: "is ([0-9]+)"}
+      - {function: take_first}
+  - name: voted
+    filter:
+      - {function: regex, regex_pattern: "is ([0-9]+)"}
+      - {function: majority_vote}
+      - {function: take_first}
+  - name: raw
+    filter:
+      - {function: remove_whitespace}
+      - {function: take_first}
+"""
+OWN = """
+process_results: !function toy.length
+metric_list:
+  - metric: close
+    aggregation: mean
+    higher_is_better: true
+"""
+
+
+def _answers() -> dict[int, list[str]]:
+    """Right, wrong and unreadable ones, with ties."""
+    rng = random.Random(3)
+    said = lambda number: [f"it is {number}", f"so is {number}.", f"is {number + 1}", "is 99", "nothing"]  # noqa: E731
+    return {number: [rng.choice(said(number)) for _ in range(NUM_ANSWERS)] for number in range(NUM_DOCUMENTS)}
+
+
+ANSWERS = _answers()
+
+
+class Knows(LM):  # type: ignore[misc]
+    """Gives the answers of each document in the order in which it is asked."""
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        left = {number: list(answers) for number, answers in ANSWERS.items()}
+        return [left[request.doc_id].pop(0) for request in requests]
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+        raise NotImplementedError
+
+    loglikelihood_rolling = loglikelihood
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "toy.py").write_text(FUNCTIONS, encoding="utf-8")
+    for name, more in {"toy": EXTRACTED, "toy_own": OWN, "toy_three": f"repeats: 3\n{OWN}"}.items():
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, more=more), encoding="utf-8")
+    return tmp_path
+
+
+def evaluated(folder: Path, task: str, **settings: Any) -> Report:
+    given = {"tasks": [task], "include_path": str(folder), **settings}
+    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows())
+
+
+def _by_name(report: Report) -> dict[tuple[str, str], Metric]:
+    return {(metric.metric, metric.filter): metric for metric in report.metrics}
+
+
+def _found(number: int) -> list[str]:
+    """What the filter finds of each answer to a document."""
+    return [text.partition("is ")[2].rstrip(".") or "[invalid]" for text in ANSWERS[number]]
+
+
+def _is(metric: Metric, values: list[float]) -> None:
+    assert metric.value == pytest.approx(statistics.fmean(values), abs=1e-12)
+    assert metric.stderr == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)), abs=1e-12)
+    assert (metric.n, metric.higher_is_better) == (NUM_DOCUMENTS, True)
+
+
+def test_metrics_of_all_answers_are_those_counted_by_hand(folder: Path) -> None:
+    found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
+    right = [[text == str(number) for text in _found(number)] for number in range(NUM_DOCUMENTS)]
+    _is(found["exact_match", "found"], [float(each[0]) for each in right])
+    _is(found["avg@6", "found"], [statistics.fmean(each) for each in right])
+    for k in (2, 4, 6):
+        chosen = [[any(some) for some in itertools.combinations(each, k)] for each in right]
+        _is(found[f"pass@{k}", "found"], [statistics.fmean(each) for each in chosen])
+    votes = [Counter(_found(number)).most_common(1)[0][0] for number in range(NUM_DOCUMENTS)]
+    _is(found["maj@6", "found"], [float(vote == str(number)) for number, vote in enumerate(votes)])
+    assert len({*right[0], *right[1]}) == 2
+    assert any(list(Counter(_found(number)).values()).count(2) > 1 for number in range(NUM_DOCUMENTS))  # ties
+
+
+def test_majority_is_lm_evals_majority_vote(folder: Path) -> None:
+    found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
+    assert found["maj@6", "found"].value == found["exact_match", "voted"].value
+    assert found["maj@6", "found"].stderr == found["exact_match", "voted"].stderr
+    assert ("avg@6", "voted") not in found
+
+
+def test_whole_answers_have_no_majority_and_shares_no_pass(folder: Path) -> None:
+    found = _by_name(evaluated(folder, "toy", repeats=NUM_ANSWERS))
+    assert ("avg@6", "raw") in found
+    assert ("maj@6", "raw") not in found
+    own = _by_name(evaluated(folder, "toy_own", repeats=4))
+    values = [
+        statistics.fmean(1 / (1 + abs(len(text) - 1)) for text in ANSWERS[number][:4])
+        for number in range(NUM_DOCUMENTS)
+    ]
+    _is(own["avg@4", "none"], values)
+    assert own.keys() == {("close", "none"), ("avg@4", "none")}
+
+
+def test_number_of_answers_is_the_tasks_own_where_none_is_given(folder: Path) -> None:
+    assert ("avg@3", "none") in _by_name(evaluated(folder, "toy_three"))
+    assert ("avg@2", "none") in _by_name(evaluated(folder, "toy_three", repeats=2))
+    assert _by_name(evaluated(folder, "toy_three", repeats=1)).keys() == {("close", "none")}
+    assert _by_name(evaluated(folder, "toy_own")).keys() == {("close", "none")}
+
+
+@pytest.mark.parametrize(("k", "count"), [(1, 1), (1, 5), (3, 5), (5, 5)])
+def test_chance_that_one_of_k_is_right_is_the_share_of_all_choices(k: int, count: int) -> None:
+    for num_right in range(count + 1):
+        answers = [True] * num_right + [False] * (count - num_right)
+        chosen = [any(some) for some in itertools.combinations(answers, k)]
+        assert pass_at(k, count, num_right) == pytest.approx(statistics.fmean(chosen), abs=1e-12)
+
+
+def test_several_greedy_answers_are_refused_before_a_model_is_opened(folder: Path) -> None:
+    from tests.exports import genai_export
+
+    model = {"path": str(genai_export("llama", None))}
+    given = {"tasks": ["toy"], "include_path": str(folder), "model": model, "repeats": 4}
+    with pytest.raises(TaskError, match="task 'toy': 'repeats' = 4 of a greedy generation is one answer"):
+        evaluate(EvaluationConfig.parse({**given, "gen_kwargs": {"do_sample": False}}))

@@ -1,0 +1,75 @@
+"""Pieces of a growing answer: each is certain when it is given, and together they begin the answer's text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from olive_ext.text.generation_bounds import StopChecker
+from olive_ext.text.text_stream import TextStream
+from olive_ext.text.tokenizer import Tokenizer
+from tests.text.tiny import IM_END, byte_fallback, byte_level
+
+
+def _word_pieces() -> Tokenizer:
+    vocab = {"[UNK]": 0, "do": 1, "n": 2, "'": 3, "##t": 4, ".": 5, "the": 6, "##s": 7}
+    core = Core(models.WordPiece(vocab, unk_token="[UNK]"))
+    core.decoder = decoders.WordPiece(cleanup=False)
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=True), "pieces")
+
+
+TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "word_pieces": _word_pieces()}
+STOPS = st.lists(st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", "."]), max_size=3)
+
+
+def _streamed(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> tuple[list[str], str]:
+    """The pieces up to the token at which a stop is found, and the text there."""
+    checker, stream, pieces = StopChecker(tokenizer, stops), TextStream(tokenizer, stops), []
+    for count in range(1, len(tokens) + 1):
+        is_over = checker(tokens[:count])
+        pieces.append(stream.piece(tokens[:count]))
+        text = checker.text(tokens[:count])
+        if is_over:
+            break
+    return pieces, text if tokens else ""
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_pieces_of_any_tokens_begin_the_answer(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    size = len(tokenizer.hf.get_vocab())
+    tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    pieces, text = _streamed(tokenizer, tokens, data.draw(STOPS))
+    assert text.startswith("".join(pieces))
+
+
+@given(
+    text=st.text(alphabet="the stopé東🙂\n.x", max_size=40),
+    stops=STOPS,
+    name=st.sampled_from(["byte_level", "byte_fallback"]),
+)
+@example(text="🙂🙂the東stop", stops=["stop"], name="byte_fallback")
+def test_pieces_of_texts_lack_no_more_than_may_be_a_stop_or_bytes(text: str, stops: list[str], name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    pieces, whole = _streamed(tokenizer, tokens, stops)
+    given = "".join(pieces)
+    assert whole.startswith(given)
+    if not stops and text and text[-1] in "thesop\n.":
+        assert given == whole
+
+
+def test_text_comes_token_by_token() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("the cat sat", add_special_tokens=False)
+    pieces, _ = _streamed(tokenizer, [*tokens, IM_END, *tokens], ["\n\n"])
+    assert [piece for piece in pieces if piece] == [tokenizer.decode([token]) for token in [*tokens, *tokens]]
+
+
+def test_text_that_spaces_are_cleaned_of_is_given_at_its_end_alone() -> None:
+    assert _streamed(TOKENIZERS["word_pieces"], [1, 2, 3, 4, 5], [])[0] == [""] * 5
