@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
+from olive_ext.report.margins import Margins
 from olive_ext.report.numbers import Number
 from olive_ext.report.stages import Stage
 
@@ -37,12 +38,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Bin:
-    """Positions of one kind: how many, and their mean KL in nats."""
+    """Positions of one kind: how many, and their mean KL in nats, None of no positions."""
 
     label: str
     count: int
     mean: float | None
-    """Mean KL in nats; None where there are no positions."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,6 @@ class Certainty:
         return f"{'loss' if is_loss else 'gain'} {word} {size:g} point{'s' * (size != 1)}"
 
     def _cut(self) -> str:
-        """Nothing where the mean lies over the bound: what is cut off lies there, too."""
         if self.cut is None or self.is_above:
             return ""
         beyond = f": {self.beyond_cut:.2g} nats lie beyond" if self.beyond_cut > 0 else ""
@@ -265,8 +264,7 @@ class Comparison:
     """The reference's own lm-eval results, as `Report.results`."""
 
     missing: int = 0
-    """Requests of either model without an answer, and documents to which the candidate's answer has no value where the
-    reference's has one; these are not compared."""
+    """Requests of either model without an answer, and documents whose answer has a value of the reference alone."""
 
     non_finite: int = 0
     """Requests for which either model's output was NaN or infinite."""
@@ -276,6 +274,9 @@ class Comparison:
 
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, as far as the models between them are known."""
+
+    margins: Margins | None = None
+    """How far answers are from being others; no verdict reads it. None without common choices or tokens."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
@@ -290,8 +291,7 @@ class Comparison:
         return self.matters / outcome.unit
 
     def overall_outcome(self) -> Outcome | None:
-        """The outcome over all tasks; where there is none the one that speaks for the first task with answers that are
-        right or wrong, else the first; None where no document has a value."""
+        """The outcome over all tasks, else the one that speaks for the first task that has one, else the first."""
         items = [*telling(self.outcomes).values(), *self.outcomes]
         return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 

@@ -11,9 +11,11 @@ from typing import Any
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison, Flip, Outcome
+from olive_ext.report.margins import Margins
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
+from olive_ext.run.reference.margins import Both, measured
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -142,7 +144,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     contrasts = []
     for item in others:
         own = item.report.comparison
-        outcomes, flips = _paired(first, item)
+        outcomes, flips, margins = _paired(first, item)
         is_same = own is not None and _is_of(own.reference, first.report)
         if own is not None and is_same and not outcomes:
             outcomes, flips = own.outcomes, own.flips
@@ -155,7 +157,8 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
         if outcomes or divergences:
             faults = _faults(first.report, item.report)
             metrics = _evaluated(first.report, item.report)
-            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **faults, matters=_matters(item))
+            faults |= {"matters": _matters(item), "margins": (own.margins if own and is_same else None) or margins}
+            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **faults)
             contrasts.append(Contrast(item.name, first.name, comparison, note))
     return contrasts
 
@@ -187,10 +190,12 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
     return bool(keys) and reference[keys[0]] == report.model[keys[0]]
 
 
-def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...]]:
-    """Outcomes and flips of the documents that both reports have logged."""
+def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], Margins | None]:
+    """Outcomes, flips and margins of the documents that both reports have logged."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
-        return compare_answers(one.answers(), two.answers(), two.samples, two.tasks, _matters(other))
+        pair = one.answers(), two.answers()
+        compared = compare_answers(*pair, two.samples, two.tasks, _matters(other))
+        return *compared, measured(Both(*pair, {"samples": two.samples}, two.tasks))[0]
     except TaskError as error:
         raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
