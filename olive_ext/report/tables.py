@@ -79,11 +79,10 @@ def _margins(page: Page) -> Iterator[Sequence[str]]:
     for task in dict.fromkeys(row.margins.task for row in rows):
         own = [row for row in rows if row.margins.task == task]
         lines = {
-            "margin, shrink factor (95 %)": {row.candidate: row.shrink for row in own},
-            f"margins within the noise, {own[0].margins.item}s": {row.candidate: row.within_noise for row in own},
+            "margins, shrink factor (95 %)": {row.candidate: f"{row.shrink}, {row.within_noise}" for row in own},
             f"changed {own[0].margins.item}s": {row.candidate: row.changed for row in own},
             "generated answers that differ": {row.candidate: row.differing for row in own},
-            "documents that will change (90 %)": {row.candidate: row.predicted for row in own},
+            "other documents that will change (90 %)": {row.candidate: row.predicted for row in own},
         }
         for name, cells in lines.items():
             if any(cells.values()):

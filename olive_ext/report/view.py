@@ -1,4 +1,4 @@
-"""Paired differences, distances of distributions and margins as texts, formatted once for the terminal, markdown and HTML."""
+"""Differences, distances and margins as texts, formatted once for the terminal, markdown and HTML."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _margins(candidate: str, item: TaskMargins) -> MarginRow:
         f"{value:.{places}f}" if math.isfinite(value) else numbers.nats(value)
         for value in (item.shrink, item.shrink_low, item.shrink_high)
     )
-    num_differing, changed = item.num_differing, item.changed / item.num_items
+    changed, differing = item.changed / item.num_items, item.num_differing
     return MarginRow(
         candidate=candidate,
         margins=item,
@@ -206,9 +206,7 @@ def _margins(candidate: str, item: TaskMargins) -> MarginRow:
         shrink=f"{shrink} ({low} to {high})",
         within_noise=f"{numbers.percent(item.within_noise)} within {numbers.nats(item.noise)} {item.unit}",
         changed=f"{numbers.count(item.changed)} ({numbers.percent(changed)})",
-        differing=""
-        if num_differing is None
-        else f"{numbers.count(num_differing)} of {numbers.count(item.num_documents)}",
+        differing="" if differing is None else f"{numbers.count(differing)} of {numbers.count(item.num_documents)}",
         predicted="" if item.predicted is None else _predicted(item.predicted),
     )
 

@@ -107,9 +107,7 @@ def _context(page: Page) -> dict[str, Any]:
         "divergences": divergence_rows(page.contrasts),
         "charts": _charts(page),
         "margins": margin_rows(page.contrasts),
-        "close": [
-            (contrast, contrast.comparison.margins) for contrast in page.contrasts if contrast.comparison.margins
-        ],
+        "close": [(one.candidate, one.comparison.margins) for one in page.contrasts if one.comparison.margins],
         "legend": list(zip(MARKERS, short_candidates(candidates), strict=False)),
         "flips": facts.flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],
