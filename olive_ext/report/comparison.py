@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
+from olive_ext.report.margins import Margins
 from olive_ext.report.numbers import Bin, Number, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
@@ -223,7 +224,6 @@ class Certainty:
         return f"{'loss' if is_loss else 'gain'} {word} {size:g} point{'s' * (size != 1)}"
 
     def _cut(self) -> str:
-        """Nothing where the mean lies over the bound: what is cut off lies there, too."""
         if self.cut is None or self.is_above:
             return ""
         beyond = f": {self.beyond_cut:.2g} nats lie beyond" if self.beyond_cut > 0 else ""
@@ -257,6 +257,9 @@ class Comparison:
 
     place: Place | None = None
     """The finding on two places, where the reference is the same model."""
+
+    margins: Margins | None = None
+    """How far answers are from being others; no verdict reads it. None without common choices or tokens."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""

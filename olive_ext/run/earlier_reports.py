@@ -10,10 +10,11 @@ from typing import Any
 
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import Comparison, Flip, Outcome
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
+from olive_ext.run.reference.margins import Both, measured
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -142,21 +143,22 @@ def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
     contrasts = []
     for item in others:
         own = item.report.comparison
-        outcomes, flips, lengths = _paired(first, item)
+        compared = _paired(first, item)
         is_same = own is not None and _is_of(own.reference, first.report)
-        if own is not None and is_same and not outcomes:
-            outcomes, flips, lengths = own.outcomes, own.flips, own.lengths
+        if own is not None and is_same and not compared["outcomes"]:
+            compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
         divergences = own.divergences if own is not None else ()
         note = ""
         if own is not None and divergences and not is_same:
             note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
         if own is not None and own.certainty is not None:
             note = "; ".join(filter(None, [note, "of the drawn documents alone, which do not stand for all alike"]))
-        if outcomes or divergences:
+        if compared["outcomes"] or divergences:
             faults = _faults(first.report, item.report)
             metrics = _evaluated(first.report, item.report)
-            more: dict[str, Any] = {**faults, "matters": _matters(item), "lengths": lengths}
-            comparison = Comparison(facts, divergences, outcomes, flips, metrics, **more)
+            shared = {**compared, "margins": (own.margins if own and is_same else None) or compared["margins"]}
+            more: dict[str, Any] = {**faults, "matters": _matters(item), **shared}
+            comparison = Comparison(facts, divergences, metrics=metrics, **more)
             contrasts.append(Contrast(item.name, first.name, comparison, note))
     return contrasts
 
@@ -188,10 +190,13 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
     return bool(keys) and reference[keys[0]] == report.model[keys[0]]
 
 
-def _paired(first: Named, other: Named) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
-    """Outcomes, flips and lengths of the documents that both reports have logged."""
+def _paired(first: Named, other: Named) -> dict[str, Any]:
+    """Outcomes, flips, lengths and margins of the documents that both reports have logged, by field of a `Comparison`."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
-        return compare_answers(one.answers(), two.answers(), two.samples, two.tasks, _matters(other))
+        pair = one.answers(), two.answers()
+        outcomes, flips, lengths = compare_answers(*pair, two.samples, two.tasks, _matters(other))
+        margins, _ = measured(Both(*pair, {"samples": two.samples}, two.tasks))
     except TaskError as error:
         raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
+    return {"outcomes": outcomes, "flips": flips, "lengths": lengths, "margins": margins}

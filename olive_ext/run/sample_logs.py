@@ -16,6 +16,7 @@ from olive_ext.errors import ConfigError, one_line
 from olive_ext.report import Report, write_texts
 from olive_ext.report.metrics import is_of_samples
 from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
+from olive_ext.run.reference.margins import DocumentMargins
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
@@ -30,10 +31,11 @@ def sample_fields(
     tasks: Mapping[str, Any],
     reference: Sequence[Answers] = (),
     by_document: Callable[[str], Mapping[int, tuple[float, int]]] | None = None,
+    margins: DocumentMargins | None = None,
 ) -> Fields:
     """`question` without examples; the `reasoning` in front of each response of `resps`; with a reference its
     `reference_answer` and `reference_values` by metric; where distributions were compared `kl_mean` in nats over the
-    document's `positions`, which `by_document` gives of a task.
+    document's `positions`, which `by_document` gives of a task; both models' `margins` of the answer.
 
     `tasks` are lm-eval's objects by name.
     """
@@ -51,6 +53,8 @@ def sample_fields(
             added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}
         if (distance := distances.get(task, {}).get(number)) is not None:
             added |= {"kl_mean": distance[0], "positions": distance[1]}
+        if margins and (task, number) in margins:
+            added["margins"] = dict(zip(("reference", "candidate"), margins[task, number], strict=True))
         return added
 
     return fields

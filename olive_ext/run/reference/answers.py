@@ -23,6 +23,8 @@ _MAX_TEXT = 4000
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
 """Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
 
+_UNITS = {"acc_norm": "nats a character", "acc_bytes": "nats a byte"}
+
 Sample = Mapping[str, Any]
 
 
@@ -39,6 +41,9 @@ class DocumentAnswer:
     """How far the answer is from being another one: between the right choice and the best wrong one, in nats by the
     metric's normalisation; of a single target between right and wrong, up to a constant. None of a generation."""
 
+    scores: tuple[float, ...] = ()
+    """Of each choice, in nats by the metric's normalisation; none of other answers."""
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -50,6 +55,11 @@ class Answers:
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, DocumentAnswer]
+
+    @property
+    def unit(self) -> str:
+        """Of the scores and margins."""
+        return _UNITS.get(next(iter(self.metrics), ""), "nats")
 
     def of(self, documents: Collection[int]) -> Answers:
         """The answers to `documents` alone."""
@@ -143,26 +153,26 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
-    text, margin = _text_and_margin(task, line, next(iter(metrics), ""))
-    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin)
+    text, margin, scores = _read(task, line, next(iter(metrics), ""))
+    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores)
 
 
-def _text_and_margin(task: Any, line: Sample, metric: str) -> tuple[str, float | None]:
+def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tuple[float, ...]]:
     """The answer as text: of choices the one that `metric` takes for the answer, of a generation its text before any
-    filter, of a single target whether it was the most likely; and `DocumentAnswer.margin`."""
+    filter, of a single target whether it was the most likely; and `DocumentAnswer.margin` and `scores`."""
     responses = [items[0] if isinstance(items, list | tuple) and items else items for items in line["resps"]]
     scores = [item[0] for item in responses if isinstance(item, tuple | list) and len(item) == 2]
     if not scores or len(scores) < len(responses):
-        return str(responses[0]).strip() if responses else "", None
+        return str(responses[0]).strip() if responses else "", None, ()
     if len(scores) == 1:
         is_greedy = responses[0][1]
         text = f"{'most likely' if is_greedy else 'not most likely'} ({scores[0]:.2f} nats)"
-        return text, scores[0] if is_greedy else -scores[0]
-    choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
+        return text, scores[0] if is_greedy else -scores[0], ()
+    choices = choices_of(task, line)
     length = _LENGTHS.get(metric)
     lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
-    weighed = [score / number for score, number in zip(scores, lengths, strict=False)]
-    return choices[weighed.index(max(weighed))].strip(), _margin(weighed, line["target"])
+    weighed = tuple(score / number for score, number in zip(scores, lengths, strict=False))
+    return choices[weighed.index(max(weighed))].strip(), _margin(weighed, line["target"]), weighed
 
 
 def _margin(scores: Sequence[float], target: object) -> float:
@@ -173,6 +183,11 @@ def _margin(scores: Sequence[float], target: object) -> float:
     own = scores[target]
     ordered.remove(own)
     return abs(own - ordered[0])
+
+
+def choices_of(task: Any, line: Sample) -> list[str]:
+    """The choices of a document as texts, or what was scored in their place."""
+    return _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
 
 
 def _choices(task: Any, line: Sample) -> list[str]:

@@ -34,6 +34,7 @@ from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
+from olive_ext.run.reference.margins import Both, DocumentMargins, measured
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
@@ -91,6 +92,7 @@ class Comparer:
         """Requests for which the reference's output was not finite where it ran alone."""
 
         self._drawn: Drawn | None = None
+        self._margins: DocumentMargins = {}
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -180,6 +182,8 @@ class Comparer:
         own = read_answers(samples, tasks)
         outcomes, flips, lengths = compare_answers(reference.answers, own, samples, tasks, matters, weights)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
+        both = Both(reference.answers, own, results, tasks, observer, reference.observer, weights)
+        margins, self._margins = measured(both, getattr(getattr(lm, "session", None), "tokenizer", None))
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
@@ -187,6 +191,7 @@ class Comparer:
             flips=flips,
             lengths=lengths,
             metrics=reference.results,
+            margins=margins,
             matters=matters,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
@@ -198,7 +203,7 @@ class Comparer:
         answers = self._reference.answers if self._reference is not None else []
         is_compared = self._observer is not None and self._mode != "recording"
         by_document = self._observer.by_document if self._observer is not None and is_compared else None
-        return sample_fields(self._tasks.tasks, answers, by_document)
+        return sample_fields(self._tasks.tasks, answers, by_document, self._margins)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""

@@ -78,6 +78,9 @@ def _texts(args: Sequence[Any]) -> tuple[str, ...]:
     return (*map(str, args[:2]), media_digest(args[2:]))
 
 
+Answered: TypeAlias = tuple[str, int, Prompt]
+"""A task, a document's number and a prompt."""
+
 Scoring: TypeAlias = ScoringRequest | RollingRequest
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -116,6 +119,10 @@ class Observer:
         """Those that score generated answers."""
 
         self._generated: dict[tuple[Any, ...], Generated] = {}
+        self.greedy: dict[Answered, tuple[int, ...]] = {}
+        """The tokens of every greedy generation; those of a stop among them, a stop id not."""
+
+        self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
     @property
@@ -130,8 +137,11 @@ class Observer:
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
         """Notes one output of the session, by its kind."""
         if isinstance(output, GenerationOutput):
+            asked = (str(instance.task_name), int(instance.doc_id), request.prompt)
+            if request.temperature == 0 and request.num_beams == 1:
+                self.greedy[asked] = output.tokens
             if output.tokens:
-                key = (str(instance.task_name), int(instance.doc_id), request.prompt, output.tokens)
+                key = (*asked, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
                 self._generated[key] = Generated(key[0], key[1], target)
         elif output.compared is None:
@@ -155,6 +165,18 @@ class Observer:
         """The compared targets [T] of a task so far, of type `POSITION`."""
         return self._positions.get(task, Positions()).rows
 
+    def is_text(self, task: str) -> bool:
+        """Whether a task has scored whole texts alone."""
+        return task not in self._answering
+
+    def margins_at(self, answered: Answered, tokens: tuple[int, ...], index: int) -> tuple[float | None, float | None]:
+        """Both models' margins at a token of the reference's generation; None where it was not scored."""
+        first = self._first_rows.get((*answered, tokens))
+        if first is None or index >= len(tokens):
+            return None, None
+        row = self.rows(answered[0])[first + index]
+        return float(row["reference_margins"]), float(row["margins"])
+
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
         tokens' classes nor how many precede them is known.
@@ -173,9 +195,11 @@ class Observer:
             self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
+        positions = self._positions.setdefault(str(instance.task_name), Positions())
         if isinstance(instance, Generated):
             self._generating.add(instance.task_name)
-        self._positions.setdefault(str(instance.task_name), Positions()).add(
+            self._first_rows[instance.task_name, instance.doc_id, context, target] = len(positions)
+        positions.add(
             int(instance.doc_id),
             output.token_logprobs,
             output.compared,
