@@ -50,6 +50,7 @@ ELSEWHERE = {
     "olive-ext run --config recipes/speech/": ("tests/recipes/test_speech.py", "run_recipe("),
     "olive-ext schema recipe": ("tests/cli/test_main.py", '"schema"'),
     "python recipes/quickstart/make/make_data.py": ("tests/recipes/test_quickstart.py", "make_data"),
+    "python recipes/gate/make.py": ("tests/recipes/test_gate.py", '"make.py"'),
     "python -m mkdocs build": ("tests/test_site.py", "mkdocs"),
     "olive-ext evalution": ("tests/backends/evalution/test_spec_runner.py", "evalution"),
     "olive-ext quickstart": (".ci/wheel.sh", "quickstart"),

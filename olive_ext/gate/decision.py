@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import ConfigError, TaskError, counted
@@ -22,9 +21,10 @@ from olive_ext.gate.baseline import (
     refuse_other_definitions,
     write_baseline,
 )
-from olive_ext.report.changes import changed_outcomes, difference_texts
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
-from olive_ext.report.metrics import non_finite_requests
+from olive_ext.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
+from olive_ext.report import Report
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.metrics import non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import Kind, Verdict, verdict
@@ -32,8 +32,8 @@ from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.pairing import compare_answers, without_value
+from olive_ext.run.sample_logs import Logs
 
-Decision = Literal["passed", "loss", "cannot tell"]
 STATUS: Mapping[Decision, int] = {"passed": 0, "loss": 1, "cannot tell": 3}
 """Exit status of a decision; 2 is a mistake."""
 
@@ -41,16 +41,7 @@ _LOST: tuple[Kind, ...] = ("loss", "claim_broken")
 _KEPT: tuple[Kind, ...] = ("no_loss_found", "no_difference", "gain", "small_loss")
 _SETTINGS = (".json", ".yaml", ".yml")
 _ALL_DOCUMENTS = 1 << 31
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One metric of one task by one filter, or all answers together, with what was decided of it."""
-
-    name: str
-    decision: Decision
-    text: str
-    """The figures: difference, interval, documents, flips, p-value."""
+_NO_FAULTS = Comparison({})
 
 
 @dataclass(frozen=True)
@@ -88,9 +79,16 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
             return _of_drawn(config, certain, baseline)
     with tempfile.TemporaryDirectory() as scratch:
         given = {"output_dir": scratch, **values, **matters, "sample_log_num": _ALL_DOCUMENTS}
-        config = EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job()
+        config = _recorded(EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job())
         check_complete(evaluate(config, progress=True), config.on_error)
         return _of_folder(str(config.output_dir), file, baseline, within)
+
+
+def _recorded(config: EvaluationConfig) -> EvaluationConfig:
+    """With a reference that is asked once for its content, and not beside every commit's model."""
+    if (reference := config.reference) is None or reference.mode != "auto":
+        return config
+    return config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
 
 
 def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
@@ -119,26 +117,32 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     if not own:
         raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
-    silent = [task for task in report.results.get("configs", {}) if task not in {item.task for item in own}]
-    faults = {"missing": len(report.missing), "non_finite": non_finite_requests(report.metrics)}
-    gated = gate_answers(baseline.answers(), own, matters, names=(file, run.name), logs=logs, **faults)
+    faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
+    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs)
     refuse_other_definitions(baseline, report.results)
+    silent = _not_held(report, own)
     notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
     return replace(gated, notes=(*gated.notes, *notes))
+
+
+def _not_held(report: Report, own: Sequence[Answers]) -> list[str]:
+    """Tasks, and single metrics of others, that are no means over documents (F1 over a corpus beside an accuracy)."""
+    held = {item.task: {name for other in own if other.task == item.task for name in other.metrics} for item in own}
+    tasks = [task for task in report.results.get("configs", {}) if task not in held]
+    known = [item for item in read_metrics(report.results) if item.task in held and item.metric not in held[item.task]]
+    return [*tasks, *dict.fromkeys(f"{item.task} {item.metric}" for item in known)]
 
 
 def gate_answers(
     before: Sequence[Answers],
     after: Sequence[Answers],
-    matters: float = Comparison.matters,
-    *,
+    faults: Comparison = _NO_FAULTS,
     names: tuple[str, str] = ("the baseline", "the run"),
-    logs: Any = None,
-    missing: int = 0,
-    non_finite: int = 0,
+    logs: Logs | None = None,
 ) -> Gated:
     """The decision on answers under the digests of baselines. Documents are paired where number and content are the
-    same. Raises `ConfigError` where tasks or metrics differ, or a task has no common document."""
+    same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
+    differ, or a task has no common document."""
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
@@ -158,15 +162,14 @@ def gate_answers(
             told = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {told} of the baseline without a value in the run")
         lacking |= unanswered
-    missing = max(missing, len(lacking))
     samples = {item.task: [] for item in after} if logs is None else logs.samples
     tasks = {} if logs is None else logs.tasks
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes = compare_answers(*both, samples, tasks, matters)[0]
+        outcomes = compare_answers(*both, samples, tasks, faults.matters)[0]
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    comparison = Comparison({}, (), outcomes, (), missing=missing, non_finite=non_finite, matters=matters)
+    comparison = replace(faults, outcomes=outcomes, missing=max(faults.missing, len(lacking)))
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
@@ -243,53 +246,7 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     found, certainty = verdict(comparison), comparison.certainty
     decision: Decision = "loss" if found.kind in _LOST else "passed" if found.kind in _KEPT else "cannot tell"
     if certainty is not None and found.kind != "cannot_tell":
-        decision = _CLAIMED[certainty.verdict]
+        decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
-        return Gated(decision, found, (_of_claim(certainty, comparison),), notes)
-    return Gated(decision, found, tuple(_bounds(comparison, found)), notes)
-
-
-_CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
-
-
-def _of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
-    interval = (
-        f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
-    )
-    flips = comparison.overall_outcome()
-    told = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return Bound(certainty.metric, _CLAIMED[certainty.verdict], f"{interval}{told}; {certainty.sentence()}")
-
-
-def _bounds(comparison: Comparison, found: Verdict) -> list[Bound]:
-    """Every outcome: one that is not judged and not significant by Holm's correction is told and does not decide."""
-    changes = changed_outcomes(comparison)
-    bounds = []
-    for outcome in comparison.outcomes:
-        change = next((change for item, change in changes if item is outcome), None)
-        decision: Decision = "passed"
-        note = "" if change is not None else "decided together with the others"
-        if found.kind == "cannot_tell":
-            decision, note = "cannot tell", found.headline
-        elif change is not None and change.is_lost:
-            decision = "loss" if change.may_lose(comparison.matters) else "passed"
-            note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
-        elif change is not None and change.may_lose(comparison.matters):
-            decision, note = "cannot tell", change.possible_loss
-        bounds.append(Bound(_name(outcome), decision, "; ".join(filter(None, [_figures(outcome), note]))))
-    return bounds
-
-
-def _name(item: Outcome) -> str:
-    """ "arc_easy acc", "gsm8k exact_match (strict-match)", "accuracy over all"."""
-    if item.task == ALL:
-        return f"{item.metric} over all tasks"
-    return f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
-
-
-def _figures(item: Outcome) -> str:
-    shown, interval = difference_texts(item)
-    percent = item.unit
-    text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown} ({interval})"
-    flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
-    return f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
+        return Gated(decision, found, (of_claim(certainty, comparison),), notes)
+    return Gated(decision, found, tuple(bounds_of(comparison, found)), notes)

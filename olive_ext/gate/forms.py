@@ -10,7 +10,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from olive_ext.errors import ConfigError, counted, printable
-from olive_ext.gate.decision import Bound, Gated
+from olive_ext.gate.bounds import Bound
+from olive_ext.gate.decision import Gated
 from olive_ext.report import literal, write_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"

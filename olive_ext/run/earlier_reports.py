@@ -191,7 +191,7 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
 
 
 def _paired(first: Named, other: Named) -> dict[str, Any]:
-    """Outcomes, flips, lengths and margins of the documents that both reports have logged, by field of a `Comparison`."""
+    """Outcomes, flips, lengths and margins of the documents that both have logged, by field of a `Comparison`."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
         pair = one.answers(), two.answers()

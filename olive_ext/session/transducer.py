@@ -16,7 +16,7 @@ from olive_ext.errors import ConfigError, MediaError, understood
 from olive_ext.media.processors import slaney_filters
 from olive_ext.media.sound import read_samples
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.transducer import read_pieces, read_transducer, transducer_type
+from olive_ext.model.files.transducer import blank_penalty, read_pieces, read_transducer, transducer_type
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.session.opening import open_model
 from olive_ext.session.session import Session
@@ -66,7 +66,7 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         self.counters = Counters()
         self._pieces = read_pieces(Path(files.tokenizer))
         opening = partial(open_session, providers=model.providers, settings=settings)
-        penalty = float(files.genai_config.get("search", {}).get("blank_penalty", 0.0))
+        penalty = blank_penalty(files.genai_config, files.directory)
         filters = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
         with understood(files.directory):
             self._transducer = Transducer(config, files.directory, opening, model.device, penalty, filters)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import yaml
 
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
@@ -201,48 +196,6 @@ def test_a_metric_that_only_one_side_has_is_refused(baseline: Path) -> None:
     more = replace(before, metrics={**before.metrics, "acc_norm": True})
     with pytest.raises(ConfigError, match="has the metrics colours/acc_norm,none, and 'the run' no other"):
         gate_answers([more], [before])
-
-
-def blocks(language: str) -> list[Any]:
-    """The documented pipelines, parsed."""
-    text = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
-    return [yaml.safe_load(part.split("```")[0]) for part in text.split(f"```{language}\n")[1:]]
-
-
-def shell(script: str, where: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """One step, as a machine runs it: bash that ends with the first failure."""
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    given = {**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT), **environment}
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=where, env=given, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("wrong", "status", "sign"), [(40, 0, "✅"), (80, 1, "❌"), (42, 3, "❓")])
-def test_action_and_pipelines_run_by_their_steps(wrong: int, status: int, sign: str, baseline: Path) -> None:
-    """A toy repository's pull request passes, fails and cannot tell: the steps of action.yml and of the documented
-    workflows, with the inputs that these give; the summary and JUnit file are left behind."""
-    where = baseline.parent
-    folder(where, "out", wrong)
-    github, azure = blocks("yaml")
-    (step,) = [item for item in github["jobs"]["gate"]["steps"] if "olive-ext" in item.get("uses", "")]
-    action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
-    assert set(step["with"]) <= set(action["inputs"])
-    inputs = {name: item.get("default", "") for name, item in action["inputs"].items()} | step["with"]
-    inputs |= {"run": "out", "baseline": baseline.name}
-    (own,) = [item for item in action["runs"]["steps"] if item.get("name") == "gate"]
-    given = {name: inputs[text.removeprefix("${{ inputs.").removesuffix(" }}")] for name, text in own["env"].items()}
-    machine = {"GITHUB_STEP_SUMMARY": str(where / "summary.md"), "GITHUB_ACTIONS": "true"}
-    done = shell(own["run"], where, {**given, **machine})
-    assert done.returncode == status, done.stderr
-    assert (where / "summary.md").read_text().startswith(f"## {sign}")
-    assert ("::" in done.stdout) == (status != 0)
-    assert ElementTree.parse(where / given["JUNIT"]).getroot().get("tests") == "1"
-    scripts = [item["script"] for item in azure["steps"] if "olive-ext gate" in item.get("script", "")]
-    (script,) = (text.replace("gate/baseline.json", baseline.name).replace("gate/int4.json", "out") for text in scripts)
-    done = shell(script, where, {"TF_BUILD": "True"})
-    assert done.returncode == status, done.stderr
-    assert ("##vso[task.logissue" in done.stdout) == (status != 0)
 
 
 @pytest.mark.long

@@ -11,8 +11,10 @@ import pytest
 
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
-from olive_ext.gate.decision import Bound, Gated, gate, gate_answers
+from olive_ext.gate.bounds import Bound
+from olive_ext.gate.decision import Gated, gate, gate_answers
 from olive_ext.gate.forms import lines
+from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from tests.gate.test_gate import NUMBER, baseline, folder
@@ -68,11 +70,11 @@ def test_a_second_metric_that_is_no_share_of_right_answers_is_judged() -> None:
     f1 = [0.6 + 0.001 * (number % 7) for number in range(NUMBER)]
     fallen = [value - 0.3 for value in f1]
     before, after = (scores("squad", {"exact_match": right, "f1": values}) for values in (f1, fallen))
-    gated = gate_answers([before], [after], 5.0)
+    gated = gate_answers([before], [after], Comparison({}, matters=5.0))
     assert gated.decision == "loss"
     assert [bound.decision for bound in gated.bounds] == ["passed", "loss"]
-    assert gate_answers([before], [before], 5.0).decision == "passed"
-    few = gate_answers([before.of(range(5))], [after.of(range(5))], 5.0)
+    assert gate_answers([before], [before], Comparison({}, matters=5.0)).decision == "passed"
+    few = gate_answers([before.of(range(5))], [after.of(range(5))], Comparison({}, matters=5.0))
     assert few.decision == "cannot tell"
 
 
@@ -125,3 +127,14 @@ def test_task_that_is_scored_otherwise_is_refused(how: str, baseline: Path) -> N
     run = place(baseline.parent, "after", rows, changed)
     with pytest.raises(ConfigError, match="'colours' is asked or scored otherwise than the baseline's"):
         gate(str(run), str(baseline), 5.0)
+
+
+def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) -> None:
+    """F1 of all documents together has no value for each: that it may have fallen is told."""
+
+    def with_f1(values: dict[str, Any]) -> None:
+        values["results"]["results"] = {"colours": {"acc,none": 0.9, "f1,none": 0.1}}
+
+    rows = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
+    gated = decided(place(baseline.parent, "after", rows, with_f1), baseline)
+    assert gated.notes == ("colours f1: not held, there is no value for each document",)

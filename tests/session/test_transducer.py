@@ -120,6 +120,11 @@ def test_blank_penalty_is_taken_from_the_blank(packages: dict[bool, Path], tmp_p
             {"joiner": {"filename": "joint.onnx", "inputs": {"encoder_outputs": "e"}, "outputs": {}}},
             r"'model\.joiner\.inputs\.encoder_outputs' = 'e': the graph has the inputs encoder_output, decoder_output",
         ),
+        ({"left_context": 1}, r"the encoder does not run with the sizes of genai_config\.json: .*cache_last_channel"),
+        (
+            {"joiner": {"filename": "joint.onnx", **JOINER, "outputs": {}}},
+            r"\.outputs\.logits' = 'outputs': the graph has",
+        ),
     ],
 )
 def test_mistake_of_a_package_is_named(
@@ -133,6 +138,16 @@ def test_mistake_of_a_package_is_named(
     path.write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(ModelError, match=message), opened(path.parent) as session:
         session.generate([GenerationRequest(audio=[(sounds()[0], RATE)])])
+
+
+@pytest.mark.parametrize("search", [[1], {"blank_penalty": "x"}, {"blank_penalty": float("nan")}])
+def test_section_search_that_is_none_is_named(packages: dict[bool, Path], tmp_path: Path, search: object) -> None:
+    """A list, a text and NaN as the blank's penalty are one line."""
+    shutil.copytree(packages[True], tmp_path / "package")
+    path = tmp_path / "package" / "genai_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "search": search}), encoding="utf-8")
+    with pytest.raises(ModelError, match="'search"):
+        opened(path.parent)
 
 
 def test_request_without_a_sound_is_refused(packages: dict[bool, Path]) -> None:

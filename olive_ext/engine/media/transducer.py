@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.errors import ModelError, NonFiniteError
+from olive_ext.errors import ModelError, NonFiniteError, named_failures
 from olive_ext.model.files.transducer import TransducerConfig, graph_file
 from olive_ext.model.providers.devices import Device
 
@@ -34,15 +34,19 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(in
 class Graph:
     """An open graph: the names and types that it takes, and runs on bound values."""
 
-    def __init__(self, session: ort.InferenceSession, names: Mapping[str, str], part: str) -> None:
-        """`names` are those that genai_config.json has for the inputs. Raises `ModelError` where one is missing or none
-        of them is known of an input."""
-        self.session = session
+    def __init__(
+        self, session: ort.InferenceSession, names: Mapping[str, str], results: Mapping[str, str], part: str
+    ) -> None:
+        """`names` and `results` are those that genai_config.json has for the inputs and the outputs. Raises
+        `ModelError` where one is missing or none of them is known of an input."""
+        self.session, self._part = session, part
         self.inputs = {one.name: one for one in session.get_inputs()}
-        for key, name in names.items():
-            if name not in self.inputs:
-                told = f"'model.{part}.inputs.{key}' = '{name}'"
-                raise ModelError(f"{told}: the graph has the inputs {', '.join(self.inputs)}")
+        outputs = [one.name for one in session.get_outputs()]
+        for kind, given, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
+            for key, name in given.items():
+                if name not in known:
+                    told = f"'model.{part}.{kind}.{key}' = '{name}'"
+                    raise ModelError(f"{told}: the graph has the {kind} {', '.join(known)}")
         if unknown := self.inputs.keys() - set(names.values()):
             raise ModelError(
                 f"the {part}'s graph has the input '{min(unknown)}', which genai_config.json does not name"
@@ -55,7 +59,8 @@ class Graph:
         return found
 
     def run(self, given: Mapping[str, Any], asked: Sequence[str], into: Mapping[str, ort.OrtValue]) -> list[Array]:
-        """The outputs `asked` on the host, of arrays or values on the device; others are written `into` values."""
+        """The outputs `asked` on the host, of arrays or values on the device; others are written `into` values. Raises
+        `ModelError` where the graph does not run on these, of other sizes than genai_config.json has."""
         binding = self.session.io_binding()
         for name, value in given.items():
             if isinstance(value, ort.OrtValue):
@@ -66,7 +71,9 @@ class Graph:
             binding.bind_output(name)
         for name, value in into.items():
             binding.bind_ortvalue_output(name, value)
-        self.session.run_with_iobinding(binding)
+        doing = f"the {self._part} does not run with the sizes of genai_config.json"
+        with named_failures(doing, kind=ModelError, machine=(MemoryError, OSError)):
+            self.session.run_with_iobinding(binding)
         return [value.numpy() for value in binding.get_outputs()[: len(asked)]]
 
 
@@ -94,7 +101,7 @@ class Transducer:
             session = open_graph(graph_file(folder, section.filename, part))
             known = {one.name for one in session.get_inputs()}
             names = {key: name for key, name in _names(section.inputs).items() if key not in dropped or name in known}
-            return Graph(session, names, part)
+            return Graph(session, names, _names(section.outputs), part)
 
         self.encoder = opened("encoder", ("input_lengths", "lang_id"))
         self.decoder, self.joiner = opened("decoder"), opened("joiner")

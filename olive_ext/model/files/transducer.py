@@ -3,7 +3,8 @@ prediction network, a joint network, and the features of a chunk. Opens no graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,8 +90,8 @@ class TransducerConfig(ConfigSection):
     fft_size: PositiveSize
     hop_length: PositiveSize
     win_length: PositiveSize
-    preemph: float
-    log_eps: Annotated[float, Field(gt=0)]
+    preemph: Annotated[float, Field(allow_inf_nan=False)]
+    log_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     left_context: PositiveSize
     conv_context: PositiveSize
     pre_encode_cache_size: PositiveSize
@@ -102,6 +103,10 @@ class TransducerConfig(ConfigSection):
     decoder: _Decoder
     joiner: _Joiner
     vad: Mapping[str, Any] | None = None
+
+
+class _Search(ConfigSection):
+    blank_penalty: Annotated[float, Field(allow_inf_nan=False), BeforeValidator(not_bool)] = 0.0
 
 
 def transducer_type(config: Mapping[str, Any]) -> str | None:
@@ -124,10 +129,8 @@ def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig
     """The package in `folder`. Raises `ModelError` for a key that is missing, of a wrong value, or contradicts another,
     and for a graph that is not there."""
     file = folder / "genai_config.json"
-    try:
+    with _told(file):
         read = TransducerConfig.parse(dict(config.get("model", {})), "model")
-    except ConfigError as error:
-        raise ModelError(f"'{file}': {error}") from error
     most = f"at most 'model.fft_size', which is {read.fft_size}"
     for name, is_right, accepted in (
         ("win_length", read.win_length <= read.fft_size, most),
@@ -139,6 +142,22 @@ def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig
     for part in ("encoder", "decoder", "joiner"):
         graph_file(folder, getattr(read, part).filename, part)
     return read
+
+
+def blank_penalty(config: Mapping[str, Any], folder: Path) -> float:
+    """What is taken from the blank's logit. Raises `ModelError` where the section `search` has no number there."""
+    with _told(folder / "genai_config.json"):
+        if not isinstance(section := config.get("search", {}), Mapping):
+            raise ConfigError(f"'search' = {section!r}: give a mapping")
+        return _Search.parse(section, "search").blank_penalty
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ModelError(f"'{file}': {error}") from error
 
 
 def graph_file(folder: Path, name: str, part: str) -> Path:
