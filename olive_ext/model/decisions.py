@@ -20,8 +20,8 @@ MOST_SLOTS = {"cpu": 32, "cuda": 64}
 """Rows that are decoded together at most, by device. A step reads all weights once for all its rows, so that more rows
 cost little until the arithmetic takes as long as that. On a CPU: 64 answers of 48 tokens of SmolLM2-135M's shape take
 0.87 of 16 rows' processor time with 32 and 0.79 with 64 (fp32; int4 0.97 and 1.03), but slots are memory, and filled
-with zeros. On a GPU one or two hundred (its operations for each byte of memory). There the rows' own KV is the limit sooner:
-64 slots of a thousand positions are as much to read as the weights of a 1B model."""
+with zeros. On a GPU one or two hundred (its operations for each byte of memory). There the rows' own KV is the limit
+sooner: 64 slots of a thousand positions are as much to read as the weights of a 1B model."""
 
 MOST_ROWS = 512
 """The same over a paged cache, of which sequences take blocks as they grow: a row that has few tokens reads few, and
