@@ -69,6 +69,7 @@ FLOORS = {
         ["media.items"],
         ["requests"],
         ["step"],
+        ["scheduling.sampling"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["forms.base"],
         ["forms.tree.steps", "forms.returned.steps", "forms.rows.steps"],

@@ -69,6 +69,13 @@ class ThinkingBudget:
     is_over: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False, repr=False)
     """Sees all tokens generated so far after each one; True where the reasoning has ended."""
 
+    def forced_behind(self, generated: Sequence[int]) -> list[int] | None:
+        """The tokens that come next: none where the reasoning has ended by itself; None while it goes on."""
+        found = tuple(generated[-len(self.marker) :]) == self.marker
+        if found if self.is_over is None else self.is_over(generated):
+            return []
+        return list(self.marker) if len(generated) >= self.num_tokens else None
+
 
 @dataclass(frozen=True)
 class Generation:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Source, TokenArray
+from olive_ext.engine.scheduling.sampling import drawn
 from olive_ext.engine.step import ONE_SIDE, Ban, Side
 
 PROBE = -1
@@ -38,25 +39,21 @@ class PendingAnswer:
         self.is_finite = True
         self._hypotheses: tuple[Hypothesis, ...] = ()
         self._thinking = None if generation is None else generation.thinking  # until the reasoning has ended
-        self.forced: list[int] = []
+        self.forced: list[int] = self._force()
         """Tokens that come next, whatever the model finds."""
-
-        self._watch_thinking()
 
     def put_token(self, token: int) -> None:
         """Adds the next generated token."""
         self.generated.append(token)
-        self._watch_thinking()
+        self.forced = self.forced or self._force()
 
-    def _watch_thinking(self) -> None:
-        budget, found = self._thinking, self.generated
+    def _force(self) -> list[int]:
+        budget = self._thinking
         if budget is None:
-            return
-        is_over = budget.is_over
-        if is_over(found) if is_over is not None else tuple(found[-len(budget.marker) :]) == budget.marker:
-            self._thinking = None
-        elif len(found) >= budget.num_tokens:
-            self.forced, self._thinking = list(budget.marker), None
+            return []
+        forced = budget.forced_behind(self.generated)
+        self._thinking = budget if forced is None else None
+        return forced or []
 
     def note_non_finite(self) -> bool:
         """Marks an output of the model as not finite; whether it is the answer's first."""
@@ -209,7 +206,8 @@ class Sequence:
         if answer.forced:
             token = answer.forced.pop(0)
         elif logits_V is not None:
-            token = self.draw(logits_V)
+            assert self.rng is not None
+            token = drawn(logits_V, generation.sampling, self.rng)
         if token in generation.stop_ids:
             answer.stop_id = token
             self._end(FinishReason.STOP_ID)
@@ -288,24 +286,3 @@ class Sequence:
     def first_read(self) -> int:
         """The first position whose distribution is read; nothing from there on may be taken as resident."""
         return min(self.reads, default=self.num_input - 1)
-
-    def draw(self, logits_V: npt.NDArray[np.float32]) -> int:
-        """One token id, after temperature, top_k and top_p in the order of Hugging Face's logits processors.
-
-        top_p keeps the smallest set of most probable tokens whose sum reaches it (Holtzman et al. 2020), never none.
-        """
-        assert self.generation is not None
-        assert self.answer is not None
-        assert self.rng is not None
-        sampling = self.generation.sampling
-        scaled_V = logits_V.astype(np.float64) / sampling.temperature
-        order_V = np.argsort(-scaled_V, kind="stable")
-        if sampling.top_k:
-            order_V = order_V[: sampling.top_k]
-        probs_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]])
-        probs_V /= probs_V.sum()
-        if sampling.top_p < 1.0:
-            before_V = np.cumsum(probs_V) - probs_V
-            kept = max(1, int((before_V < sampling.top_p).sum()))
-            order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
-        return int(self.rng.choice(order_V, p=probs_V))

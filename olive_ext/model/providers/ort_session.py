@@ -143,11 +143,10 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     onnxruntime.set_default_logger_severity(_log_level())
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
-    if level is not None:
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[config.graph_optimization])
+    chosen = LEVELS[level or config.graph_optimization]
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, chosen)
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)

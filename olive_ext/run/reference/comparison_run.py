@@ -17,24 +17,21 @@ import gc
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from olive_ext.config import INPUT_MODEL, ReferenceConfig
+from olive_ext.config import INPUT_MODEL
 from olive_ext.errors import ConfigError
-from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.margins import Both, DocumentMargins, measured
+from olive_ext.run.reference.mode import Mode, mode_of
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
@@ -43,11 +40,6 @@ from olive_ext.run.sample_logs import Fields, sample_fields
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
-
-Mode = Literal["recorded", "resident", "answers", "recording", "file"]
-
-MEMORY_FACTOR = 2.0
-"""Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
 
 
 @dataclass(frozen=True)
@@ -282,25 +274,3 @@ def _non_finite(lm: Any) -> int:
     if session is None:
         return int(getattr(lm, "counters", {}).get(NON_FINITE, 0))
     return sum(int(each.counters.non_finite) for each in (session, session.reference) if each is not None)
-
-
-def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
-    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
-    measured. Raises `ConfigError` for these measures of two resident models."""
-    if models.records_file is not None:
-        return "file"
-    costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
-    if reference.mode == "resident" and costs:
-        raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
-    if reference.mode != "auto" or reference.is_same:
-        return "resident" if reference.mode == "auto" else reference.mode
-    return "resident" if not costs and _fits(models.own, models.other) else "recorded"
-
-
-def _fits(*models: ResolvedModel) -> bool:
-    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
-    a model on the hub: such models take turns."""
-    if not all(model.runtime.is_on_host(model) for model in models):
-        return False
-    sizes = [model.size for model in models if model.size is not None]
-    return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
