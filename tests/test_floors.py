@@ -68,8 +68,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["media.items"],
         ["requests"],
-        ["step"],
-        ["scheduling.sampling"],
+        ["step", "scheduling.sampling"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["forms.base"],
         ["forms.tree.steps", "forms.returned.steps", "forms.rows.steps"],
