@@ -6,7 +6,8 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-_RUNTIMES = ("olive-ext", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-ep-webgpu", "torch")
+_BUILDS = ("gpu", "directml", "openvino", "qnn", "ep-webgpu", "ep-openvino")
+_RUNTIMES = ("olive-ext", "onnxruntime", *(f"onnxruntime-{name}" for name in _BUILDS), "torch")
 _OTHERS = ("onnxruntime-genai", "onnxruntime-genai-cuda", "olive-ai", "lm-eval", "transformers", "datasets", "onnx")
 
 

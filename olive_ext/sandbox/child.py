@@ -102,19 +102,20 @@ def _first_process(options: Mapping[str, Any], job: list[bytes], verdict: int) -
 
 
 def _new_root(options: Mapping[str, Any]) -> None:
-    """Python's files, read-only, a few devices, and an empty folder /tmp in memory: nothing else is there."""
+    """Python's files, read-only, a few devices, and a folder /tmp in memory: nothing else is there."""
     root = Path(options["folder"])
     _mount(None, "/", None, 0x44000)  # MS_REC | MS_PRIVATE
     _mount("tmpfs", root, "tmpfs", 6, "size=1m,mode=755")
-    for path in options["visible"]:
+    (root / "tmp").mkdir()
+    _mount("tmpfs", root / "tmp", "tmpfs", 6, f"size={options['folder_bytes']},mode=1777,nr_inodes=1024")
+    for path in options["visible"]:  # some lie in /tmp where Python does
         _bind(Path(path), root)
     for name in _DEVICES:
         _bind(Path("/dev", name), root, is_device=True)
-    for name in ("tmp", "proc", "old"):
+    for name in ("proc", "old"):
         (root / name).mkdir(exist_ok=True)
     with suppress(OSError):  # refused where the machine's own is covered in part, as in containers
         _mount("proc", root / "proc", "proc", 14)
-    _mount("tmpfs", root / "tmp", "tmpfs", 6, f"size={options['folder_bytes']},mode=1777,nr_inodes=1024")
     _called("pivot_root", _libc.syscall(_PIVOT_ROOT[os.uname().machine], bytes(root), bytes(root / "old")))
     os.chdir("/")
     _called("umount2", _libc.umount2(b"/old", 2))  # MNT_DETACH

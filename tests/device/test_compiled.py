@@ -14,6 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 import olive_ext
+from olive_ext.errors import ProviderError
 from olive_ext.model.providers.resolution import available_providers, register_libraries
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -118,3 +119,13 @@ def test_second_run_of_a_decoder_compiles_nothing(tmp_path: Path) -> None:
     assert new >= 1
     assert kept == 0
     assert second == (0, new)
+
+
+def test_decoder_of_which_a_provider_takes_no_product_is_refused() -> None:
+    """QNN's takes the indices alone: numbers of the CPU are none of QNN's, and it says nothing itself."""
+    name, options = provider("qnn")["engine"]["encoder_provider"][0]
+    given = {"execution_provider": [[name, options]], "provider_libraries": {name: "onnxruntime_qnn"}}
+    with pytest.raises(ProviderError, match="QNNExecutionProvider takes none of its products, which CPU"):
+        olive_ext.open(genai_export("llama"), **given)
+    with olive_ext.open(genai_export("llama"), **given, allow_cpu_fallback=True) as session:
+        assert session.loglikelihood(TEXTS)

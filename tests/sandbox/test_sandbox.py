@@ -126,6 +126,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     del os.environ["OLIVE_EXT_TEST_SECRET"]
 
 
+def test_packages_that_lie_in_tmp_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual environment may stand in /tmp, where the sandbox has a folder of its own."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "in_tmp_alone.py").write_text("def add(a, b):\n    return a + b\n")
+    monkeypatch.syspath_prepend(str(packages))
+    assert Sandbox().run(["from in_tmp_alone import add" + TEST]) == [(True, "passed")]
+
+
 @pytest.mark.parametrize("name", PASSED)
 def test_right_answer_passes_whatever_else_it_does_to_itself(ran: Ran, name: str) -> None:
     assert ran.outcomes[name] == (True, "passed")

@@ -35,6 +35,10 @@ _KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
 docs/OperatorKernels.md)."""
 
 
+_HEAVY = frozenset({"Conv", "EPContext", "FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulInteger", "MatMulNBits"})
+"""Where a model's arithmetic is, and what a provider has compiled."""
+
+
 class MisplacedError(ProviderError):
     """A session would run in part on another device than the chosen one."""
 
@@ -63,6 +67,18 @@ def misplaced(
     if on_host:
         parts.append(f"{_some(on_host)} would lie in the host's memory")
     return "; ".join([*parts, *_hints(device, [operator for operator, _ in nodes])]) if parts else None
+
+
+def untaken(session: ort.InferenceSession, provider: str) -> str | None:
+    """That `provider` runs none of the session's products, in words; None where it runs some, or a part that it has
+    compiled, where there are none, or where that is not recorded."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return None
+    parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
+    names = {name for name, nodes in parts if any(node.op_type in _HEAVY for node in nodes)}
+    if not names or provider in names:
+        return None
+    return f"{provider} takes none of its products, which {' and '.join(sorted(names))} would run"
 
 
 def predict_misplaced(model: ModelProto, device: str) -> str | None:

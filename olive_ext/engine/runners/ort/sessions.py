@@ -19,7 +19,7 @@ from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.engine.media.source_encoder import SourceEncoder
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights
 from olive_ext.engine.runners.ort.head import HeadPlan, ScoringHead, SeparateHead, with_head
-from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced
+from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.errors import ModelError, ProviderError
 from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, drop_shape_hints, pad_rows
@@ -79,7 +79,15 @@ class Sessions:
     def _decoder_session(
         self, proto: ModelProto, caches: Sequence[str], *, is_captured: bool = False
     ) -> ort.InferenceSession:
-        return self._bound(proto, self.model.files.decoder, caches=caches, is_captured=is_captured)
+        file = self.model.files.decoder
+        return self._taken(self._bound(proto, file, caches=caches, is_captured=is_captured), file)
+
+    def _taken(self, session: ort.InferenceSession, file: Path) -> ort.InferenceSession:
+        """The session of `file`. Raises `MisplacedError` where the first provider, whose numbers are asked for, runs
+        no product of it: QNN's takes none of a decoder in float32, and says nothing."""
+        if problem := untaken(session, self.model.providers[0].name):
+            raise MisplacedError(f"'{file}': {problem}")
+        return session
 
     def part(self, proto: ModelProto) -> ort.InferenceSession:
         """A session of a part of the decoder's graph as that is open."""
@@ -129,7 +137,7 @@ class Sessions:
             proto = load_graph(spec.files.graph)
             if self.model.warms_encoders and spec.has_own_rows:
                 pad_rows(proto, spec.inputs[0].name, [output.name for output in spec.outputs])
-            return self._bound(proto, spec.files.graph, floats_only=True)
+            return self._taken(self._bound(proto, spec.files.graph, floats_only=True), spec.files.graph)
         except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
@@ -160,7 +168,7 @@ class Sessions:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        session = self._from_memory(proto, companion.graph)
+        session = self._taken(self._from_memory(proto, companion.graph), companion.graph)
         return SourceEncoder(session, cross, encoder, self._item_graphs(device), num_kept)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:
