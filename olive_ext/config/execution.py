@@ -203,8 +203,8 @@ class ExecutionSettings(Strict):
     package that ships it (for instance "onnxruntime_ep_webgpu")."""
 
     allow_cpu_fallback: bool = False
-    """With true a provider that is missing, was dropped by ONNX Runtime, or computes nothing of the model, is a warning,
-    and the CPU runs the model."""
+    """With true a provider that is missing, was dropped by ONNX Runtime, or computes nothing of the model, is a
+    warning, and the CPU runs the model."""
 
     device: Word | None = None
     """Torch device of a Hugging Face model ("cpu", "cuda:0"). None takes what Olive hands over, else "cuda" where there
