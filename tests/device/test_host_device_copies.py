@@ -163,12 +163,12 @@ def test_greedy_decoding_reads_12_bytes_a_token(device: str, graph: str, tmp_pat
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps_ahead_read_8_bytes_a_row_and_a_probe(device: str, graph: str, tmp_path: Path) -> None:
     """Behind three prompts, of 6, 2 and 3 steps, 10 steps decode all three: the host gives the first one's tokens, and
-    no others but where the device's slots that do not decode have idle rows."""
+    no others but where the device's slots that do not decode have idle rows: these update a value that is bound."""
     seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
     assert seen.host_bytes == 8 * (3 + 10 * 3) + PROBES
     num_rows = 3 if device == "cpu" else NUM_SLOTS
     fed = [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)]
-    assert fed == [True] + [device != "cpu"] * 9
+    assert fed == [True] + ([False] * 9 if device == "cpu" else [])
     assert seen.counters["steps_ahead"] == 6 + 2 + 3 - 1 + 10
 
 
