@@ -66,8 +66,8 @@ def open_session(
 
     A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
     in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
-    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, ONNX Runtime's default where it
-    is None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
+    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, that of `settings` where it is
+    None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
     `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
     `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
@@ -143,11 +143,9 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     onnxruntime.set_default_logger_severity(_log_level())
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # for whoever checks placement
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
-    if level is not None:
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level])
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[config.graph_optimization])
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level or config.graph_optimization])
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
