@@ -145,7 +145,9 @@ def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | N
     options.enable_mem_pattern = False  # a pattern is kept for every shape, and a decoder's shapes never end
     if config.num_threads != "auto":
         options.intra_op_num_threads = config.num_threads
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, LEVELS[level or config.graph_optimization])
+    options.graph_optimization_level = getattr(
+        onnxruntime.GraphOptimizationLevel, LEVELS[level or config.graph_optimization]
+    )
     if prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(prefix)
