@@ -76,11 +76,9 @@ class Models:
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
             other = resolve(self.given.settings.elsewhere(patch))
-            if _place_of(other) == _place_of(self.given):
-                raise ConfigError(
-                    f"'reference' = '{reference.path}': both places are the same one, which tells nothing: name what is "
-                    "another there (execution_provider, provider_options, engine, dtype)"
-                )
+            if other.place == self.given.place:
+                what = "name what is another there (execution_provider, provider_options, engine, dtype)"
+                raise ConfigError(f"'reference' = '{reference.path}': both places are the same one: {what}")
             return other
         return resolve(self.given.settings.of_reference(patch))
 
@@ -297,10 +295,3 @@ class Models:
         names = (model.settings.model for model in both)
         refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
         return special_traits(reference) == special_traits(own)
-
-
-def _place_of(model: ResolvedModel) -> tuple[Any, ...]:
-    """What runs the model, and how."""
-    named = {"execution_provider", "provider_options"} if model.kind == "onnx" else set()
-    providers = model.providers if named else ()
-    return model.settings.model_dump(exclude=named), [(one.name, dict(one.options)) for one in providers]

@@ -203,7 +203,7 @@ def test_record_refuses_what_it_cannot_write(
 def test_model_that_gives_nan_is_no_record(tmp_path: Path) -> None:
     """What is not finite is told by request and position, and nothing is written."""
     planted(exported(), tmp_path / "model", 14, factor=float("nan"))
-    with pytest.raises(OliveExtError, match=r"behind \d+ tokens is not finite \(log-probability of token \d+: nan, step"):
+    with pytest.raises(OliveExtError, match=r"is not finite \(log-probability of token \d+: nan, step"):
         record(EvaluationConfig.of(tmp_path / "model", WORK), tmp_path / "x.records")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
