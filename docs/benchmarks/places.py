@@ -106,7 +106,7 @@ def told(what: str, count: int, of: int) -> None:
 
 def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
-    from olive_ext.backends.request_recorder import record
+    from olive_ext.backends.peer_backends import record
     from olive_ext.places import Kept
     from olive_ext.session.texts import open_tokenizer
     from olive_ext.text.requests import RollingRequest, ScoringRequest

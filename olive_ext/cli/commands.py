@@ -19,10 +19,10 @@ from olive_ext.errors import ConfigError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
-    from olive_ext.report.place import PlaceKind
+    from olive_ext.report.verdict import Kind
 
 Command = Callable[[Namespace], int]
-_PLACE_STATUS: dict[PlaceKind, int] = {"same": 0, "kernels": 0, "different": 1, "cannot_tell": 3}
+_PLACE_STATUS: dict[Kind, int] = {"loss": 1, "cannot_tell": 3, "nothing_compared": 3}
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -39,6 +39,7 @@ def evaluate_command(arguments: Namespace) -> int:
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import page_of_report, print_table
+    from olive_ext.report.verdict import verdict
     from olive_ext.run import check_complete, evaluate
 
     try:
@@ -48,8 +49,9 @@ def evaluate_command(arguments: Namespace) -> int:
         raise
     print_table(report, page=page_of_report(report))
     check_complete(report, config.on_error)
-    place = None if report.comparison is None else report.comparison.place
-    return 0 if place is None else _PLACE_STATUS[place.kind]
+    if report.comparison is None or report.comparison.place is None:
+        return 0
+    return _PLACE_STATUS.get(verdict(report.comparison).kind, 0)
 
 
 def record_command(arguments: Namespace) -> int:

@@ -139,6 +139,16 @@ class ReferenceConfig(ModelConfig):
     tokenizer: Place | None = None
     """As the evaluated model's: a folder or a name on the hub. None takes the one beside the reference."""
 
+    @model_validator(mode="after")
+    def _check_records(self) -> Self:
+        """What was recorded ran where it ran."""
+        where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
+        if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
+            raise ValueError(f"'{given[0]}' cannot go with '{self.path}': records are of where they were made")
+        if self.is_records and self.mode == "resident":
+            raise ValueError(f"'mode' = 'resident' cannot go with '{self.path}', which is recorded")
+        return self
+
     @property
     def is_same(self) -> bool:
         """Whether the reference is the evaluated model itself."""

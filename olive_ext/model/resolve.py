@@ -92,6 +92,14 @@ class ResolvedModel:
             self.edit_graph(graph)
         return graph
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What runs the model, and how."""
+        if self.kind != "onnx":
+            return (self.settings.model_dump(),)
+        providers = [(one.name, dict(one.options)) for one in self.providers]
+        return self.settings.model_dump(exclude={"execution_provider", "provider_options"}), providers
+
     def patched(self, changes: Mapping[str, Any]) -> ResolvedModel:
         """The model with other settings, which are validated already; looked for anew only where they name another."""
         settings: ModelSettings = self.settings.model_copy(update=changes)

@@ -75,7 +75,11 @@ class Models:
         """The reference as it was given, which is no file of records."""
         patch, reference = self.config.reference_patch(), self.config.reference
         if reference is not None and reference.is_same:
-            return resolve(self.given.settings.elsewhere(patch))
+            other = resolve(self.given.settings.elsewhere(patch))
+            if other.place == self.given.place:
+                what = "name what is another there (execution_provider, provider_options, engine, dtype)"
+                raise ConfigError(f"'reference' = '{reference.path}': both places are the same one: {what}")
+            return other
         return resolve(self.given.settings.of_reference(patch))
 
     @property

@@ -16,7 +16,10 @@ from olive_ext.config import ReferenceConfig
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.report import Report
-from olive_ext.report.place import FirstPosition
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.numbers import nats
+from olive_ext.report.place import FirstPosition, Place
+from olive_ext.report.verdict import verdict
 from olive_ext.run.models import Models
 from olive_ext.run.reference.observer import Observer
 
@@ -32,23 +35,48 @@ def with_place(report: Report, models: Models, observer: Observer | None) -> Rep
     comparison, sample = report.comparison, observer.sample if observer is not None else None
     if comparison is None or sample is None or observer is None:
         return report
-    rows = [observer.rows(task) for task in observer.tasks]
-    if not rows:
-        return report
     from olive_ext.places import Places, judged
 
+    rows = [observer.rows(task) for task in observer.tasks]
     file = models.records_file
     reference = models.other if file is None else None
     names = _names(models, reference)
     recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
     places = Places(models.own, reference, names, int(report.model["max_length"]), recorded_in)
-    apart = np.abs(np.concatenate([one["logprobs"].astype(np.float64) - one["reference_logprobs"] for one in rows]))
-    place, where = judged(places, sample, apart, int(report.engine.get("tokens_fed", 0)))
+    apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
+    place, where = judged(
+        places, sample, np.concatenate([np.empty(0), *apart]), int(report.engine.get("tokens_fed", 0))
+    )
     if where is not None and place.first is not None:
         place = replace(
             place, first=_looked_into(place.first, places.model, reference, *where, models.config.reference)
         )
-    return replace(report, comparison=replace(comparison, place=place))
+    return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer)))
+
+
+def _with_answers(place: Place, comparison: Comparison, observer: Observer) -> Place:
+    """The finding with what was generated: both places score one text alike, and may write another where decoding steps
+    are wrong. Answers that part where both are surer than any rounding are different."""
+    if place.kind not in ("same", "kernels"):
+        return place
+    limit = 2 * max(place.noise_limit, place.kernel_limit)
+    for one in () if comparison.margins is None else comparison.margins.differences:
+        least = min(one.reference_margin or 0.0, one.candidate_margin or 0.0)
+        if least > limit:
+            prompts = (asked[2] for asked in observer.greedy if asked[:2] == (one.task, one.doc_id))
+            before = sum(len(prompt) for prompt in [next(prompts, "")] if not isinstance(prompt, str))
+            finding = (
+                f"token {one.index + 1} of the generated answer is another one, where both places score one "
+                f"{nats(least)} nats before all others: decoding steps give other numbers than whole texts"
+            )
+            first = FirstPosition(one.task, one.doc_id, before + one.index, least, finding=finding)
+            return replace(place, kind="different", first=first)
+    found = verdict(comparison)
+    if found.kind in ("loss", "gain"):
+        return replace(
+            place, kind="cannot_tell", reason=f"scores differ by rounding, and answers do not: {found.headline}"
+        )
+    return place
 
 
 def _names(models: Models, reference: ResolvedModel | None) -> tuple[str, str]:

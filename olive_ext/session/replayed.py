@@ -51,7 +51,7 @@ class RecordedAnswers:
     def _answer(self, request: Request) -> Result:
         scored = None if request.generation is not None else self._records.find(key_of(request))
         if scored is None:
-            what = "scores" if request.generation is None else "a generated answer"
+            what = "scores" if request.generation is None else "generated answer"
             raise RecordsError(
                 f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the "
                 "same tasks, with the same limit, template, gen_kwargs, seed and max_length"

@@ -130,6 +130,14 @@ def test_what_the_reference_does_not_name_is_the_models() -> None:
     assert own.elsewhere({"execution_provider": "cpu"}).provider_options is None
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("named", [{}, {"execution_provider": "cpu"}, {"engine": {"num_threads": "auto"}}])
+def test_one_place_twice_is_refused(named: dict[str, object]) -> None:
+    """Where both places resolve to the same one, nothing would be compared, and nothing is green."""
+    with pytest.raises(ConfigError, match="both places are the same one"):
+        compared({"path": "same_model", **named})
+
+
 def test_enough_documents_is_refused() -> None:
     """A claim on drawn documents is no verdict on two places."""
     with pytest.raises(ConfigError, match="'documents' = 'enough' is for two models"):

@@ -22,6 +22,7 @@ from olive_ext.run.recording import record
 from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.places.pairs import WORK, compared
+from tests.places.planted import planted
 
 pytestmark = pytest.mark.slow
 
@@ -196,6 +197,23 @@ def test_record_refuses_what_it_cannot_write(
     assert main(["record", str(exported()), *work, *argv]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_model_that_gives_nan_is_no_record(tmp_path: Path) -> None:
+    """What is not finite is told by request and position, and nothing is written."""
+    planted(exported(), tmp_path / "model", 14, factor=float("nan"))
+    with pytest.raises(OliveExtError, match=r"is not finite \(log-probability of token \d+: nan, step"):
+        record(EvaluationConfig.of(tmp_path / "model", WORK), tmp_path / "x.records")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", [{"engine": {"num_threads": 1}}, {"execution_provider": "cpu"}, {"mode": "resident"}])
+def test_records_are_of_where_they_were_made(key: dict[str, Any], file: Path) -> None:
+    """A place that is asked for beside records is refused: nothing would run there."""
+    with pytest.raises(ConfigError, match=f"'{next(iter(key))}'.* cannot go with '{file}'"):
+        compared({"path": str(file), **key})
 
 
 @pytest.mark.other_env

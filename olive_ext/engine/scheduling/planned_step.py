@@ -79,8 +79,8 @@ class NonFinite:
     def of(cls, output: StepOutput) -> NonFinite:
         """What is wrong in an output."""
         targets_T: BoolArray = ~(output.target_logprobs < np.inf)
-        if output.notes_T is not None and "kl" in (output.notes_T.dtype.names or ()):
-            targets_T |= ~np.isfinite(output.notes_T["kl"])
+        if (kl_T := _kl(output)) is not None:
+            targets_T |= ~np.isfinite(kl_T)
         samples_K = np.logical_not((output.sample_logits_KV < np.inf).all(-1))
         return cls(targets_T, samples_K)
 
@@ -90,11 +90,18 @@ class NonFinite:
             place = int(self.targets_T.argmax())
             index, token = planned.step.targets[place]
             logprob = f"log-probability of token {token}: {output.target_logprobs[place]}"
-            kl = "" if output.notes_T is None else f", KL divergence from the reference: {output.notes_T['kl'][place]}"
+            kl_T = _kl(output)
+            kl = "" if kl_T is None else f", KL divergence from the reference: {kl_T[place]}"
             raise _error(planned, index, f"{logprob}{kl}, step {num_steps}")
         if self.samples_K.any():
             index = planned.step.samples[int(self.samples_K.argmax())]
             raise _error(planned, index, f"a logit is NaN or infinite, step {num_steps}")
+
+
+def _kl(output: StepOutput) -> Any:
+    """Of each target [T], where a tap compares them; one that records notes none."""
+    notes_T = output.notes_T
+    return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 
 
 def _error(planned: PlannedStep, index: int, found: str) -> NonFiniteError:

@@ -66,8 +66,8 @@ def open_session(
 
     A graph from memory finds its weights in `external_data_folder` (see `external_data_plan`); `label` names the model
     in errors; `custom_operators` is a library that ONNX Runtime loads; `compiled` keeps what providers compile of a
-    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, ONNX Runtime's default where it
-    is None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
+    graph from memory with its external data in `weights`; `level` is one of `LEVELS`, that of `settings` where it is
+    None. Of `settings` the CPU fallback, the number of threads and ONNX Runtime's options count. Raises
     `ModelError` where ONNX Runtime refuses the model and `ProviderError` where a provider does not come up; with
     `allow_cpu_fallback` the latter is a warning and the session runs on the CPU.
     """
