@@ -33,6 +33,7 @@ RUN_HERE = {
     "docs/locate.md": "out/loss_map/loss_map.html",
     "docs/mend.md": "out/fitted/bill.html",
     "docs/start/python.md": "out/from_python/report.html",
+    "docs/reasoning.md": "out/sampled/report.html",
     "docs/start/lm_eval.md": "out/quickstart/model.onnx",
     "recipes/azureml/README.md": "out/azureml/quickstart/job.yml",
 }

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, ThinkingBudget, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.text.encoder_decoder import (
@@ -92,9 +92,10 @@ def convert_generation(
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     items = cut_media(items, len(tokens) - len(kept), len(tokens))
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
-    think = None if request.think_end_token is None else ThinkingEnd.of(request.think_end_token, tokenizer)
+    think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
-    generation = _generation(request, stop_ids, checker, encoding, think)
+    budget = None if think is None else think.budget(request, kept)
+    generation = _generation(request, stop_ids, checker, encoding, budget)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
 
@@ -104,7 +105,7 @@ def convert_generation(
         tokens = tuple(token for result in results for token in result.tokens)
         best = results[0].hypotheses if len(results) == 1 else ()
         sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
-        text, reasoning = (text, None) if think is None else think.read(tokens, request)
+        text, reasoning = (text, None) if think is None else think.read(tokens, request.stop, budget)
         return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences, reasoning)
 
     requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
@@ -122,7 +123,7 @@ def _generation(
     stop_ids: frozenset[int],
     checker: StopChecker,
     encoding: Encoding | None,
-    think: ThinkingEnd | None,
+    budget: ThinkingBudget | None,
 ) -> Generation:
     return Generation(
         max_new_tokens=request.max_new_tokens,
@@ -132,7 +133,7 @@ def _generation(
         stops=checker.stops,
         suppressed=Suppressed() if encoding is None else encoding.suppressed,
         beams=request.beams,
-        thinking=None if think is None else think.budget(request),
+        thinking=budget,
     )
 
 

@@ -111,7 +111,7 @@ class GenerationRequest:
         return None if self.num_beams == 1 else Beams(self.num_beams, *wanted)
 
     def _check_thinking(self) -> None:
-        end, budget = self.think_end_token, self.thinking_budget
+        end, budget = whole_text("think_end_token", self.think_end_token), self.thinking_budget
         if end is not None and (isinstance(end, bool) or not (isinstance(end, str | int) and (end or end == 0))):
             raise ConfigError(f"'think_end_token' = {end!r}: a text of at least one character, or a token id")
         _at_least("think_end_token", 0 if isinstance(end, str) or end is None else end, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,9 @@ from olive_ext.errors import ConfigError
 from olive_ext.text.generation_bounds import StopChecker
 from olive_ext.text.requests import GenerationRequest, Reasoning
 from olive_ext.text.tokenizer import Tokenizer
+
+_BEHIND_END = 8
+"""Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +25,40 @@ class ThinkingEnd:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, end: str | int, tokenizer: Tokenizer) -> ThinkingEnd:
-        """A text that is one special token becomes its id, because decoding leaves special tokens out."""
+    def of(cls, end: str | int, tokenizer: Tokenizer, stop_ids: Container[int] = ()) -> ThinkingEnd:
+        """A text that is one special token becomes its id, because decoding leaves special tokens out. Raises
+        `ConfigError` for a token that ends the generation, as those of `stop_ids` do, or that the model has no row for.
+        """
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
-        return cls(end if special is None else special, tokenizer)
+        found = end if special is None else special
+        if found in stop_ids:
+            raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
+        size = tokenizer.rows.embedding
+        if isinstance(found, int) and size is not None and found >= size:
+            raise ConfigError(f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens")
+        return cls(found, tokenizer)
 
     def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
         """The texts that may end the generation. Plain text may occur in the reasoning, so that the answer is only cut
         there afterwards."""
         return tuple(stop for stop in stops if self._special_id(stop) is not None)
 
-    def budget(self, request: GenerationRequest) -> ThinkingBudget | None:
-        """The request's budget. Raises `ConfigError` where it leaves no room for an answer."""
-        number, end, encode = request.thinking_budget, self.end, self.tokenizer.encode
+    def budget(self, request: GenerationRequest, prompt: Sequence[int]) -> ThinkingBudget | None:
+        """The request's budget; None behind a prompt in which the reasoning has ended. Raises `ConfigError` where it
+        leaves no room for an answer, or the tokenizer has no tokens for the end."""
+        number, end, decode = (
+            request.thinking_budget,
+            self.end,
+            partial(self.tokenizer.decode, skip_special_tokens=False),
+        )
         if number is None:
             return None
-        marker = (end,) if isinstance(end, int) else tuple(encode(end, add_special_tokens=False))
+        marker = (end,) if isinstance(end, int) else tuple(self.tokenizer.encode(end, add_special_tokens=False))
+        text = decode(marker).strip()
+        if isinstance(end, str) and end.strip() not in text:
+            raise ConfigError(f"'think_end_token' = {end!r}: the tokenizer writes it as {text!r}: give a token's id")
+        if text and decode(prompt[-len(marker) - _BEHIND_END :]).rstrip().endswith(text):
+            return None
         if number + len(marker) >= request.max_new_tokens:
             raise ConfigError(
                 f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
@@ -47,14 +68,16 @@ class ThinkingEnd:
             return ThinkingBudget(number, marker)
         return ThinkingBudget(number, marker, end, StopChecker(self.tokenizer, (end,)))
 
-    def read(self, tokens: Sequence[int], request: GenerationRequest) -> tuple[str, Reasoning]:
-        """The text behind the last end of reasoning, without white space in front and cut before the first stop, and
-        what stands before it. Without an end all is the answer."""
+    def read(
+        self, tokens: Sequence[int], stops: Sequence[str], budget: ThinkingBudget | None = None
+    ) -> tuple[str, Reasoning]:
+        """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
+        and what stands before it. Without an end all is the answer."""
         number, thoughts, answer = self._split(tokens)
         answer = answer.lstrip()
-        cut = min((at for at in map(answer.find, request.stop) if at >= 0), default=len(answer))
-        budget = request.thinking_budget
-        is_forced = budget is not None and len(tokens) > budget and self._split(tokens[:budget])[0] is None
+        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
+        most = len(tokens) if budget is None else budget.num_tokens
+        is_forced = len(tokens) > most and self._split(tokens[:most])[0] is None
         known = len(tokens) if number is None else number
         return answer[:cut], Reasoning(thoughts, known, number is not None, is_forced)
 
@@ -76,4 +99,6 @@ class ThinkingEnd:
 
     def _special_id(self, text: str) -> int | None:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 and ids[0] in self.tokenizer.special_ids else None
+        is_special = len(ids) == 1 and ids[0] in self.tokenizer.special_ids
+        is_unknown = is_special and self.tokenizer.decode(ids, skip_special_tokens=False).strip() != text.strip()
+        return ids[0] if is_special and not is_unknown else None

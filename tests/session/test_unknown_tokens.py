@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import olive_ext
-from olive_ext.errors import TaskError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.text.requests import GenerationRequest, RollingRequest
 from tests.check.tiny import VOCABULARY, put_model
 
@@ -38,3 +38,9 @@ def test_token_beyond_the_embedding_is_named(session: olive_ext.Session, token: 
         session.loglikelihood_rolling([RollingRequest([5, 6], prefix=token)])
     with pytest.raises(TaskError, match=rf"^request 'a': token {token} \(''\) {BEYOND}"):
         list(session.generate_continuous([("a", GenerationRequest([token], max_new_tokens=2))]))
+
+
+def test_end_of_reasoning_beyond_the_embedding_is_named(session: olive_ext.Session) -> None:
+    for settings in ({}, {"thinking_budget": 1}):
+        with pytest.raises(ConfigError, match=rf"request 0: 'think_end_token' = {VOCABULARY} is beyond .* 320 tokens"):
+            session.generate([[1]], max_new_tokens=9, think_end_token=VOCABULARY, **settings)

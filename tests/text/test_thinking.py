@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_eval.models.utils import postprocess_generated_text
+from tokenizers import Tokenizer as Core
+from tokenizers import models
+from transformers import PreTrainedTokenizerFast
 
-from olive_ext.engine.requests import Request
+from olive_ext.engine.requests import FinishReason, Result
 from olive_ext.errors import ConfigError
 from olive_ext.session.answer_journal import answer_key
-from olive_ext.text.conversion import convert_generation
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.text.conversion import Converted, convert_generation
+from olive_ext.text.requests import GenerationOutput, GenerationRequest
 from olive_ext.text.thinking import ThinkingEnd
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import IM_END, IM_START, byte_fallback, byte_level
@@ -22,8 +28,7 @@ PIECES = st.lists(st.sampled_from(["</think>", "</th", "ink>", "the cat", "\n\n"
 @given(pieces=PIECES, tokenizer=st.sampled_from([byte_level(), byte_fallback()]))
 def test_answer_is_what_lm_eval_takes_for_it(pieces: list[str], tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("".join(pieces), add_special_tokens=False)
-    request = GenerationRequest("the", stop=["\n\n", "stop"], think_end_token="</think>")
-    answer, reasoning = ThinkingEnd.of("</think>", tokenizer).read(tokens, request)
+    answer, reasoning = ThinkingEnd.of("</think>", tokenizer).read(tokens, ["\n\n", "stop"])
     text = tokenizer.decode(tokens)
     assert answer == postprocess_generated_text(text, ["\n\n", "stop"], "</think>")
     assert reasoning.has_ended == ("</think>" in text)
@@ -41,22 +46,61 @@ def test_end_with_special_tokens_among_others_is_found() -> None:
     the = tokenizer.encode("the", add_special_tokens=False)
     tokens = [*the, IM_START, *the, IM_END, *the, IM_START, *the, IM_END, *the, *the]
     end = ThinkingEnd.of("<|im_start|>the<|im_end|>", tokenizer)
-    answer, reasoning = end.read(tokens, GenerationRequest("the"))
+    answer, reasoning = end.read(tokens, ())
     assert (answer, reasoning.num_tokens) == ("thethe", len(tokens) - 2 * len(the))
 
 
-def _converted(**settings: object) -> Request:
-    request = GenerationRequest([9], 20, think_end_token="</think>", **settings)
-    return convert_generation(byte_level(), request, frozenset(), 64).requests[0]
+def _converted(prompt: Any = (9,), end: str | int = "</think>", **settings: Any) -> Converted[GenerationOutput]:
+    request = GenerationRequest(prompt, 20, think_end_token=end, **settings)
+    return convert_generation(byte_level(), request, frozenset({IM_END}), 64)
 
 
 def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:
-    found = {answer_key(_converted(thinking_budget=budget)) for budget in (None, 3, 4)}
+    found = {answer_key(_converted(thinking_budget=budget).requests[0]) for budget in (None, 3, 4)}
     assert len(found) == 3
-    assert answer_key(_converted(thinking_budget=3)) in found
+    assert answer_key(_converted(thinking_budget=3).requests[0]) in found
 
 
 @pytest.mark.parametrize("budget", [-1, 2.5, True, "8"])
 def test_budget_that_is_no_number_of_tokens_is_refused(budget: object) -> None:
     with pytest.raises(ConfigError, match=r"'thinking_budget' = .*a whole number of at least 0"):
         _converted(thinking_budget=budget)
+
+
+@pytest.mark.parametrize(("prompt", "is_over"), [("the</think>\n\n", True), ("</think>", True), ("</think>the", False)])
+@pytest.mark.parametrize("end", ["</think>", IM_START])
+def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
+    prompt: str, is_over: bool, end: str | int
+) -> None:
+    """As templates write it for answers without reasoning; else the end would be put into the answer."""
+    prompt = prompt if isinstance(end, str) else prompt.replace("</think>", "<|im_start|>")
+    converted = _converted(prompt, end, thinking_budget=3)
+    generation = converted.requests[0].generation
+    assert generation is not None
+    assert (generation.thinking is None) is is_over
+    answer = byte_level().encode("the cat the", add_special_tokens=False)
+    (reasoning,) = [converted.output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)]).reasoning]
+    assert reasoning is not None
+    assert reasoning.is_forced is (not is_over)
+
+
+@pytest.mark.parametrize(
+    ("end", "named"),
+    [
+        (IM_END, f"'think_end_token' = {IM_END} ends this model's answers"),
+        ("<|im_end|>", "'think_end_token' = '<|im_end|>' ends this model's answers"),
+        ("\ud800", "'think_end_token' has half of a surrogate pair"),
+    ],
+)
+def test_end_that_is_never_found_is_refused(end: str | int, named: str) -> None:
+    for settings in ({}, {"thinking_budget": 3}):
+        with pytest.raises(ConfigError, match=re.escape(named)):
+            _converted(end=end, **settings)
+
+
+def test_end_without_tokens_of_its_own_cannot_be_put_there() -> None:
+    core = Core(models.WordLevel({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]"), "words")
+    request = GenerationRequest([1], 20, think_end_token="done", thinking_budget=3)
+    with pytest.raises(ConfigError, match=r"'think_end_token' = 'done': the tokenizer writes it as '\[UNK\]': give a"):
+        convert_generation(tokenizer, request, frozenset(), 64)

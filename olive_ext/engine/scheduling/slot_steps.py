@@ -49,7 +49,8 @@ class SlotSteps:
     def plan(self, before: PlannedStep | None = None) -> PlannedStep | None:
         """The next step; there is work left. Behind a step `before` that has not been read rows that decode are fed
         with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
-        host, its sequence is not in the step: that has inputs then, or those that decode stay together."""
+        host, its sequence is not in the step: that has inputs then, or those that decode stay together. Nor is one
+        whose next token is forced, which happens to few at a time."""
         found, is_complete = self._expected(before) if before is not None else ({}, True)
         self._admit()
         while True:
@@ -80,9 +81,9 @@ class SlotSteps:
                 continue
             if sequence.num_slots == 1 and sequence.end == len(sequence.tokens):
                 self.release(sequence)
-            elif sequence.needs_rows or sequence.is_forced or sequence.num_slots > 1:
+            elif sequence.needs_rows or sequence.num_slots > 1:
                 is_complete = False
-            elif sequence.end < sequence.room:
+            elif sequence.end < sequence.room and not sequence.is_forced:
                 sequence.expect()
                 found[sequence] = number
         return found, is_complete

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, ThinkingBudget
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
@@ -149,6 +149,16 @@ def test_steps_overlap_while_prompts_take_the_places_of_what_has_ended(
     assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
     mixed = [step for step in runner.steps if len({len(row.tokens) for row in step.rows}) > 1]
     assert bool(mixed) is (batching == PACKED)
+
+
+@pytest.mark.parametrize("batching", FORMS)
+def test_steps_overlap_beside_a_row_whose_next_tokens_a_budget_puts_there(batching: StepForm) -> None:
+    """That row alone waits until its token is read."""
+    marker = (VOCAB + 1,) * 4
+    answers = [Generation(60, thinking=ThinkingBudget(7 + 11 * i, marker)) for i in range(4)]
+    engine, _ = _decode(batching, [Request((1, 2, i), 0, answer) for i, answer in enumerate(answers)])
+    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    assert engine.counters.rows_dropped == 0
 
 
 def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY
-from olive_ext.engine.requests import Beams, Generation, Request, Sampling
+from olive_ext.engine.requests import Beams, Generation, Request, Sampling, ThinkingBudget
+from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of
@@ -181,4 +184,28 @@ def test_search_whose_beams_do_not_fit_together_is_refused_by_name() -> None:
     engine = Engine(FakeRunner(4, PACKED, most_blocks=20), 8)
     with pytest.raises(OliveExtError, match=r"request 0: 'num_beams' = 4, .*31 positions each, .* 80 positions"):
         engine.run([search])
+    engine.close()
+
+
+def _thinking(count: int) -> list[Request]:
+    """Answers of one length, with budgets that end at other steps, by markers of one to three tokens."""
+    answers = (Generation(40, thinking=ThinkingBudget(i * 5 % 31, (7, 8, 9)[: 1 + i % 3])) for i in range(count))
+    return [Request((i, 2, 3), 0, answer) for i, answer in enumerate(answers)]
+
+
+@pytest.mark.parametrize("most_blocks", [64, UNLIMITED], ids=["few_blocks", "many_blocks"])
+def test_tokens_that_a_budget_puts_there_are_never_computed_beside_what_the_model_finds(most_blocks: int) -> None:
+    """Every row is fed its answer's own token: none that the step before found in place of a forced one, also where
+    sequences are given up and beams decode beside them."""
+    searched = [Request((3, i), 0, Generation(12, beams=Beams(2))) for i in range(3)]
+    drawn = [replace(one, generation=replace(one.generation, sampling=Sampling(1.0))) for one in _thinking(4)]
+    asked = [one for some in zip_longest(_thinking(12), searched, drawn) for one in some if one is not None]
+    runner = FakeRunner(12, PACKED, overlaps_steps=True, most_blocks=most_blocks)
+    engine, alone = Engine(runner, 64), Engine(FakeRunner(2, PACKED), 64)
+    found = engine.run(asked)
+    assert found == [alone.run([request])[0] for request in asked]
+    assert_runs_as_oracle(engine, [_thinking(12)])
+    assert engine.counters.rows_dropped == 0
+    assert (engine.counters.preemptions > 0) is (most_blocks < UNLIMITED)
+    assert 0 < engine.counters.steps_ahead < engine.counters.steps
     engine.close()
