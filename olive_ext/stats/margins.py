@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.stats.distances import clustered_mean
-
 FloatArray = npt.NDArray[np.float64]
 
 LEVEL = 0.9
@@ -28,19 +26,22 @@ def shrink_factor(
     reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
 ) -> tuple[float, float, float]:
     """Sum of the candidate's margins [N] over that of the reference's, and its 95 % interval, infinite for a single
-    document. `documents` [N] and `weights` as in `clustered_mean`; NaN where all of the reference's margins are 0.
+    document. `documents` [N] and `weights` as in `distances.clustered_mean`; NaN where all of the reference's are 0.
 
     A ratio of two means with documents as clusters (Cochran 1977, eq. 6.13), with Student's quantile. Least squares
     would go by the few largest margins.
     """
     from scipy.stats import t
 
-    sizes = reference if weights is None else reference * weights
-    if not sizes.sum() > 0:
+    weights = np.ones(len(reference)) if weights is None else weights
+    sums, others = (np.bincount(documents, weights * own) for own in (reference, candidate))
+    if not sums.sum() > 0:
         return math.nan, math.nan, math.nan
-    ratios = np.divide(candidate, reference, out=np.zeros_like(candidate), where=reference > 0)
-    factor, stderr = clustered_mean(ratios, documents, sizes)
-    half = math.inf if stderr is None else float(t.ppf(0.975, documents.max())) * stderr
+    factor, count = float(others.sum() / sums.sum()), len(sums)
+    if count < 2:
+        return factor, -math.inf, math.inf
+    stderr = math.sqrt(float(np.sum((others - factor * sums) ** 2)) * count / (count - 1)) / float(sums.sum())
+    half = float(t.ppf(0.975, count - 1)) * stderr
     return factor, factor - half, factor + half
 
 

@@ -124,8 +124,8 @@ def _answers(reference: Answers, own: Answers) -> _Items:
 
 
 def _before(scores: Sequence[float], best: int) -> float:
-    """A choice's score less the best other one's."""
-    return scores[best] - max(score for place, score in enumerate(scores) if place != best)
+    """A choice's score less the best other one's; NaN where any has no number."""
+    return scores[best] - float(np.max(np.delete(scores, best)))
 
 
 def _tokens(both: Both, task: str) -> _Items:
@@ -231,7 +231,7 @@ def _first_difference(
     pairs = zip(reference, candidate, strict=False)
     shortest = min(len(reference), len(candidate))
     index = next((place for place, (one, two) in enumerate(pairs) if one != two), shortest)
-    before = tokenizer.decode(reference[:index])
+    before = tokenizer.decode(reference[:index]).rstrip("\ufffd")  # a character that has begun goes with what follows
     one, two = (_behind(before, tokens, index, tokenizer) for tokens in (reference, candidate))
     margins = observer.margins_at(asked, reference, index)
     return FirstDifference(asked[0], asked[1], index, before[-_AROUND:], one, two, *margins)
