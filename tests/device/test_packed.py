@@ -82,7 +82,7 @@ def test_beams_over_blocks_are_those_over_slots_but_for_near_ties_of_fp16() -> N
 
 def test_eighty_rows_over_few_blocks_answer_as_over_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four blocks of 256 positions for 80 texts, some of which grow into a second one. Another step's rows round fp16
-    otherwise, so an answer may part at a near tie."""
+    otherwise, so answers may part, but at near ties alone."""
     rng = random.Random(5)
     texts = [[rng.randrange(4, VOCAB) for _ in range(rng.choice([6, 6, 20, 249]))] for _ in range(80)]
     asked = [GenerationRequest(text, max_new_tokens=24) for text in texts]
@@ -98,7 +98,15 @@ def test_eighty_rows_over_few_blocks_answer_as_over_many(monkeypatch: pytest.Mon
             found.append([output.tokens for output in session.generate(asked)])
             facts = session.describe_execution()
         assert (facts["kv_blocks"] == 4) == is_few
-    assert sum(one == other for one, other in zip(*found, strict=True)) >= 76
+    parted = []
+    for text, one, other in zip(texts, *found, strict=True):
+        if one != other:
+            at = next(at for at, (own, theirs) in enumerate(zip(one, other, strict=False)) if own != theirs)
+            parted += [([*text, *one[:at]], [answer[at]]) for answer in (one, other)]
+    assert len(parted) < 2 * 30
+    with _open("cpu", scoring="rows") as session:
+        scores = [output.logprob for output in session.loglikelihood(parted)]
+    assert np.abs(np.diff(np.reshape(scores, (-1, 2)))).max() < 0.05
 
 
 def test_attention_over_blocks_is_numpys_and_a_missing_window_is_seen() -> None:
