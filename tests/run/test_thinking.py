@@ -143,7 +143,7 @@ def test_more_answers_are_drawn_beside_those_that_are_kept(folder: Path, tmp_pat
     drawn = {"max_gen_toks": MOST, "do_sample": True, "temperature": 1.5}
 
     def run(out: str, repeats: int, **thinking: int) -> Report:
-        args = {"think_end_token": END, "thinking_budget": BUDGET, **thinking}
+        args = {"think_end_token": "q", "thinking_budget": BUDGET, **thinking}  # which no prompt ends with
         settings = {"gen_kwargs": drawn, "model_args": args, "output_dir": str(tmp_path / out)}
         return evaluate(_config(folder, repeats=repeats, **settings))
 
