@@ -136,3 +136,21 @@ def test_several_answers_have_mean_lengths(folder: Path) -> None:
 def test_what_has_no_room_is_told_with_its_task(folder: Path, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(OliveExtError, match=f"task 'tiny_generate'.*{named}"):
         evaluate(_config(folder, **settings))
+
+
+def test_more_answers_are_drawn_beside_those_that_are_kept(folder: Path, tmp_path: Path) -> None:
+    """As fresh ones would be; another budget keeps none."""
+    drawn = {"max_gen_toks": MOST, "do_sample": True, "temperature": 1.5}
+
+    def run(out: str, repeats: int, **thinking: int) -> Report:
+        args = {"think_end_token": "q", "thinking_budget": BUDGET, **thinking}  # which no prompt ends with
+        settings = {"gen_kwargs": drawn, "model_args": args, "output_dir": str(tmp_path / out)}
+        return evaluate(_config(folder, repeats=repeats, **settings))
+
+    few, more, fresh = run("kept", 2), run("kept", 4), run("fresh", 4)
+    assert [metric.value for metric in more.metrics] == [metric.value for metric in fresh.metrics]
+    counts = [report.engine["tokens_generated"] for report in (few, more, fresh)]
+    assert counts[1] == counts[2] - counts[0]
+    other, alone = run("kept", 4, thinking_budget=3), run("alone", 4, thinking_budget=3)
+    assert [metric.value for metric in other.metrics] == [metric.value for metric in alone.metrics]
+    assert other.engine["tokens_generated"] == alone.engine["tokens_generated"] > 0

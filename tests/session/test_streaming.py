@@ -112,4 +112,11 @@ def test_errors_reach_the_reader_and_a_closed_session_streams_nothing() -> None:
 def test_text_of_a_model_on_workers_is_one_piece() -> None:
     with olive_ext.open(genai_export("llama", None), isolation="process") as session:
         whole = session.generate("the cat", max_new_tokens=12)
-        assert list(session.stream("the cat", max_new_tokens=12)) == [whole.text]
+        for _ in range(2):
+            unread = session.stream("the cat", max_new_tokens=12, stop=["\n"])
+            assert next(unread) in whole.text
+            unread.close()  # type: ignore[attr-defined]
+            assert not threads()
+            assert list(session.stream("the cat", max_new_tokens=12)) == [whole.text]
+        with pytest.raises(ConfigError, match="'think_end_token' = 'x'"):
+            session.stream("the cat", think_end_token="x", thinking_budget=2)

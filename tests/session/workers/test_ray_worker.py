@@ -97,6 +97,24 @@ def test_pictures_travel_to_workers_and_give_the_same_bytes() -> None:
     assert len(execution["workers"]["names"]) == 2
 
 
+def test_budgets_of_reasoning_reach_workers_and_give_the_same_bytes() -> None:
+    """As a token id, and as a text that each worker looks for by itself."""
+    asked = [
+        GenerationRequest(
+            context, 24, think_end_token=end, thinking_budget=number % 9, temperature=number % 2, seed=number
+        )
+        for number, (context, _) in enumerate(PAIRS[:60])
+        for end in (5, "</think>", "e")
+    ]
+    found = []
+    for given in ({}, {"workers": 2}):
+        with open_tiny(**given) as session:
+            found.append(session.generate(asked))
+    assert found[0] == found[1]
+    forced = [one.reasoning.is_forced for one in found[0] if one.reasoning is not None]
+    assert len(asked) / 3 < sum(forced) < len(asked)
+
+
 def actors() -> list[psutil.Process]:
     """The processes of our actors."""
     found = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"]]
