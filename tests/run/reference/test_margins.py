@@ -169,11 +169,14 @@ def test_a_single_document_has_a_factor_without_an_interval() -> None:
 
 
 def test_choices_that_always_tie_have_no_factor() -> None:
-    """All margins 0: nothing is a number, nothing breaks, and none is predicted to change but by the prior."""
+    """All margins 0 in the reference: the factor is no number, and nothing breaks; unmoved ones predict nothing."""
     (item,) = by_task(measured(both([(1.0, 1.0)] * 30, [(2.0, 2.0)] * 30))[0]).values()
     assert math.isnan(item.shrink)
-    assert (item.changed, item.num_items) == (0, 30)
-    assert item.predicted.low == 0
+    assert (item.changed, item.num_items, item.predicted) == (0, 30, None)
+    (item,) = by_task(measured(both([(1.0, 1.0)] * 30, [(2.0, 1.0), (0.0, 1.0)] * 15))[0]).values()
+    assert math.isnan(item.shrink)
+    assert item.changed == 15
+    assert item.predicted.low < MORE / 2 < item.predicted.high
 
 
 def test_predictions_are_about_documents_that_were_not_run() -> None:
