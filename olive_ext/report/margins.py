@@ -58,7 +58,7 @@ class TaskMargins:
 
     changed: int
     predicted: PredictedChanges | None = None
-    """None of whole texts."""
+    """None of whole texts, of few documents, and where no margin has moved."""
 
     num_differing: int | None = None
     """Documents whose greedily generated answers differ in a token; None where none were generated."""

@@ -170,7 +170,7 @@ def _task_margins(
 
 
 def _predicted(both: Both, reference: Answers, own: Answers, documents: _Items) -> PredictedChanges | None:
-    if len(documents.documents) < LEAST_DOCUMENTS:
+    if len(documents.documents) < LEAST_DOCUMENTS or np.array_equal(documents.reference, documents.candidate):
         return None
     model = ChangeModel(documents.reference, documents.candidate, documents.changed)
     left = [item.scores for number, item in reference.by_document.items() if number not in own.by_document]
