@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -59,10 +60,10 @@ _NEEDED = {"required": True}
 
 
 def _points(text: str) -> float:
-    number = float(text)
-    if not 0 < number < 100:
-        raise ValueError
-    return number
+    with suppress(ValueError):
+        if 0 < float(text) < 100:
+            return float(text)
+    raise ArgumentTypeError(f"{text!r}: give points of accuracy, above 0 and below 100")
 
 
 def _count(text: str) -> int:

@@ -88,7 +88,8 @@ def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, 
 
 
 def _headline(gated: Gated) -> str:
-    return f"{gated.decision}: {gated.verdict.finding} ({counted(gated.verdict.num_documents, 'document')})"
+    finding = gated.verdict.finding.removeprefix(f"{gated.decision}: ")
+    return f"{gated.decision}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
 
 
 def _level(gated: Gated) -> str:
