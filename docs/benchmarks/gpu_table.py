@@ -5,7 +5,8 @@
 Makes the models (Gemma-4 E2B and Llama-3.2-1B shapes, random weights) and the tasks: N questions of ~150 tokens behind
 5 fixed shots of ~700 tokens together, with 10 answers of one token each, or of five; and prompts behind 8 shots of ~900
 tokens, as GSM8K-CoT has them, that are answered greedily. Each is a row: against Hugging Face in the same rounds, the
-last against onnxruntime-genai, too, and a few questions against a plain session and Olive's ortgenai. A few questions
+last against onnxruntime-genai, too, and a few questions against a plain session and Olive's ortgenai. Ours alone: more
+of the prompts with 64 and with 256 rows in a step, and long answers to short prompts, as AIME has them. A few questions
 are profiled: OUT/*/host_device_copies.json lists the copies between host and device, and a large one ends this with 1.
 Gemma 4 needs --packages, see make_models.py. `--device cpu --shapes tiny` tries everything out on a CPU in a minute.
 """
@@ -62,7 +63,7 @@ generation_kwargs:
 metric_list:
   - metric: exact_match"""
 
-ONE, FIVE, COT = "mmlu_pro_shape", "mmlu_pro_shape_5", "gsm8k_cot_shape"
+ONE, FIVE, COT, LONG = "mmlu_pro_shape", "mmlu_pro_shape_5", "gsm8k_cot_shape", "aime_shape"
 """Names of the tasks."""
 
 
@@ -91,8 +92,8 @@ class Writer:
         return len(self._tokenizer.encode(text))
 
 
-def write_tasks(folder: Path, tokenizer: Any, questions: int, new_tokens: int) -> None:
-    """The three tasks in `folder`."""
+def write_tasks(folder: Path, tokenizer: Any, questions: int, new_tokens: int, long_tokens: int) -> None:
+    """The tasks in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = Writer(tokenizer)
     shots, more = writer.shots(5, 700), writer.shots(8, 900)
@@ -106,6 +107,7 @@ def write_tasks(folder: Path, tokenizer: Any, questions: int, new_tokens: int) -
         ONE: (shots, CHOICES.format(choices=json.dumps(list(LETTERS)))),
         FIVE: (shots, CHOICES.format(choices=json.dumps(five))),
         COT: (more, GREEDY.format(tokens=new_tokens)),
+        LONG: ("", GREEDY.format(tokens=long_tokens)),
     }
     for name, (text, form) in forms.items():
         task = TASK.format(name=name, shots=json.dumps(text), form=form)
@@ -149,6 +151,18 @@ def greedy_options(given: argparse.Namespace, models: Path) -> Iterator[object]:
     yield from ("--probe", max(1, given.generations // 20))
 
 
+def rows_options(given: argparse.Namespace, num_rows: int) -> Iterator[object]:
+    """More such answers, ours alone, so many at once."""
+    yield from ("--limit", given.many, "--rounds", 1, "--warmup", 4, "--peers", "")
+    yield from ("--set", f"engine.num_slots={num_rows}")
+
+
+def long_options(given: argparse.Namespace) -> Iterator[object]:
+    """Answers of tens of thousands of tokens, ours alone: as many at once as the memory has blocks for."""
+    yield from ("--limit", given.long, "--rounds", 1, "--warmup", 1, "--peers", "")
+    yield from ("--max-length", given.long_tokens + 512)
+
+
 def answer_options(given: argparse.Namespace) -> Iterator[object]:
     """A few questions against a plain session on the same file, the reference for int4, and Olive's ortgenai."""
     yield from ("--limit", given.checked, "--rounds", 1, "--peers", "onnxruntime,olive-ortgenai", "--batch-sizes", 1)
@@ -160,6 +174,8 @@ def rows(given: argparse.Namespace, models: Path) -> dict[str, tuple[str, Iterat
         "": (ONE, speed_options(given, models), {"hf": 4.0}),
         "-5-tokens": (FIVE, speed_options(given, models), {"hf": 8.0}),
         "-greedy": (COT, greedy_options(given, models), {"hf": 5.0, "onnxruntime-genai": 3.0}),
+        **{f"-greedy-{number}": (COT, rows_options(given, number), {}) for number in (64, 256) if given.many},
+        **({"-long": (LONG, long_options(given), {})} if given.long else {}),
         "-answers": (ONE, answer_options(given), {"onnxruntime": 1.0, "olive-ortgenai": 1.0}),
         "-whole": (ONE, whole_options(given), {}),
     }
@@ -188,6 +204,9 @@ def main() -> None:
     parser.add_argument("--whole", metavar="N", type=int, default=12000, help="questions for ours alone; 0 for none")
     parser.add_argument("--generations", metavar="N", type=int, default=128, help="prompts that are answered greedily")
     parser.add_argument("--new-tokens", metavar="N", type=int, default=128, help="tokens of such an answer at most")
+    parser.add_argument("--many", metavar="N", type=int, default=512, help="such prompts for ours alone; 0 for none")
+    parser.add_argument("--long", metavar="N", type=int, default=64, help="questions answered at length; 0 for none")
+    parser.add_argument("--long-tokens", metavar="N", type=int, default=32000, help="tokens of such an answer at most")
     parser.add_argument("--checked", metavar="N", type=int, default=5, help="questions to check answers on")
     parser.add_argument("--batch-sizes", metavar="A,B", default="16,64,128")
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
@@ -200,8 +219,9 @@ def main() -> None:
         from transformers import AutoTokenizer
 
         tasks = given.out / shape / "task"
-        questions = max(given.questions, given.whole, given.generations)
-        write_tasks(tasks, AutoTokenizer.from_pretrained(models / "hf"), questions, given.new_tokens)
+        questions = max(given.questions, given.whole, given.generations, given.many, given.long)
+        tokenizer = AutoTokenizer.from_pretrained(models / "hf")
+        write_tasks(tasks, tokenizer, questions, given.new_tokens, given.long_tokens)
         for precision in given.precisions.split(","):
             name = f"{shape}-{precision}"
             shared, model = [*shared_options(given, tasks)], models / precision

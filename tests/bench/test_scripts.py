@@ -74,6 +74,7 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
         "4",
         "--new-tokens",
         "8",
+        *("--many", "4", "--long", "2", "--long-tokens", "40"),
     ]
     root = str(SCRIPTS.parents[1])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False)
@@ -87,6 +88,14 @@ def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     checked = json.loads((tmp_path / "tiny-fp32-answers" / "bench.json").read_text())["summary"]
     assert checked["reference"] == "onnxruntime"
     assert checked["rows"][0]["agreement"]["choices"] == [2, 2]
+    for name, number, tokens in (
+        ("greedy-64", 4, 900 + 150 + 7),
+        ("greedy-256", 4, 900 + 150 + 7),
+        ("long", 2, 150 + 39),
+    ):
+        alone = json.loads((tmp_path / f"tiny-fp32-{name}" / "bench.json").read_text())["summary"]
+        assert (len(alone["rows"]), alone["rows"][0]["error"], alone["num_requests"]) == (1, None, number)
+        assert alone["tokens_naive"] == pytest.approx(number * tokens, rel=0.1)
     five = json.loads((tmp_path / "tiny-fp32-5-tokens" / "bench.json").read_text())["summary"]
     assert five["rows"][0]["agreement"]["choices"] == [4, 4]
     assert five["tokens_distinct"] > found["summary"]["tokens_distinct"] + 4 * 10 * 3
