@@ -51,6 +51,8 @@ class Certain(Strict):
                 f"'{given[0]}' = {self.bound:g} is the value of a model that equals the reference: no sample tells the "
                 "two apart, give a bound that is not"
             )
+        if self.metric != "kl_mean" and self.distance >= 1:
+            raise ValueError(f"'{given[0]}': no share is so far from an equal model's: give a share, 0.01 is one point")
         return self
 
     @property

@@ -44,6 +44,11 @@ def test_claim_has_a_side_and_a_distance(given: dict[str, Any], side: str, bound
         ({"certain": {"within": 0.01, "below": 1}}, "not within and below"),
         ({"certain": {"metric": "kl_mean", "below": 0}}, "'below' = 0 is the value of a model that equals"),
         ({"certain": {"metric": "acc", "within": 0.01}}, "'certain.metric' = 'acc': give \"accuracy_difference\""),
+        (
+            {"certain": {"within": 5}},
+            "'within': no share is so far from an equal model's: give a share, 0.01 is one point",
+        ),
+        ({"certain": {"metric": "top1_agreement", "above": -1}}, "'above': no share is so far"),
         ({"certain": {"within": -0.01}}, "'certain.within' = -0.01: give a number above 0"),
         (
             {"certain": {"within": 0.01, "confidence": 95}},
