@@ -20,6 +20,7 @@ from olive_ext.errors import OliveExtError, TaskError
 from olive_ext.report import Report
 from olive_ext.run import evaluate
 from olive_ext.sandbox import Outcome, Sandbox
+from tests.backends.known_answers import Knows
 
 RIGHT, WRONG, STOPPED = "    return a + b\n", "    return a - b\n", "    import os\n    os._exit(0)\n"
 FUNCTIONS = """
@@ -79,19 +80,6 @@ ANSWERS = {
 }
 
 
-class Knows(LM):  # type: ignore[misc]
-    """Gives the answers of each document in the order in which it is asked."""
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        left = {number: list(answers) for number, answers in ANSWERS.items()}
-        return [left[request.doc_id].pop(0) for request in requests]
-
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        raise NotImplementedError
-
-    loglikelihood_rolling = loglikelihood
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "toy.py").write_text(FUNCTIONS, encoding="utf-8")
@@ -101,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
 
 def evaluated(folder: Path, **settings: Any) -> Report:
     given = {"tasks": ["toy_code"], "include_path": str(folder), "confirm_run_unsafe_code": True, **settings}
-    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows())
+    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows(ANSWERS))
 
 
 def test_pass_at_k_counts_answers_that_pass_with_errors_by_document(folder: Path) -> None:

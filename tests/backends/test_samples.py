@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.api.model import LM
 
 from olive_ext.backends.samples import pass_at
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
+from tests.backends.known_answers import Knows
 
 NUM_DOCUMENTS, NUM_ANSWERS = 7, 6
 FUNCTIONS = """
@@ -81,19 +81,6 @@ def _answers() -> dict[int, list[str]]:
 ANSWERS = _answers()
 
 
-class Knows(LM):  # type: ignore[misc]
-    """Gives the answers of each document in the order in which it is asked."""
-
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        left = {number: list(answers) for number, answers in ANSWERS.items()}
-        return [left[request.doc_id].pop(0) for request in requests]
-
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
-        raise NotImplementedError
-
-    loglikelihood_rolling = loglikelihood
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "toy.py").write_text(FUNCTIONS, encoding="utf-8")
@@ -104,7 +91,7 @@ def folder(tmp_path: Path) -> Path:
 
 def evaluated(folder: Path, task: str, **settings: Any) -> Report:
     given = {"tasks": [task], "include_path": str(folder), **settings}
-    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows())
+    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows(ANSWERS))
 
 
 def _by_name(report: Report) -> dict[tuple[str, str], Metric]:
