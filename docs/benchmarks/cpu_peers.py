@@ -58,7 +58,7 @@ WORKS = {
 }
 """Every position of a long text; prompts alone; decoding almost alone; both, with answers of several lengths."""
 
-TINY = {"window": Work(1, 64), "prompts": Work(2, 32, 1, 1), "3 rows": Work(3, 8, 4, 8)}
+TINY = {"tiny window": Work(1, 64), "tiny prompts": Work(2, 32, 1, 1), "3 rows": Work(3, 8, 4, 8)}
 Answer = list[list[float]]
 Answering = Callable[[list[list[int]], list[int]], Answer | Callable[[], Answer]]
 
