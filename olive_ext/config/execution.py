@@ -73,17 +73,19 @@ class EngineConfig(Strict):
     """Raises an error for a step, or a run of an encoder, whose shape was not run beforehand, instead of counting it as
     `shapes_late`. Where a decoder's steps cannot have few shapes, it is about encoders alone, if there are any."""
 
-    graph_capture: bool = False
-    """Captures steps in which all slots decode once and replays them (CUDA graphs; WebGPU's graph capture, which needs
-    a graph that was exported for it). Such steps are then padded to shape buckets, and a replay is compared with a
-    plain step when the model is opened. Not yet run on CUDA."""
+    graph_capture: bool | Auto = False
+    """Captures steps in which every row decodes and replays them (CUDA graphs; WebGPU's graph capture). Packed steps
+    are padded to 1, 2, 4, ... 512 rows; elsewhere all slots decode, steps are padded to shape buckets, and WebGPU needs
+    a graph that was exported for it. A replay is compared with a plain step when the model is opened: where they
+    differ, true is an error. "auto" captures packed steps on CUDA where that can be done and agrees; else a note says
+    why not. Not yet run on a GPU, so not the default."""
 
     decode_ahead: bool | Auto = "auto"
     """Whether steps overlap (async scheduling): the next one, of greedy generations and of prompts that wait, is
     planned and begins before the tokens of the last one are read; the host looks for stops meanwhile. A sequence that
     has ended then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to
     do; the execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or
-    transformers run, nor where steps are padded to shape buckets (`shapes`, `graph_capture`)."""
+    transformers run, nor where steps are padded to shape buckets (`shapes`; `graph_capture` but for packed steps)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
     """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
@@ -133,15 +135,17 @@ class EngineConfig(Strict):
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         """Refuses settings that need shape buckets together with settings that need steps of any shape."""
-        few = [f"'{name}' = true" for name in ("strict_shapes", "graph_capture") if getattr(self, name)]
+        few = ["'strict_shapes' = true"] if self.strict_shapes else []
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
+        if self.graph_capture is True and self.scoring == "branches":
+            raise ValueError("'graph_capture' = true excludes 'scoring' = \"branches\", whose steps have any shape")
         if few and self.scoring in ("branches", "packed"):
             raise ValueError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
         if few and self.decode_ahead is True:
             raise ValueError(f"{few[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host")
         if self.strict_shapes and self.shapes == "any":
             raise ValueError("'strict_shapes' = true excludes 'shapes' = \"any\"")
-        if self.graph_capture and self.graph == "untouched":
+        if self.graph_capture is True and self.graph == "untouched":
             raise ValueError("'graph_capture' = true excludes 'graph' = \"untouched\"")
         return self
 

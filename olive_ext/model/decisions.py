@@ -170,17 +170,17 @@ class BucketPlan:
         graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
         is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
-        if not (is_pinned or is_auto or config.graph_capture):
+        is_captured = config.graph_capture is True
+        if not (is_pinned or is_auto or is_captured):
             return cls("none")
-        wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, config.graph_capture)
-        if config.graph_capture and provider.capture_option is None:
+        wanted = cls("all" if is_pinned or is_auto else "decoding", config.strict_shapes, is_captured)
+        if is_captured and provider.capture_option is None:
             raise ConfigError(f"'engine.graph_capture' = true: {provider.name} captures no steps; CUDA and WebGPU do")
-        problem = against_buckets(spec)
-        if problem and has_encoders and not config.graph_capture:
+        problem = None if spec.is_paged and wanted.steps == "decoding" else against_buckets(spec)
+        if problem and has_encoders and not is_captured:
             return cls("none", note=f"steps have any shape, encoders few: {problem}")
         problem = "beside a reference, steps have any shape" if is_compared else problem
-        if config.graph_capture and spec.embeddings:
-            problem = "the embeddings that the decoder takes lie elsewhere in each step"
+        problem = (is_captured and against_capture(spec)) or problem
         return wanted if problem is None else wanted.without(problem)
 
     def without(self, problem: str) -> BucketPlan:
@@ -189,6 +189,15 @@ class BucketPlan:
             name = "strict_shapes" if self.is_strict else "graph_capture"
             raise ConfigError(f"'engine.{name}' = true: {problem}")
         return BucketPlan("none", note=f"steps have any shape: {problem}")
+
+
+def against_capture(spec: DecoderSpec) -> str | None:
+    """Why a graph's steps cannot be captured; None where they may."""
+    if spec.embeddings:
+        return "the embeddings that the decoder takes lie elsewhere in each step"
+    if spec.gathered_bytes:
+        return "keys and values of large heads are gathered anew for each step"
+    return None
 
 
 def against_buckets(spec: DecoderSpec) -> str | None:

@@ -82,6 +82,9 @@ class ResolvedModel:
     parts_failure: str = ""
     """What the trial of texts that are fed in parts failed at; empty where it did not."""
 
+    capture_failure: str = ""
+    """Why steps that were to be captured are not; empty where that was not tried, or went well."""
+
     edit_graph: Callable[[Any], None] | None = None
     """Changes the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it as it is."""
 
@@ -248,20 +251,28 @@ class ResolvedModel:
     @property
     def chunk_size(self) -> tuple[int, str]:
         """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
-        is_any = self.buckets.steps == "none"
+        is_any = self.buckets.steps != "all"
         return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=is_any)
+
+    def captures(self, spec: DecoderSpec) -> bool:
+        """Whether decoding steps of `spec`, which is this model's as a form has changed it, are captured."""
+        if self.settings.engine.graph_capture != "auto":
+            return self.buckets.is_captured
+        is_open = spec.is_paged and self.device.kind == "cuda" and not self.capture_failure and not self.is_compared
+        return is_open and self.settings.engine.graph != "untouched" and decisions.against_capture(spec) is None
 
     @cached_property
     def overlapped_steps(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
-        has_any_shape = self.buckets.steps == "none" and not (self.spec.embeddings and self.warms_encoders)
+        has_any_shape = self.buckets.steps != "all" and not (self.spec.embeddings and self.warms_encoders)
         return decisions.choose_overlapped_steps(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, those on media, then why there are no buckets."""
         media = self.media.notes if self.media is not None else ()
-        return (*self.spec.notes, *media, *filter(None, (self.buckets.note,)))
+        why = f"steps are not captured: {self.capture_failure}" if self.capture_failure else ""
+        return (*self.spec.notes, *media, *filter(None, (self.buckets.note, why)))
 
     @cached_property
     def digest(self) -> str | None:

@@ -26,10 +26,15 @@ STEM, SUFFIX = 5, 4
 Text = tuple[int, ...]
 
 
+def draw(vocab_size: int) -> Callable[[int], Text]:
+    """Gives random texts of given lengths, always the same ones."""
+    rng = np.random.default_rng(0)
+    return lambda length: tuple(rng.integers(0, vocab_size, length).tolist())
+
+
 def stem_and_ends(vocab_size: int) -> tuple[Text, Text, Text]:
     """A random stem, and two random ends behind it."""
-    rng = np.random.default_rng(0)
-    stem, left, right = (tuple(rng.integers(0, vocab_size, length).tolist()) for length in (STEM, SUFFIX, SUFFIX))
+    stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
     return stem, left, right
 
 

@@ -28,6 +28,10 @@ class NotFittingError(Exception):
     """Why a form cannot be used on a graph or a device: another form is to be opened."""
 
 
+class NotCapturedError(Exception):
+    """Why decoding steps cannot be captured: the form is to be opened without."""
+
+
 @dataclass
 class OpenedDecoder:
     """A decoder on its way through the trials at opening, which change what it is trusted with."""

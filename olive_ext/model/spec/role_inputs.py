@@ -72,9 +72,21 @@ def _mask(rows: StepArrays, _: TensorSpec) -> Array:
     return np.arange(rows.width) < rows.total_B[:, None]
 
 
+UNSPLIT = 512
+"""CUDA's PagedAttention splits the keys of rows that decode where the longest is known to have more positions."""
+
+
+def ceiling(number: int) -> int:
+    """The first power of two that is not less than `number`."""
+    return 1 << (number - 1).bit_length()
+
+
 def _bounds(rows: StepArrays, tensor: TensorSpec) -> Array:
-    longest, most = np.maximum.reduce(rows.lengths_B), np.maximum.reduce(rows.total_B)
-    return np.array([longest, most, most][: int(tensor.shape[0])])
+    """The most tokens of a row, the most positions, and what the longest row has at least: the same for all steps of
+    up to as many positions as a power of two, for those that are captured; 0 is unknown."""
+    whole = ceiling(int(np.maximum.reduce(rows.total_B)))
+    bounds = [np.maximum.reduce(rows.lengths_B), rows.width, whole // 2 + 1 if whole > UNSPLIT else 0]
+    return np.array(bounds[: int(tensor.shape[0])])
 
 
 COMPUTE: Mapping[Role, Callable[[StepArrays, TensorSpec], Array]] = {

@@ -9,10 +9,18 @@ from dataclasses import replace
 from typing_extensions import override
 
 from olive_ext.engine.forms.agreement import STEM, SUFFIX, Text, targets_of, two_ends_problem
-from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, NotFittingError, OpenedDecoder, decoder_graph
+from olive_ext.engine.forms.graph_form import (
+    ONE_BY_ONE,
+    GraphForm,
+    NotCapturedError,
+    NotFittingError,
+    OpenedDecoder,
+    decoder_graph,
+)
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed.attention_model import AttentionTrial, attention_trials
 from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
+from olive_ext.engine.forms.packed.capture import check_captured_steps
 from olive_ext.engine.forms.packed.kv import PagedKv
 from olive_ext.engine.forms.packed.rewrite import (
     KERNELS,
@@ -27,7 +35,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
-from olive_ext.model.decisions import Decision, against_buckets
+from olive_ext.model.decisions import Decision, against_buckets, against_capture
 from olive_ext.model.spec.media_types import EmbeddingSpec
 from olive_ext.model.types import DecoderSpec, Role
 
@@ -54,7 +62,7 @@ class PackedOnGraph(GraphForm):
             return f"CUDA and WebGPU have paged attention, {device} has not"
         if engine.graph == "untouched":
             return "the graph is to run as it is, and packed steps need another attention"
-        if model.buckets.steps != "none":
+        if model.buckets.steps == "all":
             return "packed steps have any shape, and steps are to have few"
         if reason := against_buckets(spec):
             return reason
@@ -99,7 +107,11 @@ class PackedOnGraph(GraphForm):
     def _counted(self, paged: ModelProto, spec: DecoderSpec) -> DecoderSpec:
         """With what the attention gathers beside its caches."""
         kernel, sizes = KERNELS.get(self.model.device.kind), {tensor.past: tensor.head_size for tensor in spec.kv}
-        return spec if kernel is None else replace(spec, gathered_bytes=gathered_bytes(paged, sizes, kernel))
+        if kernel is not None:
+            spec = replace(spec, gathered_bytes=gathered_bytes(paged, sizes, kernel))
+        if self.model.buckets.is_captured and (problem := against_capture(spec)):
+            self.model.buckets.without(problem)
+        return spec
 
     @override
     def refusal_of_graph(self) -> str | None:
@@ -111,19 +123,25 @@ class PackedOnGraph(GraphForm):
 
     @override
     def allocate(self, place: KvPlace) -> KvStore:
-        return PagedKv(place)
+        return PagedKv(place, has_idle_rows=self.model.captures(place.spec))
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
-        """Compares attention by itself, then a small tree through the model, where the graph was rewritten."""
-        runner = decoder.runner
-        if self._trials is None:
-            return
-        problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
-        if problem is None and runner.capacity.num_slots > 1:
-            problem = check_packed_steps(runner, decoder.spec.vocab_size)
+        """Compares attention by itself, then a small tree through the model, where the graph was rewritten; then
+        captured steps with plain ones."""
+        runner, problem = decoder.runner, None
+        if self._trials is not None:
+            problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
+            if problem is None and runner.capacity.num_slots > 1:
+                problem = check_packed_steps(runner, decoder.spec.vocab_size)
         if problem is not None:
             raise NotFittingError(problem)
+        if not self.model.captures(decoder.spec):
+            return
+        problem = check_captured_steps(runner, decoder.spec.vocab_size, decoder.chunk_size)
+        if problem is not None:
+            self.model.buckets.without(problem)
+            raise NotCapturedError(problem)
 
 
 def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
@@ -19,11 +20,14 @@ from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, S
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, Blocks, Copy, Row
+from olive_ext.engine.step import UNLIMITED, Blocks, Copy, Row, Step
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
+
+IDLE_SLOT = -2
+"""The slot of rows that a step is filled up with, behind the others: they write into a block that no slot names."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,9 @@ class PagedKv(KvStore):
 
     form = PackedSteps()
 
-    def __init__(self, place: KvPlace) -> None:
+    def __init__(self, place: KvPlace, *, has_idle_rows: bool = False) -> None:
         super().__init__(place)
+        self._num_spare = int(has_idle_rows)
         if place.spec.gathered_bytes:
             self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
         self._most_blocks = UNLIMITED if place.most_positions is None else place.most_positions // BLOCK_SIZE
@@ -128,10 +133,9 @@ class PagedKv(KvStore):
         number = max(longest, min(self._most_blocks, self.num_slots * longest))
         self._tables = BlockTables(self.num_slots, capacity, BLOCK_SIZE, number)
         for tensor in self._spec.kv:
-            self._pools.append(Pool(self._session, tensor, self._tables.num_blocks, self._device, self._open_graph))
-        self._binding = KeptBinding(self._session)
-        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
-            pool.bind(self._binding, tensor.past, tensor.present)
+            number = self._tables.num_blocks + self._num_spare
+            self._pools.append(Pool(self._session, tensor, number, self._device, self._open_graph))
+        self._binding = self._bound(KeptBinding(self._session))
 
     def copy(self, copies: Items[Copy]) -> None:
         """Moves nothing: the blocks get another name."""
@@ -140,11 +144,22 @@ class PagedKv(KvStore):
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
-        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        used = [row for row in rows if row.slot != IDLE_SLOT]
+        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in used]
         self._copy_blocks([copy for copy in copies if copy is not None])
         assert self._binding is not None
-        self._binding.bind_cpu_input(self._table, self._tables.tables_SP[[row.slot for row in rows]])
         return self._binding
+
+    @override
+    def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
+        return self._bound(self._session.io_binding())
+
+    @override
+    def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
+        slots = [row.slot for row in step.rows if row.slot != IDLE_SLOT]
+        number = None if step.width is None else self._tables.covering(step.width)
+        tables, num_idle = self._tables.tables_SP[slots, :number], len(step.rows) - len(slots)
+        bind(self._table, np.pad(tables, ((0, num_idle), (0, 0)), constant_values=self._tables.num_blocks))
 
     @override
     def describe(self) -> Mapping[str, Any]:
@@ -158,6 +173,11 @@ class PagedKv(KvStore):
     def close(self) -> None:
         self._binding = None
         self._pools.clear()
+
+    def _bound(self, binding: ort.IOBinding) -> ort.IOBinding:
+        for tensor, pool in zip(self._spec.kv, self._pools, strict=True):
+            pool.bind(binding, tensor.past, tensor.present)
+        return binding
 
     def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
         """All copies in one run, which reads before it writes: a block may be both source and target."""

@@ -169,10 +169,10 @@ class BucketedRunner(Runner):
         return replace(
             step,
             rows=tuple(_padded_row(row, tokens) for row in step.rows),
-            logits_rows=_filled(step.logits_rows, reads, LogitsRow(0, 0)),
-            targets=_filled(step.targets, reads, (0, PADDING)),
-            samples=_filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),
-            beams=_filled(step.beams, len(step.beams) + (more if step.beams else 0), 0),
+            logits_rows=filled(step.logits_rows, reads, LogitsRow(0, 0)),
+            targets=filled(step.targets, reads, (0, PADDING)),
+            samples=filled(step.samples, len(step.samples) + (0 if step.beams else more), 0),
+            beams=filled(step.beams, len(step.beams) + (more if step.beams else 0), 0),
             width=self.capacity.positions,
         )
 
@@ -191,6 +191,8 @@ class BucketedRunner(Runner):
             "shapes_warmed": len(self._warmed),
             "shapes_late": len(self._late),
             "warm_up_s": self._seconds,
+            "decode_ahead": False,
+            "decode_ahead_reason": "steps of few shapes take their tokens from the host",
         }
         return {**self.inner.describe(), "batching": self.traits.form.name, **facts}
 
@@ -241,13 +243,13 @@ def shape_of(step: Step) -> Shape:
 
 def _padded_row(row: Row, num_tokens: int) -> Row:
     media = tuple(run for run in row.media if run.start < row.past + len(row.tokens))
-    return row._replace(tokens=_filled(row.tokens, num_tokens, PADDING), media=media)
+    return row._replace(tokens=filled(row.tokens, num_tokens, PADDING), media=media)
 
 
 def _step(rows: int, tokens: int, reads: int, samples: int) -> Step:
     """A step that is padded to that shape, at the beginning of the first slots."""
-    filled = tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows))
-    return Step(filled, targets=((0, PADDING),) * reads, samples=(0,) * samples)
+    fed = tuple(Row(slot, 0, (PADDING,) * tokens) for slot in range(rows))
+    return Step(fed, targets=((0, PADDING),) * reads, samples=(0,) * samples)
 
 
 def _up_to(number: int) -> tuple[int, ...]:
@@ -260,5 +262,6 @@ def _next(ladder: Sequence[int], number: int) -> int:
     return ladder[place] if place < len(ladder) else -(-number // ladder[-1]) * ladder[-1]
 
 
-def _filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
+def filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
+    """The values, and `more` until there are `length`."""
     return (*values, *[more] * (length - len(values)))

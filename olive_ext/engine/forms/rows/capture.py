@@ -31,6 +31,7 @@ class Captured:
 
     def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed) -> None:
         self.number = number
+        self.options = run_options(number)
         self.binding = binding
         self.feed = feed
         self._bound: dict[str, Any] = {}
@@ -64,10 +65,11 @@ class Capture:
         self._types = {output.name: output for output in session.get_outputs()}
         self._steps: dict[Shape, Captured] = {}
         self._next_number = 1
+        self._num_replayed = 0
 
-    def takes(self, step: Step, num_slots: int) -> bool:
-        """Whether the step is one that is captured."""
-        return step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
+    def prepared(self, step: Step, num_slots: int) -> tuple[Step, bool]:
+        """The step as it is to run, and whether it is captured or replayed."""
+        return step, step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
 
     def captured(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Captured:
         """What the step is bound to. A new one gets the caches, and values for outputs with these numbers of rows."""
@@ -83,7 +85,8 @@ class Capture:
 
     def run(self, captured: Captured) -> ort.IOBinding:
         """The binding with its outputs, which stay where they are: the first run captures, others replay."""
-        self._session.run_with_iobinding(captured.binding, run_options(captured.number))
+        self._session.run_with_iobinding(captured.binding, captured.options)
+        self._num_replayed += 1
         return captured.binding
 
     def forget(self) -> None:
@@ -95,8 +98,8 @@ class Capture:
         self._steps.clear()
 
     def describe(self) -> dict[str, int]:
-        """How many steps are captured."""
-        return {"steps_captured": len(self._steps)}
+        """How many steps are captured, and how many runs were captured or replayed."""
+        return {"steps_captured": len(self._steps), "steps_replayed": self._num_replayed}
 
     def _zeros(self, name: str, size: int) -> ort.OrtValue:
         declared = self._types[name]

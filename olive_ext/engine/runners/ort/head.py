@@ -123,16 +123,18 @@ class ScoringHead:
             binding.bind_output(ROWS_OUTPUT, device.kind, device.index)
 
     def read(self, outputs: Sequence[ort.OrtValue], step: Step) -> StepOutput:
-        """The scores of a step that has run."""
+        """The scores of a step that has run; without those of what it was filled up with."""
         logprobs_T, greedy_R, samples_KV = outputs[: len(OUTPUTS)]
         num_sampled, candidates = len(step.samples), NO_CANDIDATES
-        sampled_KV = samples_KV.numpy() if step.samples else np.zeros((0, samples_KV.shape()[1]), np.float32)
+        read_T = logprobs_T.numpy()[: len(step.targets)] if step.targets else np.zeros(0, np.float32)
+        empty_KV = np.zeros((0, samples_KV.shape()[1]), np.float32)
+        sampled_KV = samples_KV.numpy()[:num_sampled] if step.samples else empty_KV
         if step.beams:
-            rows, sampled_KV = range(num_sampled, num_sampled + len(step.beams)), sampled_KV[:num_sampled]
+            rows = range(num_sampled, num_sampled + len(step.beams))
             candidates = self._candidates.read(samples_KV, rows, step.num_candidates)
-        output = StepOutput(logprobs_T.numpy(), greedy_R.numpy(), sampled_KV, candidates=candidates)
+        output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV, candidates=candidates)
         rest = list(outputs[len(OUTPUTS) :])
-        if self._plan.overlaps_steps:
+        if self._plan.overlaps_steps and rest:  # a captured step leaves none
             self.next_ids = rest.pop(0)
         return replace(output, logits_RV=rest[0]) if rest else output
 

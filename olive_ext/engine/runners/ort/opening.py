@@ -14,8 +14,16 @@ from typing import Any
 
 import onnxruntime as ort
 
-from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm, NotFittingError, OpenedDecoder, decoder_graph
+from olive_ext.engine.forms.graph_form import (
+    ONE_BY_ONE,
+    GraphForm,
+    NotCapturedError,
+    NotFittingError,
+    OpenedDecoder,
+    decoder_graph,
+)
 from olive_ext.engine.forms.kv_store import KvPlace
+from olive_ext.engine.forms.packed.capture import PackedCapture
 from olive_ext.engine.forms.registry import choose, notes_on_form
 from olive_ext.engine.forms.rows.capture import Capture
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
@@ -79,6 +87,9 @@ def _open(sessions: Sessions) -> OpenedRunner:
         except PartsDifferError as error:
             logger.warning("each request is fed whole and alone: %s", error)
             sessions = replace(sessions, model=replace(model, parts_failure=str(error)))
+        except NotCapturedError as error:
+            logger.warning("steps are not captured: %s", error)
+            sessions = replace(sessions, model=replace(model, capture_failure=str(error)))
         except FellBackError:
             sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
 
@@ -93,8 +104,10 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     del given  # inline weights would stay in memory twice
     try:
         session, head = sessions.decoder(proto, spec)
-    except ModelError as error:
-        if is_rewritten:  # a release may lack what the form's operators take
+    except (ModelError, ProviderError) as error:
+        if model.captures(spec) and not model.buckets.is_captured:
+            raise NotCapturedError(str(error)) from error
+        if is_rewritten and isinstance(error, ModelError):  # a release may lack what the form's operators take
             raise NotFittingError(f"ONNX Runtime {ort.__version__} refuses the rewritten graph: {error}") from error
         raise
     del proto
@@ -107,7 +120,7 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
         group_rows(decoder.runner, spec, model.device, decoder.chunk_size, decoder.notes)
         form.finish(decoder)
         _refuse_parts(decoder)
-    except (NotFittingError, PartsDifferError):
+    except (NotFittingError, NotCapturedError, PartsDifferError):
         decoder.runner.close()
         raise
     weights = sessions.weights.get(model.files.decoder)
@@ -151,6 +164,7 @@ def _decoder(
     store = form.allocate(place)
     chunk_size, notes = _trusted_steps(sessions, spec)
     notes = [*spec.notes, *notes]
+    captured_by = PackedCapture if spec.is_paged else Capture
     weights = sessions.weights.get(model.files.decoder)
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
     parts = OrtParts(
@@ -160,7 +174,7 @@ def _decoder(
         adapters=adapters,
         weights=weights,
         states=weights.states if weights is not None else None,
-        capture=Capture(session, device) if model.buckets.is_captured else None,
+        capture=captured_by(session, device) if model.captures(spec) else None,
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)
 

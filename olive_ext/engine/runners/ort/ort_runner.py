@@ -232,13 +232,16 @@ class OrtRunner(Runner):
             logger.warning("no memory for %s, half as many now", what)
             self._reserve_slots(capacity)
 
-    def _run(self, step: Step) -> StepOutput:
+    def _run(self, given: Step) -> StepOutput:
+        step, is_captured, capture = given, False, self._parts.capture
+        if capture is not None:
+            step, is_captured = capture.prepared(given, self._kv.num_slots)
         layout = Layout.of(step, self._kv.pads_in_front, self._found)
         binding = self._kv.bind(step.rows)
-        if self._parts.capture is not None and self._parts.capture.takes(step, self._kv.num_slots):
-            captured = self._parts.capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
+        if capture is not None and is_captured:
+            captured = capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
-            binding = self._parts.capture.run(captured)
+            binding = capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
@@ -250,7 +253,7 @@ class OrtRunner(Runner):
         if states is not None and states.left:
             end -= len(states.left)
             states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
-        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], step)
+        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], given)
         self.host_bytes += output.scores_nbytes
         self._found = output.greedy_ids
         return output
@@ -258,7 +261,7 @@ class OrtRunner(Runner):
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""
         follows_all = step.follows and step.follows == tuple(range(len(self._found)))
-        tokens = self._head.next_ids if follows_all else None
+        tokens = self._head.next_ids if follows_all and not isinstance(binding, Captured) else None
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
