@@ -131,7 +131,8 @@ class Shapes:
         if query is None or (len(query) != 3 and not (node.op_type == "PagedAttention" and len(query) == 2)):
             return None
         width: Dim = None
-        if node.op_type == "GroupQueryAttention" and isinstance(query[-1], int):
+        is_grouped = node.op_type in ("GroupQueryAttention", "PagedAttention")
+        if is_grouped and isinstance(query[-1], int) and not attribute(node, "v_head_size", 0):
             heads, kv_heads = attribute(node, "num_heads", 0), attribute(node, "kv_num_heads", 0)
             width = query[-1] if node.input[1] else query[-1] * heads // max(1, heads + 2 * kv_heads)
         elif node.op_type == "MultiHeadAttention" and len(node.input) > 2:

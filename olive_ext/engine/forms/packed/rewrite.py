@@ -91,7 +91,7 @@ KERNELS: Mapping[str, PagedKernel] = {
         gathers_above=256,
         most_tokens=1024,  # 2,048 near a full context are reported to end in illegal accesses (onnxruntime-genai, 2583)
     ),
-    "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}),
+    "webgpu": PagedKernel("WebGPU", {"float16": FLOAT16}, has_bounds=True),
 }
 """By ONNX Runtime's word for the device (release 1.31.1, docs/OperatorKernels.md; WebGPU plugin 0.4.0)."""
 

@@ -47,7 +47,7 @@ class Captured:
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
         """What the host knows was read when the step was captured, and must be the same ever after."""
         if name not in self._bound:
-            self.binding.bind_cpu_input(name, array)
+            self.binding._iobinding.bind_input(name, array)  # on WebGPU the wrapper takes values on the device only
         elif not np.array_equal(self._bound[name], array):
             raise RunError(f"a captured step got '{name}' = {array.tolist()} instead of {self._bound[name].tolist()}")
         self._bound[name] = array
