@@ -74,7 +74,8 @@ ROWS: Mapping[str, tuple[Callable[[Draw], list[Request]], Mapping[str, Any]]] = 
     "512 like GSM8K, 256 slots": (gsm8k, {"num_slots": 256}),
     "the same, slots by memory": (gsm8k, {}),
 }
-FACTS = ("steps", "tokens a step", "plan", "inside", "run outside", "update", "step", "overlapped %", "rows dropped")
+FACTS = ("steps", "replayed", "tokens a step", "plan", "inside", "run outside", "update", "step")
+FACTS += ("overlapped %", "rows dropped")
 
 
 class Clock:
@@ -135,11 +136,13 @@ def measure(engine: Engine, requests: list[Request], clock: Clock, device: Devic
     clock.seconds.clear()
     device.begun.clear()
     steps, fed, ahead, dropped = counters.steps, counters.tokens_fed, counters.steps_ahead, counters.rows_dropped
+    replayed = engine.describe().get("steps_replayed", 0)
     engine.run(requests)
     num = counters.steps - steps
     parts = {name: 1e3 * seconds / num for name, seconds in clock.seconds.items()}
     parts["run outside"] = parts.pop("run") - parts["inside"]
-    facts = {"steps": num, "tokens a step": (counters.tokens_fed - fed) / num, **parts}
+    replayed = engine.describe().get("steps_replayed", 0) - replayed
+    facts = {"steps": num, "replayed": replayed, "tokens a step": (counters.tokens_fed - fed) / num, **parts}
     return facts | {
         "step": 1e3 * float(np.median(np.diff(device.begun))),
         "overlapped %": 100 * (counters.steps_ahead - ahead) / num,
@@ -153,6 +156,7 @@ def main() -> None:
     parser.add_argument("package", metavar="PACKAGE")
     parser.add_argument("--provider", default="cuda", help="default: %(default)s")
     parser.add_argument("--device-ms", type=float, default=0.0, metavar="MS", help="what a step takes the device")
+    parser.add_argument("--graph-capture", action="store_true", help="captures steps in which every row decodes")
     parser.add_argument("--rows", metavar="WORD", default="", help="only rows that have this in their name")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON")
     given = parser.parse_args()
@@ -172,7 +176,8 @@ def main() -> None:
             continue
         source = random.Random(1)
         requests = make(lambda count, source=source: tuple(source.randrange(6, 900) for _ in range(count)))
-        settings = EngineConfig(scoring="packed", decode_ahead=True, **engine_settings)
+        capture: Any = "auto" if given.graph_capture else False
+        settings = EngineConfig(scoring="packed", decode_ahead=True, graph_capture=capture, **engine_settings)
         opened = ModelSettings(model=given.package, execution_provider=given.provider, max_length=2048, engine=settings)
         engine = open_engine(resolve(opened))
         engine.run(requests[: len(requests) // 8])

@@ -200,10 +200,10 @@ def _next_ids(writer: NodeWriter, greedy_R1: str, tokens: TokenForm) -> None:
     writer.output(NEXT_IDS, tokens.elem_type, shape[: tokens.rank])
     if greedy_R1 != NEXT_IDS:
         is_cast = tokens.elem_type != _INT64
-        shape = writer.integers([-1, 1][: tokens.rank])
-        shaped = writer.add("Reshape", [greedy_R1, shape], "" if is_cast else NEXT_IDS)
+        shaped = [greedy_R1, writer.integers([-1, 1][: tokens.rank])]
+        found = writer.add("Reshape", shaped, "" if is_cast else NEXT_IDS)
         if is_cast:
-            writer.add("Cast", [shaped], NEXT_IDS, to=tokens.elem_type)
+            writer.add("Cast", [found], NEXT_IDS, to=tokens.elem_type)
 
 
 def _column(writer: NodeWriter, value: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.errors import ConfigError
@@ -117,7 +117,7 @@ def planned_positions(spec: DecoderSpec) -> int:
     return min(spec.context_length, PLANNED_POSITIONS)
 
 
-def choose_chunk_size(config: EngineConfig, device: str = "cpu", *, has_any_shape: bool = True) -> tuple[int, str]:
+def choose_chunk_size(config: EngineConfig, device: str = "cpu", has_any_shape: bool = True) -> tuple[int, str]:
     """The most tokens of a prompt's step, before the device and the graph are tried."""
     if config.chunk_size != "auto":
         return config.chunk_size, "engine.chunk_size"
@@ -189,6 +189,30 @@ class BucketPlan:
             name = "strict_shapes" if self.is_strict else "graph_capture"
             raise ConfigError(f"'engine.{name}' = true: {problem}")
         return BucketPlan("none", note=f"steps have any shape: {problem}")
+
+
+class CapturePlan(NamedTuple):
+    """Whether steps are captured, whether they run plainly where that fails, and why not although that is wanted."""
+
+    is_captured: bool
+    is_tried: bool = False
+    reason: str = ""
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, buckets: BucketPlan, device: str, spec: DecoderSpec, is_compared: bool
+    ) -> CapturePlan:
+        """Of a `spec` as a form has changed it."""
+        if config.graph_capture != "auto":
+            return cls(buckets.is_captured)
+        problem = against_capture(spec) or ""
+        if not spec.is_paged or device != "cuda":
+            problem = '"auto" captures packed steps on CUDA'
+        elif config.graph == "untouched":
+            problem = "the graph is to run as it is"
+        elif is_compared:
+            problem = "beside a reference, steps have any shape"
+        return cls(not problem, not problem, problem)
 
 
 def against_capture(spec: DecoderSpec) -> str | None:

@@ -82,9 +82,6 @@ class ResolvedModel:
     parts_failure: str = ""
     """What the trial of texts that are fed in parts failed at; empty where it did not."""
 
-    capture_failure: str = ""
-    """Why steps that were to be captured are not; empty where that was not tried, or went well."""
-
     edit_graph: Callable[[Any], None] | None = None
     """Changes the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it as it is."""
 
@@ -251,15 +248,11 @@ class ResolvedModel:
     @property
     def chunk_size(self) -> tuple[int, str]:
         """The most tokens of a prompt's step, before the device and the graph are tried, and why."""
-        is_any = self.buckets.steps != "all"
-        return decisions.choose_chunk_size(self.settings.engine, self.device.kind, has_any_shape=is_any)
+        return decisions.choose_chunk_size(self.settings.engine, self.device.kind, self.buckets.steps != "all")
 
-    def captures(self, spec: DecoderSpec) -> bool:
+    def capture(self, spec: DecoderSpec) -> decisions.CapturePlan:
         """Whether decoding steps of `spec`, which is this model's as a form has changed it, are captured."""
-        if self.settings.engine.graph_capture != "auto":
-            return self.buckets.is_captured
-        is_open = spec.is_paged and self.device.kind == "cuda" and not self.capture_failure and not self.is_compared
-        return is_open and self.settings.engine.graph != "untouched" and decisions.against_capture(spec) is None
+        return decisions.CapturePlan.of(self.settings.engine, self.buckets, self.device.kind, spec, self.is_compared)
 
     @cached_property
     def overlapped_steps(self) -> tuple[bool, str]:
@@ -271,8 +264,7 @@ class ResolvedModel:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what is not obvious: the spec's, those on media, then why there are no buckets."""
         media = self.media.notes if self.media is not None else ()
-        why = f"steps are not captured: {self.capture_failure}" if self.capture_failure else ""
-        return (*self.spec.notes, *media, *filter(None, (self.buckets.note, why)))
+        return (*self.spec.notes, *media, *filter(None, (self.buckets.note,)))
 
     @cached_property
     def digest(self) -> str | None:

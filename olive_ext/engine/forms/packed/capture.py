@@ -86,7 +86,8 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
     """Why captured steps must not be used on this model and device; None where replays find in other tokens, behind
     prefixes in one block and in several, what the same steps find that run plainly."""
     longest = min(2 * BLOCK_SIZE + ROUNDS, runner.traits.context_length - ROUNDS)
-    lengths = sorted({longest, min(BLOCK_SIZE - 1, longest), 7}, reverse=True)[: runner.capacity.num_slots]
+    lengths = sorted({min(length, longest) for length in (longest, BLOCK_SIZE - 1, 7)}, reverse=True)
+    lengths = lengths[: runner.capacity.num_slots]
     draw = agreement.draw(vocab_size)
     runner.reserve(longest + ROUNDS)
     text = draw(longest)

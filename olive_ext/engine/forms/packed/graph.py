@@ -123,7 +123,7 @@ class PackedOnGraph(GraphForm):
 
     @override
     def allocate(self, place: KvPlace) -> KvStore:
-        return PagedKv(place, has_idle_rows=self.model.captures(place.spec))
+        return PagedKv(place, has_idle_rows=self.model.capture(place.spec).is_captured)
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
@@ -136,12 +136,13 @@ class PackedOnGraph(GraphForm):
                 problem = check_packed_steps(runner, decoder.spec.vocab_size)
         if problem is not None:
             raise NotFittingError(problem)
-        if not self.model.captures(decoder.spec):
-            return
-        problem = check_captured_steps(runner, decoder.spec.vocab_size, decoder.chunk_size)
+        plan = self.model.capture(decoder.spec)
+        if plan.is_captured:
+            problem = check_captured_steps(runner, decoder.spec.vocab_size, decoder.chunk_size)
+        if problem is not None and plan.is_tried:
+            raise NotCapturedError(problem)
         if problem is not None:
             self.model.buckets.without(problem)
-            raise NotCapturedError(problem)
 
 
 def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:

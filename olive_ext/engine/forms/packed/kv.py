@@ -158,8 +158,9 @@ class PagedKv(KvStore):
     def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
         slots = [row.slot for row in step.rows if row.slot != IDLE_SLOT]
         number = None if step.width is None else self._tables.covering(step.width)
-        tables, num_idle = self._tables.tables_SP[slots, :number], len(step.rows) - len(slots)
-        bind(self._table, np.pad(tables, ((0, num_idle), (0, 0)), constant_values=self._tables.num_blocks))
+        tables_BP = np.full((len(step.rows), self._tables.blocks_per_slot), self._tables.num_blocks, np.int32)
+        tables_BP[: len(slots)] = self._tables.tables_SP[slots]
+        bind(self._table, np.ascontiguousarray(tables_BP[:, :number]))
 
     @override
     def describe(self) -> Mapping[str, Any]:

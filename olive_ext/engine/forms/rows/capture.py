@@ -7,7 +7,7 @@ goes in is written into values that are kept, and what comes out stays on the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,10 @@ NOT_CAPTURED = -1
 class Captured:
     """Stands in for a binding: what is bound once stays."""
 
-    def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed) -> None:
+    def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed, outputs: Sequence[ort.OrtValue]) -> None:
+        """`outputs`: the values of all outputs but the caches, which are bound."""
         self.number = number
+        self.outputs = outputs
         self.options = run_options(number)
         self.binding = binding
         self.feed = feed
@@ -76,18 +78,19 @@ class Capture:
         shape = shape_of(step)
         if shape not in self._steps:
             binding = bind_caches()
-            for name, size in outputs.items():
-                binding.bind_ortvalue_output(name, self._zeros(name, size))
+            values = {name: self._zeros(name, size) for name, size in outputs.items()}
+            for name, value in values.items():
+                binding.bind_ortvalue_output(name, value)
             feed = InputFeed(self._session, self._device, kept=None)
-            self._steps[shape] = Captured(self._next_number, binding, feed)
+            self._steps[shape] = Captured(self._next_number, binding, feed, [*values.values()])
             self._next_number += 1
         return self._steps[shape]
 
-    def run(self, captured: Captured) -> ort.IOBinding:
-        """The binding with its outputs, which stay where they are: the first run captures, others replay."""
+    def run(self, captured: Captured) -> Sequence[ort.OrtValue]:
+        """The outputs, which stay where they are: the first run captures, others replay."""
         self._session.run_with_iobinding(captured.binding, captured.options)
         self._num_replayed += 1
-        return captured.binding
+        return captured.outputs
 
     def forget(self) -> None:
         """The slots are about to move: steps are to be captured anew."""

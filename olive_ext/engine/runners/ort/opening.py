@@ -61,6 +61,8 @@ def open_ort_runner(
     or has no kernel for nodes with large values. `profile_prefix` makes ONNX Runtime write a profile;
     `weights` are bound to the runs of the graphs in these files.
     """
+    if weights:  # a captured step reads the same ones ever after
+        model = _plain(model)
     sessions = Sessions(model, profile_prefix, Compiled(model.settings.engine), weights or {})
     try:
         with understood(model.files.decoder):
@@ -76,11 +78,12 @@ def open_ort_runner(
 def _open(sessions: Sessions) -> OpenedRunner:
     """Opens the decoder in one form after the other, until one holds what it promises."""
     problems: dict[str, str] = {}
+    not_captured: tuple[str, ...] = ()
     while True:
         model = sessions.model
         form, decision = choose(model, problems)
         try:
-            return _open_in(form, sessions, notes_on_form(decision, problems))
+            return _open_in(form, sessions, (*notes_on_form(decision, problems), *not_captured))
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
             problems[form.name] = str(error)
@@ -89,9 +92,16 @@ def _open(sessions: Sessions) -> OpenedRunner:
             sessions = replace(sessions, model=replace(model, parts_failure=str(error)))
         except NotCapturedError as error:
             logger.warning("steps are not captured: %s", error)
-            sessions = replace(sessions, model=replace(model, capture_failure=str(error)))
+            sessions, not_captured = replace(sessions, model=_plain(model)), (f"steps are not captured: {error}",)
         except FellBackError:
             sessions = replace(sessions, model=replace(model, session_providers=model.providers[-1:]))
+
+
+def _plain(model: ResolvedModel) -> ResolvedModel:
+    """The model without captured steps, where nobody demands these."""
+    engine = model.settings.engine
+    is_tried = engine.graph_capture == "auto"
+    return model.patched({"engine": engine.model_copy(update={"graph_capture": False})}) if is_tried else model
 
 
 def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> OpenedRunner:
@@ -105,13 +115,15 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     try:
         session, head = sessions.decoder(proto, spec)
     except (ModelError, ProviderError) as error:
-        if model.captures(spec) and not model.buckets.is_captured:
+        if model.capture(spec).is_tried:
             raise NotCapturedError(str(error)) from error
         if is_rewritten and isinstance(error, ModelError):  # a release may lack what the form's operators take
             raise NotFittingError(f"ONNX Runtime {ort.__version__} refuses the rewritten graph: {error}") from error
         raise
     del proto
     if sessions.device(session).kind != model.device.kind:
+        if model.capture(spec).is_tried:
+            raise NotCapturedError("ONNX Runtime falls back to the CPU")
         raise FellBackError
     adapters.attach(session, sessions.device(session))
     decoder = _decoder(form, sessions, (session, head, spec), adapters)
@@ -164,6 +176,8 @@ def _decoder(
     store = form.allocate(place)
     chunk_size, notes = _trusted_steps(sessions, spec)
     notes = [*spec.notes, *notes]
+    if reason := model.capture(spec).reason:
+        notes.append(f"steps are not captured: {reason}")
     captured_by = PackedCapture if spec.is_paged else Capture
     weights = sessions.weights.get(model.files.decoder)
     facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
@@ -174,7 +188,7 @@ def _decoder(
         adapters=adapters,
         weights=weights,
         states=weights.states if weights is not None else None,
-        capture=captured_by(session, device) if model.captures(spec) else None,
+        capture=captured_by(session, device) if model.capture(spec).is_captured else None,
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)
 

@@ -241,10 +241,18 @@ class OrtRunner(Runner):
         if capture is not None and is_captured:
             captured = capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
-            binding = capture.run(captured)
+            found = capture.run(captured)
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
+            found = self._taken_in(binding, step)
+        output = self._head.read(found, given)
+        self.host_bytes += output.scores_nbytes
+        self._found = output.greedy_ids
+        return output
+
+    def _taken_in(self, binding: ort.IOBinding, step: Step) -> list[ort.OrtValue]:
+        """The outputs of the head; the store and the states have taken theirs."""
         num_caches = len(self._spec.caches)
         outputs = binding.get_outputs_as_ortvaluevector()
         if not self._kv.is_in_place:
@@ -253,10 +261,7 @@ class OrtRunner(Runner):
         if states is not None and states.left:
             end -= len(states.left)
             states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
-        output = self._head.read([ort.OrtValue(outputs[i]) for i in range(num_caches, end)], given)
-        self.host_bytes += output.scores_nbytes
-        self._found = output.greedy_ids
-        return output
+        return [ort.OrtValue(outputs[i]) for i in range(num_caches, end)]
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""

@@ -70,7 +70,7 @@ class Sessions:
             graph = scoring_graph(logits.elem_type, spec.vocab_size, len(logits.shape), outputs)
             head = self.helper(graph.SerializeToString())
             return session, SeparateHead(head, logits.name, plan(self.device(session)))
-        is_captured = self.model.captures(spec)
+        is_captured = self.model.capture(spec).is_captured
         scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
         session = self._decoder_session(scoring.model, caches, is_captured=is_captured)
         graph_facts = scoring.kind, scoring.reason, scoring.late_products
