@@ -94,7 +94,7 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     [
         ({"shapes": "any", "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'shapes' = \"any\""),
         ({"scoring": "branches", "shapes": "bucketed"}, "engine: 'shapes' = \"bucketed\" excludes 'scoring'"),
-        ({"decode_ahead": True, "graph_capture": True}, "engine: 'graph_capture' = true excludes 'decode_ahead'"),
+        ({"decode_ahead": True, "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'decode_ahead'"),
         ({"graph": "untouched", "graph_capture": True}, "engine: 'graph_capture' = true excludes 'graph'"),
         ({"runtime": "genai", "strict_shapes": True}, "'engine.strict_shapes' needs 'engine.runtime'"),
     ],

@@ -14,14 +14,15 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.rows.buckets import BucketedRunner
 from olive_ext.engine.forms.rows.graph import with_buckets
 from olive_ext.engine.opening import open_engine
+from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import BucketPlan
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from tests.device.open import open_on
-from tests.exports import VOCAB, genai_export
+from tests.device.open import LIBRARY, STEP, open_on
+from tests.exports import VOCAB, export, genai_export
 
 
 def _export() -> Path:
@@ -69,6 +70,62 @@ def test_longer_requests_move_the_slots_and_are_captured_anew() -> None:
         for prompt in long:
             asked = [prompt, GenerationRequest(list(prompt.prompt)[1:], max_new_tokens=5)]
             assert captured.generate(asked) == plain.generate(asked)
+
+
+PACKED = "llama-genai-0.18-fp16-webgpu"
+
+
+def _engine(**engine: object) -> Engine:
+    settings = {"num_slots": 12, "chunk_size": STEP, **engine}
+    given = {"model": str(export(PACKED).path), "provider_libraries": LIBRARY, "engine": settings}
+    return open_engine(resolve(ModelSettings.of({**given, "execution_provider": "webgpu"})))
+
+
+def _requests() -> list[Request]:
+    """Thirty prompts of 129 to 264 tokens that share beginnings: their answers end at different steps."""
+    rng = random.Random(5)
+    draw = lambda count: tuple(rng.randrange(4, VOCAB) for _ in range(count))  # noqa: E731
+    stem = draw(245)
+    texts = [(*stem[: rng.randrange(1, 12) ** 2 + 125], *draw(rng.randrange(3, 20))) for _ in range(30)]
+    return [Request(text, 0, Generation(rng.randrange(5, 40))) for text in texts]
+
+
+@pytest.mark.webgpu
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"decode_ahead": False}, {"blocks": 6}])
+def test_captured_packed_steps_find_what_plain_ones_find(how: dict[str, int]) -> None:
+    """To the bit: with idle rows, beside prompts that come in between, overlapped and serial, and where sequences give
+    up their blocks for want of memory."""
+    engine = {name: value for name, value in how.items() if name != "blocks"}
+    plain, captured = _engine(**engine), _engine(graph_capture=True, **engine)
+    for one in (plain, captured) if "blocks" in how else ():
+        one.release_memory()
+        one.runner._kv._most_blocks = how["blocks"]  # type: ignore[attr-defined]
+    expected, given = plain.run(_requests()), captured.run(_requests())
+    facts = captured.describe()
+    pairs = zip(_requests(), expected, strict=True)
+    texts = [Request((*one.tokens, *answer.tokens), len(answer.tokens)) for one, answer in pairs]
+    scores = [[one.logprobs for one in engine.run(texts[:6])] for engine in (plain, captured)]
+    preemptions = captured.counters.preemptions
+    plain.close()
+    captured.close()
+    assert [one.tokens for one in given] == [one.tokens for one in expected]
+    assert [list(one) for one in scores[0]] == [list(one) for one in scores[1]]
+    assert facts["batching"] == "packed"
+    assert facts["steps_captured"] > 1
+    assert facts["steps_replayed"] > 20
+    assert (preemptions > 0) == ("blocks" in how)
+
+
+@pytest.mark.webgpu
+@pytest.mark.slow
+def test_captured_packed_steps_draw_what_plain_ones_draw() -> None:
+    """The logits that tokens are drawn from are those of the rows, and not of idle ones."""
+    path = export(PACKED).path
+    with open_on("webgpu", path, num_slots=5) as plain, open_on("webgpu", path, num_slots=5, graph_capture=True) as one:
+        drawn = [GenerationRequest(request.prompt, 12, temperature=0.9, seed=4) for request in _prompts()[:7]]
+        assert one.generate(drawn) == plain.generate(drawn)
+        assert one.describe_execution()["steps_replayed"] > 3
 
 
 @pytest.mark.webgpu
