@@ -1,8 +1,8 @@
-"""The first ten minutes on a GPU: one command for a bare machine, no network.
+"""The first quarter of an hour on a GPU: one command for a bare machine, no network.
 
     python docs/benchmarks/gpu.py OUT --models DIR
 
-Eight parts, the most telling first, each in a process of its own, because an error of CUDA poisons its process. OUT has
+Nine parts, the most telling first, each in a process of its own, because an error of CUDA poisons its process. OUT has
 a JSON file for each part as soon as it ends, also where it failed or ran out of its time, and parts.md with a line for
 each.
 
@@ -48,8 +48,10 @@ PARTS = {
     "6-llama": Part("llama", 110),
     "7-gemma": Part("gemma", 130),
     "8-int4": Part("int4", 60),
+    "9-decode": Part("decode", 120),
+    "9-decode-without-cudnn": Part("decode", 120, {"ORT_ENABLE_CUDNN_FLASH_ATTENTION": "0"}),
 }
-"""Less than ten minutes together."""
+"""Less than fourteen minutes together."""
 
 
 def run_part(name: str, given: argparse.Namespace) -> dict[str, Any]:

@@ -146,6 +146,36 @@ def int4(device: Any, models: Path) -> Iterator[Results]:
             yield {f"fpa_intb_gemm={fpa}": results}
 
 
+def decode(device: Any, models: Path) -> Iterator[Results]:
+    """Tokens a second of 8, 64 and 256 rows behind 1,500 positions: plain steps and captured ones, fp16 and int4."""
+    from olive_ext.engine.requests import Generation, Request
+
+    fpa = {"session_options": {"ep.cuda.fpa_intb_gemm": "1"}}
+    forms: dict[str, tuple[str, Mapping[str, Any]]] = {"fp16": ("fp16", {}), "int4": ("int4", {})}
+    if device.name == "cuda":
+        forms |= {"fp16 captured": ("fp16", {"graph_capture": "auto"}), "int4 fpa": ("int4", fpa)}
+        forms |= {"int4 fpa captured": ("int4", {"graph_capture": "auto", **fpa})}
+    is_real, expected = device.name == "cuda", dict[tuple[str, int], Any]()
+    prompts, tokens = (1500, 128) if is_real else (20, 4)
+    for name, (precision, engine) in forms.items():
+        if (package := _package(models / "llama-3.2-1b" / precision)) is None:
+            yield {name: f"no package llama-3.2-1b/{precision}"}
+            continue
+        opened, speeds = Opened(device, package, num_slots=256, **engine), Results()
+        for rows in (8, 64, 256) if is_real else (2,):
+            draw = random.Random(rows)
+            shared = tuple(draw.randrange(4, 1000) for _ in range(prompts))
+            asked = [Request((*shared, 4 + row), 0, Generation(tokens)) for row in range(rows)]
+            opened.run([Request((*one.tokens, 5), 0, one.generation) for one in asked])
+            answers, facts = opened.run(asked)
+            first = expected.setdefault((precision, rows), answers)
+            same = sum(a.tokens == b.tokens for a, b in zip(first, answers, strict=True))
+            speeds[str(rows)] = {"tokens_per_second": rows * tokens / facts["wall_s"], "equal_answers": same, **facts}
+        facts = opened.engine.describe()
+        yield {name: {**speeds, "captured": facts.get("steps_captured"), "notes": facts["notes"]}}
+        opened.engine.close()
+
+
 def _shape(
     device: Any, folder: Path, sizes: Sequence[int], options: Mapping[str, str] | None = None
 ) -> Iterator[Results]:

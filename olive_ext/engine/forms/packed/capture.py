@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
@@ -35,6 +36,12 @@ MOST_STEPS = 64
 
 ROUNDS = PLAIN_RUNS
 """Steps of the trial, which run plainly first, then captured."""
+
+MOST_TRIED = 80
+"""Rows of a step of the trial."""
+
+MOST_OTHERS = 0.25
+"""Part of the greedy tokens that may differ in the trial: two may be as good to the last bit but one."""
 
 IDLE = Row(IDLE_SLOT, 0, (PADDING,))
 
@@ -86,10 +93,12 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
     """Why captured steps must not be used on this model and device; None where replays find in other tokens, behind
     prefixes in one block and in several, what the same steps find that run plainly."""
     longest = min(2 * BLOCK_SIZE + ROUNDS, runner.traits.context_length - ROUNDS)
-    lengths = sorted({min(length, longest) for length in (longest, BLOCK_SIZE - 1, 7)}, reverse=True)
-    lengths = lengths[: runner.capacity.num_slots]
     draw = agreement.draw(vocab_size)
     runner.reserve(longest + ROUNDS)
+    capacity = runner.capacity
+    fitting = min(MOST_TRIED, capacity.num_slots * 3 // 4, capacity.blocks.number // 3)
+    num_rows = min(max(3, fitting), capacity.num_slots)
+    lengths = [min(length, longest) for length in (longest, BLOCK_SIZE - 1, *range(7, 5 + num_rows))][:num_rows]
     text = draw(longest)
     steps = [_round(lengths, number, draw(len(lengths))) for number in range(ROUNDS)]
     try:
@@ -107,7 +116,7 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
     if runs != [runs[0], runs[0], runs[0] + ROUNDS]:
         return "no step was captured"
     plain, again = ([one.target_logprobs for one in found] for found in outputs)
-    if any((a.greedy_ids != b.greedy_ids).any() for a, b in zip(*outputs, strict=True)):
+    if np.mean([a.greedy_ids != b.greedy_ids for a, b in zip(*outputs, strict=True)]) > MOST_OTHERS:
         return "replays of a captured step find other tokens"
     return agreement.disagreement("replays of a captured step", plain, again, plain[1])
 
@@ -115,7 +124,7 @@ def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> st
 def _round(lengths: list[int], number: int, tokens: tuple[int, ...]) -> Step:
     rows = tuple(Row(slot, length + number, (tokens[slot],)) for slot, length in enumerate(lengths))
     reads = tuple(LogitsRow(slot, 0) for slot in range(len(rows)))
-    return Step(rows, reads, tuple((slot, agreement.TARGETS[slot]) for slot in range(len(rows))))
+    return Step(rows, reads, tuple((slot, agreement.TARGETS[slot % 4]) for slot in range(len(rows))))
 
 
 def _num_replayed(runner: Runner) -> int:
