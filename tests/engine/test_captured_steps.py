@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed.capture import PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
@@ -142,3 +143,11 @@ def test_trial_notices_replays_that_are_wrong(engine: Engine, fault: str) -> Non
     """None are made; the first's results; lengths or tokens as they were captured; rows in another order."""
     problem = check_captured_steps(_Replays(engine.runner, fault), VOCAB, 64)  # type: ignore[arg-type]
     assert (problem is None) == (fault == ""), problem
+
+
+def test_auto_runs_plain_steps_elsewhere() -> None:
+    """On the CPU a note says so."""
+    with olive_ext.open(genai_export("llama", None), engine={"graph_capture": "auto"}) as session:
+        facts = session.describe_execution()
+    assert "steps_captured" not in facts
+    assert 'steps are not captured: "auto" captures packed steps on CUDA' in facts["notes"]

@@ -45,7 +45,7 @@ class Genai(Runtime):
     def refuse(self, model: ResolvedModel) -> None:
         config = model.settings.engine
         for name in ("adapters", "strict_shapes", "graph_capture"):
-            if getattr(config, name):
+            if getattr(config, name) not in (False, [], "auto"):
                 why = f'it is "genai" ({model.runtime_reason})'
                 raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; {why}")
         if config.num_slots not in ("auto", 1):

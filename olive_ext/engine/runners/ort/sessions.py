@@ -60,7 +60,8 @@ class Sessions:
         """The decoder's session and the scoring head, which has a graph of its own where the decoder's is untouched."""
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
-        exposes_rows, overlaps_steps = self.model.is_compared, self.model.overlapped_steps[0]
+        exposes_rows, is_plain = self.model.is_compared, spec.is_paged or self.model.buckets.steps == "none"
+        overlaps_steps = self.model.overlapped_steps[0] and is_plain
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
         outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if overlaps_steps else None, bans=bans)
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
