@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import helper
 
 import olive_ext
 from olive_ext.config import ModelSettings
@@ -112,3 +116,33 @@ def test_trial_refuses_kernels_that_do_nothing(monkeypatch: pytest.MonkeyPatch) 
         ConfigError, match=r"'engine\.graph_capture' = true: replays of a captured step cannot be tried"
     ):
         olive_ext.open(export(NAME).path, execution_provider="cuda", engine={"graph_capture": True})
+
+
+def _with_control_flow(folder: Path) -> Path:
+    """The export, whose tokens pass through an `If`, which ONNX Runtime captures in no graph."""
+    package = folder / "package"
+    shutil.copytree(export(NAME).path, package)
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    (tokens,) = (value for value in model.graph.input if value.name == "input_ids")
+    for node in model.graph.node:
+        node.input[:] = ["chosen" if name == "input_ids" else name for name in node.input]
+    made = helper.make_tensor_value_info("made", onnx.TensorProto.INT64, ["batch_size", "sequence_length"])
+    same = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["made"])], "same", [], [made])
+    chosen = helper.make_node("If", ["has_any"], ["chosen"], then_branch=same, else_branch=same)
+    for node in (chosen, helper.make_node("Greater", ["size", "none"], ["has_any"])):
+        model.graph.node.insert(0, node)
+    model.graph.node.insert(0, helper.make_node("Size", ["input_ids"], ["size"]))
+    model.graph.initializer.append(helper.make_tensor("none", tokens.type.tensor_type.elem_type, [], [0]))
+    onnx.save(model, package / "model.onnx")
+    return package
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_graph_that_cannot_be_captured_runs_plainly_where_nobody_demands_it(tmp_path: Path, fallback: bool) -> None:
+    """With the reason, and on the device, whether or not the model might run on the CPU."""
+    given = {"execution_provider": "cuda", "allow_cpu_fallback": fallback}
+    with olive_ext.open(_with_control_flow(tmp_path), **given, engine={"graph_capture": "auto"}) as session:
+        facts = session.describe_execution()
+    assert facts["providers"][0] == "CUDAExecutionProvider"
+    assert "steps_captured" not in facts
+    assert any(note.startswith("steps are not captured: ") for note in facts["notes"]), facts["notes"]
