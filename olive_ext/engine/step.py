@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Notes, Source
+from olive_ext.engine.requests import Notes, Source, integers
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -140,6 +142,36 @@ class LogitsRow(NamedTuple):
     ban: Ban = Ban.NONE
 
 
+class Columns(NamedTuple):
+    """The rows of a step as arrays: what is told of B rows is asked of all of them at once."""
+
+    slots_B: IntArray
+    past_B: IntArray
+    lengths_B: IntArray
+    starts_B: IntArray
+    """Offset of each row's first token among all tokens of the step."""
+
+    tokens_N: IntArray
+    """Of all rows, one row behind the other."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Columns:
+        """Those of these rows."""
+        slots, past, tokens, *_ = zip(*rows, strict=True)
+        lengths_B = integers([*map(len, tokens)])
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
+
+    def tokens_behind(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
+        """All tokens, where rows with `follows` of 0 or more are fed with that one of those that a step has found."""
+        if not follows:
+            return self.tokens_N
+        follows_B: IntArray = integers(follows)
+        tokens_N: IntArray = self.tokens_N.copy()
+        tokens_N[self.starts_B[follows_B >= 0]] = found_R[follows_B[follows_B >= 0]]
+        return tokens_N
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward pass: `rows` (of one length unless packed or a tree batch), the `logits_rows` to read, `targets`
@@ -173,10 +205,15 @@ class Step:
         """Logits rows that are needed whole, on the host or on the device."""
         return (*self.samples, *self.beams)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows as arrays."""
+        return Columns.of(self.rows)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows."""
-        return sum(len(row.tokens) for row in self.rows)
+        return len(self.columns.tokens_N)
 
 
 class Candidates(NamedTuple):

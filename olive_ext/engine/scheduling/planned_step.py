@@ -8,16 +8,21 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.scheduling.beams import BeamGroup
-from olive_ext.engine.scheduling.sequences import PROBE, PendingAnswer, Reading, Sequence
+from olive_ext.engine.scheduling.sequences import PROBE, PROBED, PendingAnswer, Reading, Sequence
 from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import NonFiniteError
+
+PlannedRow = tuple[Sequence | None, Row]
+"""A row and its sequence; None for an idle one."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,17 @@ class PlannedStep:
     step: Step
     sequences: tuple[Sequence | None, ...]
     readings: tuple[Reading, ...]
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether there are targets that are no probes."""
-        return any(reading.reads and reading.reads[0].target != PROBE for reading in self.readings)
+    has_scores: bool
+    """Whether there are targets that are no probes."""
 
 
-def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+@lru_cache(maxsize=4096)
+def _first_token(row: int) -> LogitsRow:
+    """The logits row of a row of one token: of the decoding rows of all steps together there are few."""
+    return LogitsRow(row, 0)
+
+
+def planned(rows: Items[PlannedRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
     other fields of the step."""
     logits_rows: list[LogitsRow] = []
@@ -42,11 +50,18 @@ def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, B
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
     readings: list[Reading] = []
+    has_scores = False
     for place, (sequence, row) in enumerate(rows):
         if sequence is None:
             continue
+        if sequence.is_plain and row.past >= sequence.num_input:
+            targets.append((len(logits_rows), PROBED))
+            logits_rows.append(_first_token(place))
+            readings.append(sequence.decoding)
+            continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
             number, record = len(logits_rows), -1
+            has_scores = has_scores or bool(reading.reads and reading.reads[0].target != PROBE)
             for read in reading.reads:
                 targets.append((number, read.token))
                 record = read.record if read.record > record else record
@@ -60,7 +75,7 @@ def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, B
     most = max((group.num_candidates for group in groups.values()), default=0)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
     step = Step(tuple([row for _, row in rows]), *read_of, beams=tuple(groups), num_candidates=most, **more)
-    return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings))
+    return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings), has_scores)
 
 
 BoolArray = npt.NDArray[np.bool_]

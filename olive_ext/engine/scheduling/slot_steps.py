@@ -5,6 +5,7 @@ share a step is the form's to say. Knows no runner, and no step's output.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import Any
 
 from olive_ext.engine.forms.base import IDLE_TOKEN, ReadySequences
@@ -12,7 +13,7 @@ from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beams import BeamGroup
-from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
+from olive_ext.engine.scheduling.planned_step import PlannedRow, PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
 from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Row, Side
@@ -79,12 +80,11 @@ class SlotSteps:
         for number, (sequence, _, is_next) in enumerate(before.readings):
             if not is_next or sequence.has_ended:
                 continue
-            if sequence.num_slots == 1 and sequence.end == len(sequence.tokens):
+            if sequence.end == len(sequence.tokens) and sequence.num_slots == 1:
                 self.release(sequence)
             elif sequence.needs_rows or sequence.num_slots > 1:
                 is_complete = False
-            elif sequence.end < sequence.room and not sequence.is_forced:
-                sequence.expect()
+            elif sequence.end < sequence.room and sequence.expect():
                 found[sequence] = number
         return found, is_complete
 
@@ -128,19 +128,21 @@ class SlotSteps:
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
 
-    def _rows(self, ready: list[Sequence]) -> tuple[tuple[Sequence | None, Row], ...]:
-        """The next rows, and idle ones where the runner needs them."""
+    def _rows(self, ready: list[Sequence]) -> Items[PlannedRow]:
+        """The next rows in the order of their slots, and idle ones where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
-        rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
-        span = self._form.slots_of(sorted(rows), self.slots.num_slots)
-        return tuple(
-            [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
-        )
+        chosen.sort(key=lambda pair: pair[1].slot)
+        slots = [row.slot for _, row in chosen]
+        span = self._form.slots_of(slots, self.slots.num_slots)
+        if len(span) == len(slots):
+            return chosen
+        rows = {row.slot: (sequence, row) for sequence, row in chosen}
+        return [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
 
-    def _step(self, rows: tuple[tuple[Sequence | None, Row], ...], found: Mapping[Sequence, int]) -> PlannedStep:
+    def _step(self, rows: Items[PlannedRow], found: Mapping[Sequence, int]) -> PlannedStep:
         copies, self.slots.copies = tuple(self.slots.copies), []
         follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in rows]) if found else ()
         more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}

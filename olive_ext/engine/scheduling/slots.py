@@ -18,7 +18,7 @@ from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Capacity, Copy, IntArray, Row
+from olive_ext.engine.step import Capacity, Columns, Copy, IntArray, Row
 
 LAST = 7
 """Tokens that are compared before a whole slot is."""
@@ -90,17 +90,25 @@ class Slots:
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(
-        self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset(), media: Media = ()
+        self,
+        tokens: TokenArray,
+        limit: int,
+        source: str = "",
+        wanted: Container[int] = frozenset(),
+        media: Media = (),
+        likely: int = 0,
     ) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part.
+        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part. The
+        search begins with the slot that shares most by the plan, `likely`.
         """
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:
-            shared = self._reusable(tokens[:limit], source, media, sorted({slot, self._giver(tokens[:limit], source)}))
+            giver = self._giver(tokens[:limit], source, likely)
+            shared = self._reusable(tokens[:limit], source, media, sorted({slot, giver}))
         else:
             shared = self._reusable(tokens[:limit], source, media, range(self.num_slots))
         if not self._has_blocks:
@@ -163,13 +171,15 @@ class Slots:
         if self._tables is None:
             return True
 
+        due = self._tables.without_room(Columns.of(rows))
+
         def missing(tables: BlockTables) -> int:
-            return sum([tables.missing(row.slot, row.past, len(row.tokens)) for row in rows])
+            return sum([tables.missing(*row) for row in due])
 
         if not self._reclaim(missing, wanted, spares=False):
             return False
-        for row in rows:
-            self._tables.make_room(row.slot, row.past, len(row.tokens))
+        for row in due:
+            self._tables.make_room(*row)
         return True
 
     def _reclaim(self, missing: Callable[[BlockTables], int], wanted: Container[int], *, spares: bool) -> bool:
@@ -193,18 +203,20 @@ class Slots:
             self._tables.fork(copy)
         return copy
 
-    def extend(self, fed: Iterable[tuple[Row, Items[int]]]) -> None:
-        """Adds the tokens fed to each row to its slot's; at a checkpoint the content up to there is kept."""
-        for row, tokens in fed:
-            slot, length = row.slot, len(tokens)
-            start = int(self._lengths_S[slot])
-            if row.is_checkpoint:
-                self._checkpoints[slot].append(start + length)
-            self._lengths_S[slot] = start + length
-            if length == 1:
-                self._tokens_SP[slot, start] = tokens[0]
-            else:
-                self._tokens_SP[slot, start : start + length] = integers(tokens)
+    def extend(self, rows: Columns, tokens_N: IntArray, places: Items[int], checkpoints: Iterable[int]) -> None:
+        """Adds the tokens of the rows at `places` to those of their slots; what slots of `checkpoints` hold then is
+        kept."""
+        places_F = integers(places)
+        slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
+        resident_F = self._lengths_S[slots_F]
+        is_one_F = lengths_F == 1
+        self._tokens_SP[slots_F[is_one_F], resident_F[is_one_F]] = tokens_N[starts_F[is_one_F]]
+        longer = (column[~is_one_F].tolist() for column in (slots_F, resident_F, starts_F, lengths_F))
+        for slot, resident, start, length in zip(*longer, strict=True):
+            self._tokens_SP[slot, resident : resident + length] = tokens_N[start : start + length]
+        self._lengths_S[slots_F] = resident_F + lengths_F
+        for slot in checkpoints:
+            self._checkpoints[slot].append(int(self._lengths_S[slot]))
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
@@ -225,13 +237,14 @@ class Slots:
             del self._free[slot]
             self._free[slot] = None
 
-    def _giver(self, tokens: TokenArray, source: str) -> int:
-        """The first slot that shares most of `tokens`, where each may be cut back anywhere. Few slots are compared as a
-        whole: those that hold a token more than the longest found so far, behind the same last ones."""
+    def _giver(self, tokens: TokenArray, source: str, likely: int) -> int:
+        """A slot that shares most of `tokens`, where each may be cut back anywhere: `likely`, or the first that shares
+        more. Few are compared as a whole: those that hold a token more than the longest found so far, behind the same
+        last ones."""
         lengths_S = self._lengths_S
         if source or any(self._sources):
             lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
-        longest = found = 0
+        found, longest = likely, self._num_equal(tokens, likely, lengths_S)
         while longest < len(tokens):
             last = slice(max(0, longest - LAST), longest)
             may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))

@@ -19,7 +19,7 @@ from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, S
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, Blocks, Copy, Row
+from olive_ext.engine.step import UNLIMITED, Blocks, Columns, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
@@ -140,10 +140,11 @@ class PagedKv(KvStore):
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
-        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        columns = Columns.of(rows)
+        copies = [self._tables.make_room(*row) for row in self._tables.without_room(columns)]
         self._copy_blocks([copy for copy in copies if copy is not None])
         assert self._binding is not None
-        self._binding.bind_cpu_input(self._table, self._tables.tables_SP[[row.slot for row in rows]])
+        self._binding.bind_cpu_input(self._table, self._tables.tables_SP[columns.slots_B])
         return self._binding
 
     @override
