@@ -8,7 +8,6 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.scheduling.beams import BeamGroup
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import PROBE, PROBED, PendingAnswer, Reading, Sequence
-from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Ban, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError
-
-PlannedRow = tuple[Sequence | None, Row]
-"""A row and its sequence; None for an idle one."""
 
 
 @dataclass(frozen=True)
@@ -36,28 +33,23 @@ class PlannedStep:
     """Whether there are targets that are no probes."""
 
 
-@lru_cache(maxsize=4096)
-def _first_token(row: int) -> LogitsRow:
-    """The logits row of a row of one token: of the decoding rows of all steps together there are few."""
-    return LogitsRow(row, 0)
+@lru_cache(maxsize=1024)
+def _read_of_plain(num_rows: int) -> tuple[tuple[LogitsRow, ...], tuple[tuple[int, int], ...]]:
+    """Logits rows and targets of plain rows, which are the same in all steps that have so many."""
+    return tuple([LogitsRow(row, 0) for row in range(num_rows)]), tuple([(row, PROBED) for row in range(num_rows)])
 
 
-def planned(rows: Items[PlannedRow], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+def planned(chosen: ChosenRows, beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
     other fields of the step."""
-    logits_rows: list[LogitsRow] = []
-    targets: list[tuple[int, int]] = []
+    plain_rows, plain_targets = _read_of_plain(len(chosen.plain))
+    logits_rows, targets = [*plain_rows], [*plain_targets]
+    readings = [sequence.decoding for sequence in chosen.plain]
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
-    readings: list[Reading] = []
     has_scores = False
-    for place, (sequence, row) in enumerate(rows):
+    for place, (sequence, row) in enumerate(chosen.others, len(chosen.plain)):
         if sequence is None:
-            continue
-        if sequence.is_plain and row.past >= sequence.num_input:
-            targets.append((len(logits_rows), PROBED))
-            logits_rows.append(_first_token(place))
-            readings.append(sequence.decoding)
             continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
             number, record = len(logits_rows), -1
@@ -74,8 +66,8 @@ def planned(rows: Items[PlannedRow], beams: Mapping[int, BeamGroup], **more: Any
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
-    step = Step(tuple([row for _, row in rows]), *read_of, beams=tuple(groups), num_candidates=most, **more)
-    return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings), has_scores)
+    step = Step(chosen.rows, *read_of, beams=tuple(groups), num_candidates=most, **more)
+    return PlannedStep(step, chosen.sequences, tuple(readings), has_scores)
 
 
 BoolArray = npt.NDArray[np.bool_]

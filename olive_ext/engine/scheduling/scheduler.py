@@ -76,7 +76,7 @@ class Scheduler:
     def present_size(self) -> tuple[str, int]:
         """Kind of that step, "plain", or "encoding" where an item or a source begins in it; and its tokens."""
         step = self._present_plan().step
-        encodes = [True for row in step.rows if (row.media or row.source is not None) and row.begins_item]
+        encodes = [True for row in step.other_rows if (row.media or row.source is not None) and row.begins_item]
         return "encoding" if encodes else "plain", step.num_tokens
 
     def cut_steps(self, num_tokens: int) -> None:
@@ -121,21 +121,25 @@ class Scheduler:
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         candidates = iter(output.candidates.rows())
+        num_generated = 0
         for (sequence, _, is_next), best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
             if not is_next or sequence.has_ended:
                 continue
             if sequence.num_slots > 1:
                 self._in_slots.advance_beams(sequence, next(candidates))
             else:
-                drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
-                self._counters.non_finite += is_wrong and sequence.note_non_finite()
-                self._counters.tokens_generated += sequence.append(best, drawn_from)
+                drawn_from = None
+                if sequence.needs_rows:
+                    drawn_from, is_wrong = next(samples)
+                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                num_generated += sequence.append(best, drawn_from)
             if sequence.has_ended or sequence.is_beyond:
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
                     self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
                 elif sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
                     completed.append(sequence.answer)
+        self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_ahead += overlapped is not None
         self._found = output.greedy_ids
@@ -175,7 +179,7 @@ class Scheduler:
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         self._counters.idle_rows += len(step.rows) - len(fed)
         if is_in_slots:
-            checkpoints = [row.slot for row in step.rows if row.is_checkpoint]
+            checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
             tokens_N = columns.tokens_behind(step.follows, self._found)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
         for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
@@ -198,4 +202,4 @@ class Scheduler:
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
         more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
-        return planned(batch.rows, {}, **more)
+        return planned(batch.chosen, {}, **more)

@@ -176,8 +176,10 @@ class Sequence:
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether tokens are ruled out as its next one."""
 
-        self.is_plain = not (self.needs_rows or self.has_bans) and self.num_slots == 1
-        """Whether its next token is the one that the device finds."""
+        is_text = not self.media and self.source is None and not self.checkpoints
+        has_choice = self.generation is None or self.needs_rows or self.has_bans or self.num_slots > 1
+        self.is_plain = is_text and not has_choice
+        """Whether it is fed nothing but tokens, and the one that the device finds is the next."""
 
     @property
     def pending(self) -> int:

@@ -5,18 +5,19 @@ share a step is the form's to say. Knows no runner, and no step's output.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Items
+from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.forms.base import IDLE_TOKEN, ReadySequences
+from olive_ext.engine.forms.base import ReadySequences
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beams import BeamGroup
-from olive_ext.engine.scheduling.planned_step import PlannedRow, PlannedStep, planned
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Row, Side
+from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Candidates, Capacity, Row, Side
 
 
 class SlotSteps:
@@ -58,9 +59,9 @@ class SlotSteps:
             ready = [one for one in self._running.values() if one.computed < one.end]
             if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
                 return None
-            rows = self._rows(ready)
-            if self.slots.make_room([row for _, row in rows], self.waiting.wanted):
-                return self._step(rows, found)
+            chosen = self._rows(ready)
+            if self.slots.make_room(chosen.rows, self.waiting.wanted):
+                return self._step(chosen, found)
             if before is not None:
                 return None
             self._preempt()
@@ -128,22 +129,22 @@ class SlotSteps:
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
 
-    def _rows(self, ready: list[Sequence]) -> Items[PlannedRow]:
-        """The next rows in the order of their slots, and idle ones where the runner needs them."""
+    def _rows(self, ready: list[Sequence]) -> ChosenRows:
+        """The next rows: but for plain ones in the order of their slots, with idle ones where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
-        chosen.sort(key=lambda pair: pair[1].slot)
-        slots = [row.slot for _, row in chosen]
-        span = self._form.slots_of(slots, self.slots.num_slots)
-        if len(span) == len(slots):
+        rows = {row.slot: (sequence, row) for sequence, row in chosen.others}
+        if not rows:
             return chosen
-        rows = {row.slot: (sequence, row) for sequence, row in chosen}
-        return [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
+        span = self._form.slots_of(sorted(rows), self.slots.num_slots)
+        idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
+        rows |= {row.slot: (None, row) for row in idle}
+        return replace(chosen, others=[rows[slot] for slot in span])
 
-    def _step(self, rows: Items[PlannedRow], found: Mapping[Sequence, int]) -> PlannedStep:
+    def _step(self, chosen: ChosenRows, found: Mapping[Sequence, int]) -> PlannedStep:
         copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in rows]) if found else ()
+        follows = tuple([-1 if one is None else found.get(one, -1) for one in chosen.sequences]) if found else ()
         more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
-        return planned(rows, self.beams, **more)
+        return planned(chosen, self.beams, **more)

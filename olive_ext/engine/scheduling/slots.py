@@ -210,7 +210,8 @@ class Slots:
         slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
         resident_F = self._lengths_S[slots_F]
         is_one_F = lengths_F == 1
-        self._tokens_SP[slots_F[is_one_F], resident_F[is_one_F]] = tokens_N[starts_F[is_one_F]]
+        cells_F = slots_F * self.capacity + resident_F  # by one index: by two numpy lets go of Python's lock
+        self._tokens_SP.reshape(-1)[cells_F[is_one_F]] = tokens_N[starts_F[is_one_F]]
         longer = (column[~is_one_F].tolist() for column in (slots_F, resident_F, starts_F, lengths_F))
         for slot, resident, start, length in zip(*longer, strict=True):
             self._tokens_SP[slot, resident : resident + length] = tokens_N[start : start + length]

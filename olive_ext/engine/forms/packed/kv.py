@@ -15,9 +15,10 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm
+from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import UNLIMITED, Blocks, Columns, Copy, Row
 from olive_ext.graph.standalone_graphs import fork_graph
@@ -58,21 +59,27 @@ class PackedSteps(StepForm):
         return replace(self, most_cells=min(self.most_cells, most))
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         inputs, short = ready.split()
-        rows = [(one, ready.row(one, 1)) for one in self.decoding(short, ready.limit)]
-        num_decoding, room = len(rows), ready.most_tokens - len(rows)
+        decoding = self.decoding(short, ready.limit)
+        plain = [one for one in decoding if one.is_plain and one.computed >= one.num_input]
+        rows: list[PlannedRow] = []
+        if len(plain) < len(decoding):
+            known = set(plain)
+            rows = [(one, ready.row(one, 1)) for one in decoding if one not in known]
+        num_short, room = len(rows), ready.most_tokens - len(decoding)
         for one in inputs:
-            if room <= 0 and rows:
+            if room <= 0 and (rows or plain):
                 break
             row = ready.row(one, max(1, room))
             if one.media and len(row.tokens) > room:  # it begins with an item, which is not cut
-                if len(rows) == num_decoding:
-                    return [(one, row)]
+                if len(rows) == num_short:
+                    return ChosenRows([(one, row)])
                 continue
             rows.append((one, row))
             room -= len(row.tokens)
-        return rows[: self._within(row.past + len(row.tokens) for _, row in rows)]
+        lengths = [*(one.computed + 1 for one in plain), *(row.past + len(row.tokens) for _, row in rows)]
+        return ChosenRows(rows[: max(0, self._within(lengths) - len(plain))], plain)
 
     @override
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
