@@ -68,7 +68,7 @@ class Admission:
                 if self._last.get(parent.slot) is parent:
                     likely = parent.slot
                     if not parent.num_children:
-                        self.wanted.remove(likely)
+                        self.wanted.remove(parent.slot)
             limit, source = self._most_shared(sequence), source_key(sequence.source)
             taken = self._slots.take(sequence.tokens, limit, source, self.wanted, sequence.media, likely)
             sequence.slot, sequence.computed = taken.slot, taken.shared

@@ -176,7 +176,7 @@ class Sequence:
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether tokens are ruled out as its next one."""
 
-        is_text = not self.media and self.source is None and not self.checkpoints
+        is_text = not self.media and self.source is None
         has_choice = self.generation is None or self.needs_rows or self.has_bans or self.num_slots > 1
         self.is_plain = is_text and not has_choice
         """Whether it is fed nothing but tokens, and the one that the device finds is the next."""
