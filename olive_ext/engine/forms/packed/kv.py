@@ -111,6 +111,7 @@ class PagedKv(KvStore):
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
+        self._forking: ort.IOBinding | None = None
         self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
@@ -164,7 +165,7 @@ class PagedKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._binding = None
+        self._binding = self._forking = None
         self._pools.clear()
 
     def _copy_blocks(self, copies: Items[BlockCopy]) -> None:
@@ -173,9 +174,10 @@ class PagedKv(KvStore):
             return
         if self._forker is None:
             self._forker = self._open_graph(fork_graph([pool.copied_type for pool in self._pools]))
-        binding = self._forker.io_binding()
-        for i, pool in enumerate(self._pools):
-            pool.bind_copy(binding, f"x{i}", f"y{i}")
+        if (binding := self._forking) is None:
+            binding = self._forking = self._forker.io_binding()
+            for i, pool in enumerate(self._pools):
+                pool.bind_copy(binding, f"x{i}", f"y{i}")
         source_K, target_K = np.array(copies, np.int64).T
         binding.bind_cpu_input("source", np.ascontiguousarray(source_K))
         binding.bind_cpu_input("target", np.ascontiguousarray(target_K[:, None]))
