@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Notes, Source
+from olive_ext.engine.requests import Notes, Source, integers
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -140,12 +143,80 @@ class LogitsRow(NamedTuple):
     ban: Ban = Ban.NONE
 
 
+IDLE_TOKEN = 0
+"""Is fed where a step needs a token whose outputs nobody reads."""
+
+
+class Columns(NamedTuple):
+    """The rows of a step as arrays: what is asked of B rows is asked of all of them at once."""
+
+    slots_B: IntArray
+    past_B: IntArray
+    lengths_B: IntArray
+    starts_B: IntArray
+    """Offset of each row's first token among all tokens of the step."""
+
+    tokens_N: IntArray
+    """Of all rows, one row behind the other."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Columns:
+        """Those of these rows."""
+        if isinstance(rows, PlainRows):
+            return rows.columns
+        slots, past, tokens, *_ = zip(*rows, strict=True)
+        lengths_B = integers([*map(len, tokens)])
+        starts_B = np.cumsum(lengths_B) - lengths_B
+        return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
+
+    def tokens_behind(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
+        """All tokens, where rows with `follows` of 0 or more are fed with that one of those that a step has found."""
+        if not follows:
+            return self.tokens_N
+        follows_B: IntArray = integers(follows)
+        tokens_N: IntArray = self.tokens_N.copy()
+        tokens_N[self.starts_B[follows_B >= 0]] = found_R[follows_B[follows_B >= 0]]
+        return tokens_N
+
+
+class PlainRows(Sequence[Row]):
+    """Rows of one token each and nothing else, of which an object is made where one is asked for; `others` follow."""
+
+    def __init__(self, slots_B: IntArray, past_B: IntArray, tokens_B: IntArray, others: tuple[Row, ...]) -> None:
+        ones_B = np.ones(len(slots_B), np.int64)
+        columns = Columns(slots_B, past_B, ones_B, np.arange(len(slots_B)), tokens_B)
+        self._plain, self.others = columns, others
+        if others:
+            behind = Columns.of(others)
+            behind = behind._replace(starts_B=behind.starts_B + len(slots_B))
+            columns = Columns(*map(np.concatenate, zip(columns, behind, strict=True)))
+        self.columns = columns
+
+    @override
+    def __len__(self) -> int:
+        return len(self.columns.slots_B)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Row, ...]: ...
+    @override
+    def __getitem__(self, place: int | slice) -> Row | tuple[Row, ...]:
+        if isinstance(place, slice):
+            return tuple([self[number] for number in range(*place.indices(len(self)))])
+        number, num_plain = range(len(self))[place], len(self._plain.slots_B)
+        if number >= num_plain:
+            return self.others[number - num_plain]
+        slots_B, past_B, _, _, tokens_B = self._plain
+        return Row(slots_B.item(number), past_B.item(number), (tokens_B.item(number),))
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward pass: `rows` (of one length unless packed or a tree batch), the `logits_rows` to read, `targets`
     (index of a logits row, token id), `samples` and `beams` (indices of logits rows)."""
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     logits_rows: tuple[LogitsRow, ...] = ()
     targets: tuple[tuple[int, int], ...] = ()
     samples: tuple[int, ...] = ()
@@ -173,10 +244,20 @@ class Step:
         """Logits rows that are needed whole, on the host or on the device."""
         return (*self.samples, *self.beams)
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows as arrays."""
+        return Columns.of(self.rows)
+
+    @property
+    def other_rows(self) -> Sequence[Row]:
+        """Without those of one token and nothing else that are told by columns alone."""
+        return self.rows.others if isinstance(self.rows, PlainRows) else self.rows
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all rows."""
-        return sum(len(row.tokens) for row in self.rows)
+        return len(self.columns.tokens_N)
 
 
 class Candidates(NamedTuple):

@@ -25,7 +25,7 @@ from olive_ext.engine.requests import FinishReason, Generation, Request, Result,
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
@@ -190,7 +190,7 @@ class FakeRunner(Runner):
         """Blocks for the rows, with all copies of the step at once."""
         if not self._has_blocks:
             return
-        made = [self.tables.make_room(row.slot, row.past, len(row.tokens)) for row in rows]
+        made = [self.tables.make_room(*row) for row in self.tables.without_room(Columns.of(rows))]
         copies = [copy for copy in made if copy is not None]
         read = [list(self._blocks[copy.source]) for copy in copies]
         for copy, cells in zip(copies, read, strict=True):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm, joined
+from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed.kv import PackedSteps
@@ -26,6 +26,7 @@ from olive_ext.engine.forms.rows.graph import RowsOnGraph
 from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.requests import Request
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.errors import ConfigError
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel, resolve
@@ -44,8 +45,8 @@ class OneToken(StepForm):
 
     name: ClassVar[str] = "one_token"
 
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
-        return [(ready.sequences[0], ready.row(ready.sequences[0], 1))]
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+        return ChosenRows([(ready.sequences[0], ready.row(ready.sequences[0], 1))])
 
     def decoding(self, sequences: list[Any], limit: int) -> list[Any]:
         return sequences[:1]

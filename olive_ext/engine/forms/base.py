@@ -15,11 +15,9 @@ from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.media.items import chunk_end
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Capacity, Move, Row, Step, StepOutput
-
-IDLE_TOKEN = 0
-"""Is fed where a step needs a token whose outputs nobody reads."""
+from olive_ext.engine.step import IDLE_TOKEN, Capacity, Move, Row, Step, StepOutput
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
@@ -27,8 +25,6 @@ is for slots of blocks, of which one is copied at most. Where nothing is copied,
 
 REPEATS = 4
 """Runs of each step that is timed; the first is not counted."""
-
-SequenceRow = tuple[Sequence, Row]
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class StepForm(ABC):
         return slots
 
     @abstractmethod
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         """The rows of the next step."""
 
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
@@ -162,9 +158,9 @@ class OneRow(StepForm):
     mixes_pasts: ClassVar[bool] = False  # type: ignore[misc]
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         inputs, decoding = ready.split()
-        return [(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]]
+        return ChosenRows([(one, ready.row(one, ready.most_tokens)) for one in (inputs or decoding)[:1]])
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
@@ -208,9 +204,9 @@ class ScoringRule:
 
 
 class ScoredBatch(NamedTuple):
-    """A planned step of scored texts that have no slots: rows with their sequences, and where the step writes."""
+    """A planned step of scored texts that have no slots: its rows, and where the step writes."""
 
-    rows: tuple[SequenceRow, ...]
+    chosen: ChosenRows
     shared: tuple[int, ...]
     """For each sequence that begins with this step how many of its tokens were resident."""
 

@@ -62,12 +62,15 @@ class Admission:
             if not self._slots.reclaim(blocks_due, self.wanted) and not self._slots.is_idle:
                 self._inputs.appendleft(sequence)
                 return
+            likely = 0
             if (parent := sequence.parent) is not None:
                 parent.num_children -= 1
-                if not parent.num_children and self._last.get(parent.slot) is parent:
-                    self.wanted.remove(parent.slot)
-            limit = self._most_shared(sequence)
-            taken = self._slots.take(sequence.tokens, limit, source_key(sequence.source), self.wanted, sequence.media)
+                if self._last.get(parent.slot) is parent:
+                    likely = parent.slot
+                    if not parent.num_children:
+                        self.wanted.remove(parent.slot)
+            limit, source = self._most_shared(sequence), source_key(sequence.source)
+            taken = self._slots.take(sequence.tokens, limit, source, self.wanted, sequence.media, likely)
             sequence.slot, sequence.computed = taken.slot, taken.shared
             self._last[taken.slot] = sequence
             change = self.wanted.add if sequence.num_children else self.wanted.discard

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from olive_ext.engine.step import CellArray, Copy
+from olive_ext.engine.step import CellArray, Columns, Copy
 from olive_ext.errors import MemoryShortageError
 
 
@@ -36,6 +36,9 @@ class BlockTables:
         self._held: list[list[int]] = [[] for _ in range(num_slots)]
         self._num_users = [0] * (num_slots * self.blocks_per_slot if num_blocks is None else num_blocks)
         self._free = list(reversed(range(self.num_blocks)))
+        self._own_from_S = np.zeros(num_slots, np.int64)
+        self._num_own_S = np.zeros(num_slots, np.int64)
+        """From that position on so many blocks of a slot hold what it alone names; 0 where that is not known."""
 
     @property
     def num_blocks(self) -> int:
@@ -65,9 +68,18 @@ class BlockTables:
         shared = self._held[copy.source][: self.covering(copy.length)]
         for block in shared:
             self._num_users[block] += 1
+        self._num_own_S[[copy.source, copy.target]] = 0
         self._cut(copy.target, 0)
         self.tables_SP[copy.target, : len(shared)] = shared
         self._held[copy.target] = shared
+
+    def without_room(self, rows: Columns) -> list[tuple[int, int, int]]:
+        """Slot, past and tokens of the rows for which `make_room` may have to do something."""
+        stops_B, slots_B = rows.past_B + rows.lengths_B, rows.slots_B
+        has_room_B = -(-stops_B // self.block_size) == self._num_own_S[slots_B]
+        is_due_B = ~(has_room_B & (rows.past_B >= self._own_from_S[slots_B]))
+        due = (column[is_due_B].tolist() for column in (slots_B, rows.past_B, rows.lengths_B))
+        return list(zip(*due, strict=True))
 
     def missing(self, slot: int, past: int, num_tokens: int) -> int:
         """Blocks that `make_room` takes at most, beyond those that it gives back."""
@@ -90,6 +102,7 @@ class BlockTables:
         for place in range(len(held), self.covering(past + num_tokens)):
             held.append(self._take())
             self.tables_SP[slot, place] = held[-1]
+        self._own_from_S[slot], self._num_own_S[slot] = past, len(held)
         return copy
 
     def _is_last_shared(self, slot: int, past: int) -> bool:

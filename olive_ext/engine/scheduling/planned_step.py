@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.scheduling.beams import BeamGroup
-from olive_ext.engine.scheduling.sequences import PROBE, PendingAnswer, Reading, Sequence
-from olive_ext.engine.step import Ban, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.sequences import PROBE, PROBED, PendingAnswer, Reading, Sequence
+from olive_ext.engine.step import Ban, LogitsRow, Step, StepOutput
 from olive_ext.errors import NonFiniteError
 
 
@@ -27,26 +29,31 @@ class PlannedStep:
     step: Step
     sequences: tuple[Sequence | None, ...]
     readings: tuple[Reading, ...]
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether there are targets that are no probes."""
-        return any(reading.reads and reading.reads[0].target != PROBE for reading in self.readings)
+    has_scores: bool
+    """Whether there are targets that are no probes."""
 
 
-def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
+@lru_cache(maxsize=1024)
+def _read_of_plain(num_rows: int) -> tuple[tuple[LogitsRow, ...], tuple[tuple[int, int], ...]]:
+    """Logits rows and targets of plain rows, which are the same in all steps that have so many."""
+    return tuple([LogitsRow(row, 0) for row in range(num_rows)]), tuple([(row, PROBED) for row in range(num_rows)])
+
+
+def planned(chosen: ChosenRows, beams: Mapping[int, BeamGroup], **more: Any) -> PlannedStep:
     """The step of these rows, with all logits rows, targets and samples of their sequences; `beams` by slot; `more`:
     other fields of the step."""
-    logits_rows: list[LogitsRow] = []
-    targets: list[tuple[int, int]] = []
+    plain_rows, plain_targets = _read_of_plain(len(chosen.plain))
+    logits_rows, targets = [*plain_rows], [*plain_targets]
+    readings = [sequence.decoding for sequence in chosen.plain]
     samples: list[int] = []
     groups: dict[int, BeamGroup] = {}
-    readings: list[Reading] = []
-    for place, (sequence, row) in enumerate(rows):
+    has_scores = False
+    for place, (sequence, row) in enumerate(chosen.others, len(chosen.plain)):
         if sequence is None:
             continue
         for position, reading in sequence.readings(row.past, len(row.tokens)):
             number, record = len(logits_rows), -1
+            has_scores = has_scores or bool(reading.reads and reading.reads[0].target != PROBE)
             for read in reading.reads:
                 targets.append((number, read.token))
                 record = read.record if read.record > record else record
@@ -59,8 +66,8 @@ def planned(rows: tuple[tuple[Sequence | None, Row], ...], beams: Mapping[int, B
             readings.append(reading)
     most = max((group.num_candidates for group in groups.values()), default=0)
     read_of = tuple(logits_rows), tuple(targets), tuple(samples)
-    step = Step(tuple([row for _, row in rows]), *read_of, beams=tuple(groups), num_candidates=most, **more)
-    return PlannedStep(step, tuple([sequence for sequence, _ in rows]), tuple(readings))
+    step = Step(chosen.rows, *read_of, beams=tuple(groups), num_candidates=most, **more)
+    return PlannedStep(step, chosen.sequences, tuple(readings), has_scores)
 
 
 BoolArray = npt.NDArray[np.bool_]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ class Scheduler:
     def present_size(self) -> tuple[str, int]:
         """Kind of that step, "plain", or "encoding" where an item or a source begins in it; and its tokens."""
         step = self._present_plan().step
-        encodes = [True for row in step.rows if (row.media or row.source is not None) and row.begins_item]
+        encodes = [True for row in step.other_rows if (row.media or row.source is not None) and row.begins_item]
         return "encoding" if encodes else "plain", step.num_tokens
 
     def cut_steps(self, num_tokens: int) -> None:
@@ -122,22 +121,25 @@ class Scheduler:
         self._counters.non_finite += num_wrong
         samples = zip(output.sample_logits_KV, wrong.samples_K.tolist(), strict=True)
         candidates = iter(output.candidates.rows())
-        for reading, best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
-            sequence = reading.sequence
-            if not reading.is_next or sequence.has_ended:
+        num_generated = 0
+        for (sequence, _, is_next), best in zip(present.readings, output.greedy_ids.tolist(), strict=True):
+            if not is_next or sequence.has_ended:
                 continue
             if sequence.num_slots > 1:
                 self._in_slots.advance_beams(sequence, next(candidates))
             else:
-                drawn_from, is_wrong = next(samples) if sequence.needs_rows else (None, False)
-                self._counters.non_finite += is_wrong and sequence.note_non_finite()
-                self._counters.tokens_generated += sequence.append(best, drawn_from)
+                drawn_from = None
+                if sequence.needs_rows:
+                    drawn_from, is_wrong = next(samples)
+                    self._counters.non_finite += is_wrong and sequence.note_non_finite()
+                num_generated += sequence.append(best, drawn_from)
             if sequence.has_ended or sequence.is_beyond:
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
                     self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
                 elif sequence.answer is not None and sequence.answer.is_complete and sequence.answer not in completed:
                     completed.append(sequence.answer)
+        self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
         self._counters.steps_ahead += overlapped is not None
         self._found = output.greedy_ids
@@ -173,25 +175,24 @@ class Scheduler:
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
         """`plan`, which is to be run before any other step: what it feeds counts as computed and resident."""
-        step = plan.step
-        fed = [pair for pair in zip(step.rows, plan.sequences, strict=True) if pair[1] is not None]
+        step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
+        fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         self._counters.idle_rows += len(step.rows) - len(fed)
-        if step.first_cell is None:
-            found = self._found.tolist()
-            reads = zip(step.rows, plan.sequences, step.follows or repeat(-1), strict=False)
-            rows = [(row, row.tokens if read < 0 else (found[read],)) for row, one, read in reads if one is not None]
-            self._in_slots.slots.extend(rows)
-        for row, sequence in fed:
-            assert sequence is not None
+        if is_in_slots:
+            checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
+            tokens_N = columns.tokens_behind(step.follows, self._found)
+            self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
+        for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
+            if sequence is None:
+                continue
             if sequence.has_ended:  # when the step had begun
                 self._counters.rows_dropped += 1
                 self._in_slots.release(sequence)
                 continue
-            length = len(row.tokens)
             self._counters.tokens_fed += length
-            end = sequence.end
-            sequence.computed = end if sequence.computed + length > end else sequence.computed + length
-            if sequence.generation is None and sequence.computed == end and step.first_cell is None:
+            computed, end = sequence.computed + length, sequence.end
+            sequence.computed = end if computed > end else computed
+            if sequence.generation is None and computed >= end and is_in_slots:
                 self._in_slots.release(sequence)
         return plan
 
@@ -201,4 +202,4 @@ class Scheduler:
         self._counters.tokens_reused += sum(batch.shared)
         self._counters.moves += len(batch.moves)
         more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
-        return planned(batch.rows, {}, **more)
+        return planned(batch.chosen, {}, **more)

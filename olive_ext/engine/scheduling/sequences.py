@@ -23,6 +23,9 @@ PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
 taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
 
+PROBED = 0
+"""That token, which every vocabulary has; the input's may be numbers of a picture."""
+
 
 class PendingAnswer:
     """Collects a request's scores and generated tokens until nothing is missing."""
@@ -45,7 +48,8 @@ class PendingAnswer:
     def put_token(self, token: int) -> None:
         """Adds the next generated token."""
         self.generated.append(token)
-        self.forced = self.forced or self._force()
+        if self._thinking is not None and not self.forced:
+            self.forced = self._force()
 
     def _force(self) -> list[int]:
         budget = self._thinking
@@ -172,6 +176,11 @@ class Sequence:
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)
         """Whether tokens are ruled out as its next one."""
 
+        is_text = not self.media and self.source is None
+        has_choice = self.generation is None or self.needs_rows or self.has_bans or self.num_slots > 1
+        self.is_plain = is_text and not has_choice
+        """Whether it is fed nothing but tokens, and the one that the device finds is the next."""
+
     @property
     def pending(self) -> int:
         """Tokens that are left to compute."""
@@ -184,10 +193,9 @@ class Sequence:
 
     @cached_property
     def decoding(self) -> Reading:
-        """Of a row that finds the next token alone. With a probe, of a token that every vocabulary has (the input's may
-        be numbers of a picture); rows to choose from are seen as a whole."""
+        """Of a row that finds the next token alone. With a probe; rows to choose from are seen as a whole."""
         assert self.answer is not None
-        probe = Read(0, self.answer, PROBE)
+        probe = Read(PROBED, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
 
     def note_non_finite(self) -> bool:
@@ -221,21 +229,20 @@ class Sequence:
             self.feed(token)
         return True
 
-    @property
-    def is_forced(self) -> bool:
-        """Whether the next token is known before it is found: none may be fed in its place."""
-        return self.answer is not None and bool(self.answer.forced)
-
     def _end(self, reason: FinishReason) -> None:
         assert self.answer is not None
         self.answer.finish_reason, self.has_ended = reason, True
         self.end -= self.is_expected
         self.is_expected = False
 
-    def expect(self) -> None:
-        """Adds to what is pending the token that the step under way finds."""
+    def expect(self) -> bool:
+        """Adds to what is pending the token that the step under way finds; False where another one is forced."""
+        assert self.answer is not None
+        if self.answer.forced:
+            return False
         self.end += 1
         self.is_expected = True
+        return True
 
     def feed(self, token: int) -> None:
         """Adds `token` to what is pending, or takes it in as the one that was expected."""

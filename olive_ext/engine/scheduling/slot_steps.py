@@ -5,17 +5,19 @@ share a step is the form's to say. Knows no runner, and no step's output.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.forms.base import IDLE_TOKEN, ReadySequences
+from olive_ext.engine.forms.base import ReadySequences
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.admission import Admission
 from olive_ext.engine.scheduling.beams import BeamGroup
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import UNLIMITED, Candidates, Capacity, Row, Side
+from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Candidates, Capacity, Row, Side
 
 
 class SlotSteps:
@@ -57,9 +59,9 @@ class SlotSteps:
             ready = [one for one in self._running.values() if one.computed < one.end]
             if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
                 return None
-            rows = self._rows(ready)
-            if self.slots.make_room([row for _, row in rows], self.waiting.wanted):
-                return self._step(rows, found)
+            chosen = self._rows(ready)
+            if self.slots.make_room(chosen.rows, self.waiting.wanted):
+                return self._step(chosen, found)
             if before is not None:
                 return None
             self._preempt()
@@ -79,12 +81,11 @@ class SlotSteps:
         for number, (sequence, _, is_next) in enumerate(before.readings):
             if not is_next or sequence.has_ended:
                 continue
-            if sequence.num_slots == 1 and sequence.end == len(sequence.tokens):
+            if sequence.end == len(sequence.tokens) and sequence.num_slots == 1:
                 self.release(sequence)
             elif sequence.needs_rows or sequence.num_slots > 1:
                 is_complete = False
-            elif sequence.end < sequence.room and not sequence.is_forced:
-                sequence.expect()
+            elif sequence.end < sequence.room and sequence.expect():
                 found[sequence] = number
         return found, is_complete
 
@@ -128,20 +129,22 @@ class SlotSteps:
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
 
-    def _rows(self, ready: list[Sequence]) -> tuple[tuple[Sequence | None, Row], ...]:
-        """The next rows, and idle ones where the runner needs them."""
+    def _rows(self, ready: list[Sequence]) -> ChosenRows:
+        """The next rows: but for plain ones in the order of their slots, with idle ones where the runner needs them."""
         traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
         chosen = self._form.next_rows(
             ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
         )
-        rows = {sequence.slot: (sequence, row) for sequence, row in chosen}
+        rows = {row.slot: (sequence, row) for sequence, row in chosen.others}
+        if not rows:
+            return chosen
         span = self._form.slots_of(sorted(rows), self.slots.num_slots)
-        return tuple(
-            [rows.get(slot) or (None, Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,))) for slot in span]
-        )
+        idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
+        rows |= {row.slot: (None, row) for row in idle}
+        return replace(chosen, others=[rows[slot] for slot in span])
 
-    def _step(self, rows: tuple[tuple[Sequence | None, Row], ...], found: Mapping[Sequence, int]) -> PlannedStep:
+    def _step(self, chosen: ChosenRows, found: Mapping[Sequence, int]) -> PlannedStep:
         copies, self.slots.copies = tuple(self.slots.copies), []
-        follows = tuple([-1 if one is None else found.get(one, -1) for one, _ in rows]) if found else ()
+        follows = tuple([-1 if one is None else found.get(one, -1) for one in chosen.sequences]) if found else ()
         more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
-        return planned(rows, self.beams, **more)
+        return planned(chosen, self.beams, **more)

@@ -7,7 +7,7 @@ slot 2   7 3 2 . . .  free
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import Capacity, Copy, IntArray, Row
+from olive_ext.engine.step import Capacity, Columns, Copy, IntArray, Row
 
 LAST = 7
 """Tokens that are compared before a whole slot is."""
@@ -90,19 +90,29 @@ class Slots:
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(
-        self, tokens: TokenArray, limit: int, source: str = "", wanted: Container[int] = frozenset(), media: Media = ()
+        self,
+        tokens: TokenArray,
+        limit: int,
+        source: str = "",
+        wanted: Container[int] = frozenset(),
+        media: Media = (),
+        likely: int = 0,
     ) -> Taken:
         """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part.
+        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part. The
+        search for the slot that shares most begins with the `likely` one.
         """
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:
-            shared = self._reusable(tokens[:limit], source, media, sorted({slot, self._giver(tokens[:limit], source)}))
+            equal = {slot: self._num_equal(tokens[:limit], slot)}
+            giver, longest = self._giver(tokens[:limit], source, likely)
+            equal = dict(sorted((equal | {giver: longest}).items()))
         else:
-            shared = self._reusable(tokens[:limit], source, media, range(self.num_slots))
+            equal = self._num_equal_everywhere(tokens[:limit])
+        shared = self._reusable(equal, source, media)
         if not self._has_blocks:
             kept = wanted if self._keeps_wanted else ()
             slot = min(self._free, key=lambda free: (free in kept, -shared[free]))
@@ -163,13 +173,15 @@ class Slots:
         if self._tables is None:
             return True
 
+        due = self._tables.without_room(Columns.of(rows))
+
         def missing(tables: BlockTables) -> int:
-            return sum([tables.missing(row.slot, row.past, len(row.tokens)) for row in rows])
+            return sum([tables.missing(*row) for row in due])
 
         if not self._reclaim(missing, wanted, spares=False):
             return False
-        for row in rows:
-            self._tables.make_room(row.slot, row.past, len(row.tokens))
+        for row in due:
+            self._tables.make_room(*row)
         return True
 
     def _reclaim(self, missing: Callable[[BlockTables], int], wanted: Container[int], *, spares: bool) -> bool:
@@ -193,18 +205,21 @@ class Slots:
             self._tables.fork(copy)
         return copy
 
-    def extend(self, fed: Iterable[tuple[Row, Items[int]]]) -> None:
-        """Adds the tokens fed to each row to its slot's; at a checkpoint the content up to there is kept."""
-        for row, tokens in fed:
-            slot, length = row.slot, len(tokens)
-            start = int(self._lengths_S[slot])
-            if row.is_checkpoint:
-                self._checkpoints[slot].append(start + length)
-            self._lengths_S[slot] = start + length
-            if length == 1:
-                self._tokens_SP[slot, start] = tokens[0]
-            else:
-                self._tokens_SP[slot, start : start + length] = integers(tokens)
+    def extend(self, rows: Columns, tokens_N: IntArray, places: Items[int], checkpoints: Iterable[int]) -> None:
+        """Adds the tokens of the rows at `places` to those of their slots; what slots of `checkpoints` hold then is
+        kept."""
+        places_F = integers(places)
+        slots_F, lengths_F, starts_F = rows.slots_B[places_F], rows.lengths_B[places_F], rows.starts_B[places_F]
+        resident_F = self._lengths_S[slots_F]
+        is_one_F = lengths_F == 1
+        cells_F = slots_F * self.capacity + resident_F  # by one index: by two numpy lets go of Python's lock
+        self._tokens_SP.reshape(-1)[cells_F[is_one_F]] = tokens_N[starts_F[is_one_F]]
+        longer = (column[~is_one_F].tolist() for column in (slots_F, resident_F, starts_F, lengths_F))
+        for slot, resident, start, length in zip(*longer, strict=True):
+            self._tokens_SP[slot, resident : resident + length] = tokens_N[start : start + length]
+        self._lengths_S[slots_F] = resident_F + lengths_F
+        for slot in checkpoints:
+            self._checkpoints[slot].append(int(self._lengths_S[slot]))
 
     def release(self, slot: int) -> None:
         """Frees the slot. In one that can be rewound, one position stays unused, where an idle row may write."""
@@ -225,39 +240,42 @@ class Slots:
             del self._free[slot]
             self._free[slot] = None
 
-    def _giver(self, tokens: TokenArray, source: str) -> int:
-        """The first slot that shares most of `tokens`, where each may be cut back anywhere. Few slots are compared as a
-        whole: those that hold a token more than the longest found so far, behind the same last ones."""
+    def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
+        """A slot that shares most of `tokens`, where each may be cut back anywhere, and how many: `likely`, or the
+        first that shares more. Few are compared as a whole: those that hold a token more than the longest found so far,
+        behind the same last ones."""
         lengths_S = self._lengths_S
         if source or any(self._sources):
             lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
-        longest = found = 0
+        found, longest = likely, min(self._num_equal(tokens, likely), int(lengths_S[likely]))
         while longest < len(tokens):
             last = slice(max(0, longest - LAST), longest)
             may = np.flatnonzero((lengths_S > longest) & (self._tokens_SP[:, longest] == tokens[longest]))
             may = may[(self._tokens_SP[may, last] == tokens[last]).all(1)] if len(may) else may
-            shared = ((slot, self._num_equal(tokens, slot, lengths_S)) for slot in may.tolist())
+            shared = ((slot, self._num_equal(tokens, slot)) for slot in may.tolist())
             better = next(((slot, length) for slot, length in shared if length > longest), None)
             if better is None:
                 break
             found, longest = better
-        return found
+        return found, longest
 
-    def _num_equal(self, tokens: TokenArray, slot: int, lengths_S: IntArray) -> int:
-        return common_prefix(tokens, self._tokens_SP[slot, : lengths_S[slot]])
+    def _num_equal(self, tokens: TokenArray, slot: int) -> int:
+        return common_prefix(tokens, self._tokens_SP[slot, : self._lengths_S[slot]])
 
-    def _reusable(self, tokens: TokenArray, source: str, media: Media, slots: Items[int]) -> dict[int, int]:
-        """How many of `tokens`, from the first on, are resident in each of `slots` and need not be fed again."""
-        differs_SP = np.empty((len(slots), len(tokens) + 1), np.bool_)
+    def _num_equal_everywhere(self, tokens: TokenArray) -> dict[int, int]:
+        differs_SP = np.empty((self.num_slots, len(tokens) + 1), np.bool_)
         differs_SP[:, -1] = True  # ends what is equal
-        np.not_equal(self._tokens_SP[slots, : len(tokens)], tokens, out=differs_SP[:, :-1])
-        equal_S = np.minimum(differs_SP.argmax(1), self._lengths_S[slots])
-        equal = dict(zip(slots, (equal_S - equal_S % self._row_group).tolist(), strict=True))
+        np.not_equal(self._tokens_SP[:, : len(tokens)], tokens, out=differs_SP[:, :-1])
+        return dict(enumerate(np.minimum(differs_SP.argmax(1), self._lengths_S).tolist()))
+
+    def _reusable(self, equal: Mapping[int, int], source: str, media: Media) -> dict[int, int]:
+        """How many of the tokens that slots share need not be fed again."""
+        kept = {slot: length - length % self._row_group for slot, length in equal.items()}
         if media:
-            equal = {slot: border(media, length, self._row_group) for slot, length in equal.items()}
+            kept = {slot: border(media, length, self._row_group) for slot, length in kept.items()}
         if not self._can_rewind:
-            equal = {slot: self._kept(slot, length) for slot, length in equal.items()}
-        return {slot: length if self._sources[slot] == source else 0 for slot, length in equal.items()}
+            kept = {slot: self._kept(slot, length) for slot, length in kept.items()}
+        return {slot: length if self._sources[slot] == source else 0 for slot, length in kept.items()}
 
     def _kept(self, slot: int, length: int) -> int:
         """Where a slot that keeps checkpoints only can be cut back to, of its first `length` tokens."""

@@ -19,7 +19,7 @@ from olive_ext.engine.forms.packed.kv import IDLE_SLOT
 from olive_ext.engine.forms.rows.buckets import PADDING, Shape, filled, shape_of
 from olive_ext.engine.forms.rows.capture import Capture
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import Copy, LogitsRow, PlainRows, Row, Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.model.decisions import BLOCK_SIZE
 from olive_ext.model.providers.devices import Device
@@ -42,8 +42,6 @@ MOST_TRIED = 80
 
 MOST_OTHERS = 0.25
 """Part of the greedy tokens that may differ in the trial: two may be as good to the last bit but one."""
-
-IDLE = Row(IDLE_SLOT, 0, (PADDING,))
 
 
 class PackedCapture(Capture):
@@ -71,21 +69,24 @@ class PackedCapture(Capture):
 
     def _padded(self, step: Step) -> Step | None:
         """The step in its bucket; None for one in which not every row decodes, or that reads more than that."""
-        num_rows = len(step.rows)
+        slots_B, past_B, _, _, tokens_N = step.columns
+        num_rows = len(slots_B)
         num_reads = max(len(step.logits_rows), len(step.targets), len(step.samples))
-        if num_rows > MOST_ROWS or num_reads > num_rows or step.beams or step.whole_length:
-            return None
-        if step.num_tokens > num_rows:
+        if num_rows > MOST_ROWS or max(num_reads, len(tokens_N)) > num_rows or step.beams or step.whole_length:
             return None
         size = ceiling(num_rows)
+        slots_B, past_B, tokens_B = (
+            np.concatenate([values, np.full(size - num_rows, idle, np.int64)])
+            for values, idle in ((slots_B, IDLE_SLOT), (past_B, 0), (tokens_N, PADDING))
+        )
         return replace(
             step,
-            rows=filled(step.rows, size, IDLE),
+            rows=PlainRows(slots_B, past_B, tokens_B, ()),
             logits_rows=filled(step.logits_rows, size, LogitsRow(0, 0)),
             targets=filled(step.targets, size, (0, PADDING)),
             samples=filled(step.samples, size, 0) if step.samples else (),
             follows=filled(step.follows, size, -1) if step.follows else (),
-            width=max(BLOCK_SIZE, ceiling(1 + max([row.past for row in step.rows]))),
+            width=max(BLOCK_SIZE, ceiling(1 + int(past_B.max()))),
         )
 
 

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, SequenceRow, StepForm
+from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, Blocks, Copy, Row, Step
+from olive_ext.engine.step import UNLIMITED, Blocks, Columns, Copy, Row, Step
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
@@ -62,21 +63,27 @@ class PackedSteps(StepForm):
         return replace(self, most_cells=min(self.most_cells, most))
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         inputs, short = ready.split()
-        rows = [(one, ready.row(one, 1)) for one in self.decoding(short, ready.limit)]
-        num_decoding, room = len(rows), ready.most_tokens - len(rows)
+        decoding = self.decoding(short, ready.limit)
+        plain = [one for one in decoding if one.is_plain and one.computed >= one.num_input]
+        rows: list[PlannedRow] = []
+        if len(plain) < len(decoding):
+            known = set(plain)
+            rows = [(one, ready.row(one, 1)) for one in decoding if one not in known]
+        num_short, room = len(rows), ready.most_tokens - len(decoding)
         for one in inputs:
-            if room <= 0 and rows:
+            if room <= 0 and (rows or plain):
                 break
             row = ready.row(one, max(1, room))
             if one.media and len(row.tokens) > room:  # it begins with an item, which is not cut
-                if len(rows) == num_decoding:
-                    return [(one, row)]
+                if len(rows) == num_short:
+                    return ChosenRows([(one, row)])
                 continue
             rows.append((one, row))
             room -= len(row.tokens)
-        return rows[: self._within(row.past + len(row.tokens) for _, row in rows)]
+        lengths = [*(one.computed + 1 for one in plain), *(row.past + len(row.tokens) for _, row in rows)]
+        return ChosenRows(rows[: max(0, self._within(lengths) - len(plain))], plain)
 
     @override
     def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
@@ -109,6 +116,7 @@ class PagedKv(KvStore):
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
+        self._forking: ort.IOBinding | None = None
         self._binding: ort.IOBinding | None = None
         self._table = next(found.tensor.name for found in self._spec.inputs if found.role is Role.BLOCK_TABLE)
 
@@ -144,8 +152,7 @@ class PagedKv(KvStore):
 
     @override
     def bind(self, rows: Items[Row]) -> ort.IOBinding:
-        used = [row for row in rows if row.slot != IDLE_SLOT]
-        copies = [self._tables.make_room(row.slot, row.past, len(row.tokens)) for row in used]
+        copies = [self._tables.make_room(*row) for row in self._tables.without_room(Columns.of(rows))]
         self._copy_blocks([copy for copy in copies if copy is not None])
         assert self._binding is not None
         return self._binding
@@ -156,10 +163,11 @@ class PagedKv(KvStore):
 
     @override
     def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
-        slots = [row.slot for row in step.rows if row.slot != IDLE_SLOT]
-        number = None if step.width is None else self._tables.covering(step.width)
-        tables_BP = np.full((len(step.rows), self._tables.blocks_per_slot), self._tables.num_blocks, np.int32)
-        tables_BP[: len(slots)] = self._tables.tables_SP[slots]
+        slots_B, tables = step.columns.slots_B, self._tables
+        tables_BP = np.full((len(slots_B), tables.blocks_per_slot), tables.num_blocks, np.int32)
+        is_used_B = slots_B != IDLE_SLOT
+        tables_BP[is_used_B] = tables.tables_SP[slots_B[is_used_B]]
+        number = None if step.width is None else tables.covering(step.width)
         bind(self._table, np.ascontiguousarray(tables_BP[:, :number]))
 
     @override
@@ -172,7 +180,7 @@ class PagedKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._binding = None
+        self._binding = self._forking = None
         self._pools.clear()
 
     def _bound(self, binding: ort.IOBinding) -> ort.IOBinding:
@@ -186,9 +194,10 @@ class PagedKv(KvStore):
             return
         if self._forker is None:
             self._forker = self._open_graph(fork_graph([pool.copied_type for pool in self._pools]))
-        binding = self._forker.io_binding()
-        for i, pool in enumerate(self._pools):
-            pool.bind_copy(binding, f"x{i}", f"y{i}")
+        if (binding := self._forking) is None:
+            binding = self._forking = self._forker.io_binding()
+            for i, pool in enumerate(self._pools):
+                pool.bind_copy(binding, f"x{i}", f"y{i}")
         source_K, target_K = np.array(copies, np.int64).T
         binding.bind_cpu_input("source", np.ascontiguousarray(source_K))
         binding.bind_cpu_input("target", np.ascontiguousarray(target_K[:, None]))

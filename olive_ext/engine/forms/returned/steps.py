@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import ReadySequences, SequenceRow, StepForm
+from olive_ext.engine.forms.base import ReadySequences, StepForm
 from olive_ext.engine.media.items import runs_within
 from olive_ext.engine.requests import Source
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import UNLIMITED
 
@@ -44,10 +45,10 @@ class AlikeRows(StepForm):
         return (num_tokens, past, shape) if (self.continued if past else self.prompts) else None
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         rows = {one.slot: ready.row(one, ready.most_tokens) for one in ready.sequences}
         chosen = self._alike([(one, len(rows[one.slot].tokens)) for one in ready.sequences])
-        return [(one, rows[one.slot]) for one in chosen[: ready.limit]]
+        return ChosenRows([(one, rows[one.slot]) for one in chosen[: ready.limit]])
 
     @override
     def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:

@@ -19,10 +19,10 @@ from olive_ext.engine.forms.base import (
     ReadySequences,
     ScoredSteps,
     ScoringRule,
-    SequenceRow,
     StepForm,
     StepTarget,
 )
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
 
 LIMITS = (1, 2, 4, 8, 16, 32)
@@ -45,11 +45,11 @@ class SlotRows(StepForm):
     """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         inputs, decoding = ready.split()
         if inputs:
-            return [(inputs[0], ready.row(inputs[0], ready.most_tokens))]
-        return [(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)]
+            return ChosenRows([(inputs[0], ready.row(inputs[0], ready.most_tokens))])
+        return ChosenRows([(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)])
 
     @override
     def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:

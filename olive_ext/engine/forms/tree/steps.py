@@ -24,13 +24,13 @@ from olive_ext.engine.forms.base import (
     ScoredBatch,
     ScoredSteps,
     ScoringRule,
-    SequenceRow,
     StepForm,
     StepTarget,
     best_seconds,
 )
 from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Capacity, CellArray, LogitsRow, Move, Row, Step
 from olive_ext.model.decisions import DEFAULT_CHUNK
@@ -60,7 +60,7 @@ class TreeForm(StepForm):
         return TreeForm(slots)
 
     @override
-    def next_rows(self, ready: ReadySequences) -> list[SequenceRow]:
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
         return self.slots.next_rows(ready)
 
     @override
@@ -119,7 +119,7 @@ class TreeBatches:
             if stop < sequence.end:
                 break
             self._waiting.popleft()
-        return ScoredBatch(tuple(rows), tuple(shared), (move,) if move else (), first_cell)
+        return ScoredBatch(ChosenRows(rows), tuple(shared), (move,) if move else (), first_cell)
 
 
 class SharedPrefix:

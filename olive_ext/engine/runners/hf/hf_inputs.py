@@ -177,7 +177,7 @@ class HfSharedPrefix:
             ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
             self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
 
-    def _mask(self, rows: tuple[Row, ...], first_cell: int) -> torch.Tensor:
+    def _mask(self, rows: Sequence[Row], first_cell: int) -> torch.Tensor:
         """[1, 1, S, T], added to scores."""
         import torch
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from typing_extensions import override
 
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.inputs import InputFeed
-from olive_ext.engine.step import NO_CANDIDATES, Candidates, Step, StepOutput
+from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, Step, StepOutput
 from olive_ext.errors import understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
@@ -100,19 +99,20 @@ class ScoringHead:
     def bind(self, binding: ort.IOBinding, feed: InputFeed, step: Step) -> None:
         """Binds the inputs and outputs that the head adds to the decoder session; `feed` is that session's. Row indices
         go in, scores out to the host: `score_rows`[R] of B*S, `target_rows`[T] and `sample_rows`[K] of R."""
-        starts = list(accumulate(map(len, [row.tokens for row in step.rows]), initial=0))
         device, whole_rows = self._plan.device, step.whole_rows
+        rows_R, offsets_R, _, bans_R = _columns(step.logits_rows, 4)
+        target_rows_T, target_ids_T = _columns(step.targets, 2)
         num_idle = output_rows(step)["sample_logits"] - len(whole_rows)
         indices = {
-            "score_rows": [starts[found.row] + found.offset for found in step.logits_rows],
-            "target_rows": [row for row, _ in step.targets],
-            "target_ids": [token for _, token in step.targets],
-            "sample_rows": [*whole_rows, *[0] * num_idle],
+            "score_rows": step.columns.starts_B[rows_R] + offsets_R,
+            "target_rows": target_rows_T,
+            "target_ids": target_ids_T,
+            "sample_rows": integers([*whole_rows, *[0] * num_idle]),
         }
         if self._plan.has_bans:
-            indices["score_bans"] = [found.ban for found in step.logits_rows] or [0]
+            indices["score_bans"] = bans_R if len(bans_R) else integers([0])
         for name, values in indices.items():
-            feed.bind(binding, name, integers(values))
+            feed.bind(binding, name, values)
         for name in OUTPUTS:
             is_read = name != "sample_logits" or bool(step.samples and not step.beams)
             binding.bind_output(name, *(() if is_read else (device.kind, device.index)))
@@ -168,6 +168,11 @@ class SeparateHead(ScoringHead):
         super().bind(binding, self._feed, step)
         self._session.run_with_iobinding(binding)
         return super().read(binding.get_outputs(), step)
+
+
+def _columns(items: Sequence[tuple[int, ...]], width: int) -> list[IntArray]:
+    """The numbers of each place in the items, of which there may be none."""
+    return [integers(column) for column in zip(*items, strict=True)] or [integers(())] * width
 
 
 def output_rows(step: Step) -> dict[str, int]:

@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
-from olive_ext.engine.requests import integers
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import Device
@@ -45,20 +44,15 @@ class Layout(StepArrays):
         """The layout of a step's rows or tree batch; without a width masks end with the longest row. `found_R`: the
         greedy tokens of the step before, which rows may follow."""
         rows, first_cell = step.rows, step.first_cell
-        tokens = [row.tokens for row in rows]
-        tokens_N, lengths = integers(list(chain.from_iterable(tokens))), np.array(list(map(len, tokens)))
-        past = positions_N = np.array([row.past for row in rows])
+        _, past, lengths, starts, tokens_N = step.columns
+        positions_N = past
         if len(tokens_N) > len(rows):
-            starts = np.cumsum(lengths) - lengths
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
-        if step.follows:
-            assert found_R is not None
-            follows = np.array(step.follows)
-            tokens_N = tokens_N.copy()
-            tokens_N[(np.cumsum(lengths) - lengths)[follows >= 0]] = found_R[follows[follows >= 0]]
+        if found_R is not None:
+            tokens_N = step.columns.tokens_behind(step.follows, found_R)
         items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
-        if [row for row in rows if row.media]:
+        if [row for row in step.other_rows if row.media]:
             tokens_N = tokens_N.copy()
             items, rotary_3N = _place_media(rows, tokens_N, positions_N)
         if first_cell is not None:

@@ -237,9 +237,9 @@ class OrtRunner(Runner):
         if capture is not None:
             step, is_captured = capture.prepared(given, self._kv.num_slots)
         layout = Layout.of(step, self._kv.pads_in_front, self._found)
-        binding = self._kv.bind(step.rows)
+        binding = self._kv.bind(given.rows)
         if capture is not None and is_captured:
-            captured = capture.captured(step, partial(self._kv.bind_anew, step.rows), output_rows(step))
+            captured = capture.captured(step, partial(self._kv.bind_anew, given.rows), output_rows(step))
             self._bind(captured, captured.feed, layout, step)
             found = capture.run(captured)
         else:

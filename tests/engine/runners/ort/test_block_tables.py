@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.engine.scheduling.blocks import BlockTables
-from olive_ext.engine.step import Copy
+from olive_ext.engine.step import Columns, Copy, Row
 
 SLOTS, CAPACITY, BLOCK = 4, 22, 4
 
@@ -33,11 +33,14 @@ class Model:
         self.expected[target] = self.expected[source][:length]
 
     def write(self, slot: int, past: int, count: int) -> None:
+        row, before = Columns.of([Row(slot, past, (0,) * count)]), self.tables.table(slot)
+        is_due = self.tables.without_room(row) == [(slot, past, count)]
         copy = self.tables.make_room(slot, past, count)
+        assert is_due or (copy is None and self.tables.table(slot) == before)
         if copy is not None:
             self.memory[copy.target] = list(self.memory[copy.source])
-        again = self.tables.make_room(slot, past, count)
-        assert again is None
+        assert self.tables.without_room(row) == []
+        assert self.tables.make_room(slot, past, count) is None
         tokens = list(range(self.next_token, self.next_token + count))
         self.next_token += count
         table = self.tables.table(slot)
