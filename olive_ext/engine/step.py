@@ -24,36 +24,6 @@ IntArray = npt.NDArray[np.int64]
 CellArray = npt.NDArray[np.int32]
 
 
-class Blocks(NamedTuple):
-    """The blocks of a paged KV cache: how many there are, and the positions of each."""
-
-    number: int
-    size: int
-
-
-NO_BLOCKS = Blocks(0, 0)
-
-
-class Capacity(NamedTuple):
-    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
-
-    num_slots: int
-    positions: int = 0
-    """Positions of each slot."""
-
-    cells: int = 0
-    """Cells of the shared-prefix cache."""
-
-    blocks: Blocks = NO_BLOCKS
-    """That slots take as they grow: there may be fewer than all of them could need."""
-
-    def both(self, other: Capacity) -> Capacity:
-        """The lesser of each kind of memory."""
-        blocks = [one.blocks for one in (self, other) if one.blocks.number]
-        positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
-        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS))
-
-
 @dataclass(frozen=True)
 class Copy:
     """The first `length` positions of slot `source` are copied to slot `target` before the rows run. Where that is none
@@ -173,8 +143,7 @@ class Columns(NamedTuple):
         """All tokens, where rows with `follows` of 0 or more are fed with that one of those that a step has found."""
         if not follows:
             return self.tokens_N
-        follows_B: IntArray = integers(follows)
-        tokens_N: IntArray = self.tokens_N.copy()
+        follows_B, tokens_N = integers(follows), np.array(self.tokens_N)
         tokens_N[self.starts_B[follows_B >= 0]] = found_R[follows_B[follows_B >= 0]]
         return tokens_N
 
@@ -183,14 +152,12 @@ class PlainRows(Sequence[Row]):
     """Rows of one token each and nothing else, of which an object is made where one is asked for; `others` follow."""
 
     def __init__(self, slots_B: IntArray, past_B: IntArray, tokens_B: IntArray, others: tuple[Row, ...]) -> None:
-        ones_B = np.ones(len(slots_B), np.int64)
-        columns = Columns(slots_B, past_B, ones_B, np.arange(len(slots_B)), tokens_B)
-        self._plain, self.others = columns, others
+        self._plain = Columns(slots_B, past_B, np.ones_like(slots_B), np.arange(len(slots_B)), tokens_B)
+        self.columns, self.others = self._plain, others
         if others:
-            behind = Columns.of(others)
-            behind = behind._replace(starts_B=behind.starts_B + len(slots_B))
-            columns = Columns(*map(np.concatenate, zip(columns, behind, strict=True)))
-        self.columns = columns
+            own = Columns.of(others)
+            behind = own._replace(starts_B=own.starts_B + len(slots_B))
+            self.columns = Columns(*map(np.concatenate, zip(self._plain, behind, strict=True)))
 
     @override
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import Tap
@@ -19,7 +20,7 @@ from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
-from olive_ext.engine.step import UNLIMITED, Capacity, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.capacity import Blocks
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.returned.steps import AlikeRows
@@ -25,7 +26,7 @@ from olive_ext.engine.requests import FinishReason, Generation, Request, Result,
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.step import UNLIMITED, Blocks, Candidates, Columns, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
+from olive_ext.engine.capacity import NO_BLOCKS, Blocks
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.step import NO_BLOCKS, Blocks, Copy, Move, Row, Step
+from olive_ext.engine.step import Copy, Move, Row, Step
 from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ReadySequences
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
@@ -17,7 +18,7 @@ from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Candidates, Capacity, Row, Side
+from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Candidates, Row, Side
 
 
 class SlotSteps:

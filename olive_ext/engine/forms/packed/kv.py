@@ -16,12 +16,13 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Blocks
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, Blocks, Columns, Copy, Row, Step
+from olive_ext.engine.step import UNLIMITED, Columns, Copy, Row, Step
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device

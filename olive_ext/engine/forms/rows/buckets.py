@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
 from olive_ext.engine.forms.rows.steps import AllSlots
 from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import Capacity, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.model.decisions import BUCKET_FORMS
 

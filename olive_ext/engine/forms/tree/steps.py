@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import (
     REPEATS,
     ReadySequences,
@@ -32,7 +33,7 @@ from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, Capacity, CellArray, LogitsRow, Move, Row, Step
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, CellArray, LogitsRow, Move, Row, Step
 from olive_ext.model.decisions import DEFAULT_CHUNK
 
 CELLS_PER_POSITION = 2

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.runners.genai.genai_model import GenaiModel, overlay_of
 from olive_ext.engine.runners.genai.generator_traits import Continues, GenaiGenerator, feed
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import Capacity, FloatArray, Step, StepOutput
+from olive_ext.engine.step import FloatArray, Step, StepOutput
 from olive_ext.errors import ModelError, RunError, joined_lines
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
 from olive_ext.engine.forms.tree.graph import check_tree_batches
 from olive_ext.engine.forms.tree.steps import TreeForm
@@ -30,7 +31,7 @@ from olive_ext.engine.runners.hf.hf_model import (
     new_cache,
 )
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import Capacity, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size

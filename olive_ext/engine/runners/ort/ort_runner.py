@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
+from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.media.embedding import Embedding
@@ -24,7 +25,7 @@ from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
 from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import Capacity, IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
 from olive_ext.model.providers.compiled import Compiled
 

@@ -1,0 +1,35 @@
+"""The memory of a runner, as far as steps are planned by it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Blocks(NamedTuple):
+    """The blocks of a paged KV cache: how many there are, and the positions of each."""
+
+    number: int
+    size: int
+
+
+NO_BLOCKS = Blocks(0, 0)
+
+
+class Capacity(NamedTuple):
+    """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
+
+    num_slots: int
+    positions: int = 0
+    """Positions of each slot."""
+
+    cells: int = 0
+    """Cells of the shared-prefix cache."""
+
+    blocks: Blocks = NO_BLOCKS
+    """That slots take as they grow: there may be fewer than all of them could need."""
+
+    def both(self, other: Capacity) -> Capacity:
+        """The lesser of each kind of memory."""
+        blocks = [one.blocks for one in (self, other) if one.blocks.number]
+        positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
+        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS))
