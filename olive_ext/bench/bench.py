@@ -168,12 +168,10 @@ class Bench:
                 self._growth.setdefault("documents", []).append(point)
                 self._keep()
         if config.growth_context:
-            fields: dict[str, Any] = {
-                "lengths": config.growth_context,
-                "repeats": config.rounds,
-                "seed": config.seed or 0,
-            }
-            run = self._launch(self._job(task="contexts", **fields), 0)
+            job = self._job(
+                task="contexts", lengths=config.growth_context, repeats=config.rounds, seed=config.seed or 0
+            )
+            run = self._launch(job, 0)
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 
