@@ -182,23 +182,13 @@ class _Recorder(LM):  # type: ignore[misc]
         return [""] * len(requests)
 
 
-def record(
-    tasks: Sequence[str],
-    include_path: str | Sequence[str] | None,
-    *,
-    limit: float | None,
-    num_fewshot: int | None,
-    gen_kwargs: dict[str, Any],
-    seed: int | None,
-) -> list[RecordedRequest]:
+def record(settings: EvaluationSettings) -> list[RecordedRequest]:
     """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
-    seeds = Seeds.of(seed)
-    own = {"limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "bootstrap_iters": 0}
-    settings = EvaluationSettings.parse({"tasks": list(tasks), **own})
-    recorder = _Recorder()
-    run_tasks(recorder, load_tasks(tasks, include_path, seeds), settings, seeds=seeds)
+    seeds, recorder = Seeds.of(settings.seed), _Recorder()
+    tasks = load_tasks(settings.tasks, settings.include_path, seeds)
+    run_tasks(recorder, tasks, settings.model_copy(update={"bootstrap_iters": 0}), seeds=seeds)
     if not recorder.requests:
-        raise TaskError(f"tasks {list(tasks)} ask nothing of a model")
+        raise TaskError(f"tasks {settings.tasks} ask nothing of a model")
     return recorder.requests
 
 
