@@ -64,13 +64,12 @@ def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str
     if reason is None:
         try:
             made = _made(model, root or cache_folder("exports"), tell)
-        except (OliveExtError, OSError) as error:
-            reason = first_line(error)
-        else:
             if made.difference <= LARGEST_DIFFERENCE:
                 near = f"within {made.difference:.1g} nats of transformers on {made.num_requests} requests"
                 return Exported(_of(model, made.folder), f"exported to ONNX {made.how} ('{made.folder}'), {near}")
             reason = f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers"
+        except (OliveExtError, OSError) as error:
+            reason = first_line(error)
     return Exported(model, f"runs on transformers, not exported: {reason}")
 
 
