@@ -198,14 +198,17 @@ def named_failures(
     doing: str, *, kind: type[OliveExtError] = TaskError, machine: tuple[type[Exception], ...] = _MACHINE
 ) -> Iterator[None]:
     """Turns every exception but `OliveExtError` into one of this `kind`, in one line, or into a `RunError` where it is
-    one of `machine`. KeyboardInterrupt and SystemExit are not subclasses of Exception and pass."""
+    one of `machine`; of a process (its `stderr`) the line is the last that it wrote. KeyboardInterrupt and SystemExit
+    are not subclasses of Exception and pass."""
     try:
         yield
     except OliveExtError:
         raise
     except Exception as error:
         is_machine = isinstance(error, machine) and not isinstance(error, NotImplementedError)
-        raise (RunError if is_machine else kind)(f"{doing}: {one_line(error)}") from error
+        written = getattr(error, "stderr", None)
+        lines = written.strip().splitlines() if isinstance(written, str) else []
+        raise (RunError if is_machine else kind)(f"{doing}: {lines[-1] if lines else one_line(error)}") from error
 
 
 STDERR = 2

@@ -32,8 +32,9 @@ SHORTEST = 30
 def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
     """The first `count` paragraphs of the task's texts, and two more to warm up with."""
     from olive_ext.backends.peer_backends import record
+    from olive_ext.config import EvaluationSettings
 
-    requests = record([task], include_path, limit=None, num_fewshot=None, gen_kwargs={}, seed=None)
+    requests = record(EvaluationSettings(tasks=[task], include_path=include_path))
     lines = [line.strip() for one in requests for line in str(one.args[0]).split("\n")]
     long_lines = [line for line in lines if len(line.split()) >= SHORTEST and not line.startswith("=")]
     if len(long_lines) < count + 2:

@@ -107,13 +107,14 @@ def told(what: str, count: int, of: int) -> None:
 def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
     from olive_ext.backends.peer_backends import record
+    from olive_ext.config import EvaluationSettings
     from olive_ext.places import Kept
     from olive_ext.session.texts import open_tokenizer
     from olive_ext.text.requests import RollingRequest, ScoringRequest
 
     tokenizer = open_tokenizer(model)
-    asked = record(given.tasks.split(","), str(given.include_path), limit=given.documents, num_fewshot=None,
-                   gen_kwargs={}, seed=None)  # fmt: skip
+    tasks, folder = given.tasks.split(","), str(given.include_path)
+    asked = record(EvaluationSettings(tasks=tasks, include_path=folder, limit=given.documents))
     made: list[Any] = []
     for one in asked:
         if one.kind == "loglikelihood_rolling":

@@ -23,6 +23,7 @@ from harness import parser_of, spread, table, timed, turns, write
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.peer_backends import instances, record
+from olive_ext.config import EvaluationSettings
 from olive_ext.session import Session
 
 
@@ -59,7 +60,8 @@ def main() -> None:
         import ray  # type: ignore[import-not-found,unused-ignore]
 
         ray.init("local", num_cpus=8, object_store_memory=128 << 20, include_dashboard=False, log_to_driver=False)
-    recorded = record(given.tasks, given.include_path, limit=given.limit, num_fewshot=None, gen_kwargs={}, seed=None)
+    asked = EvaluationSettings(tasks=given.tasks, include_path=given.include_path, limit=given.limit)
+    recorded = record(asked)
     kinds = dict.fromkeys(one.kind for one in recorded)
     requests = {kind: instances([one for one in recorded if one.kind == kind]) for kind in kinds}
     sessions = {form: opened(given, form) for form in forms}

@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
-from olive_ext.config import ModelSettings
+from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line, why_not_loaded
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -110,32 +110,10 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         self.counters["non_finite"] += number
 
 
-def open_baseline(settings: ModelSettings, model_args: Mapping[str, Any]) -> Baseline:
-    """The baseline that `settings` name; see `open_hf`."""
-    return open_hf(
-        settings.model,
-        tokenizer=settings.tokenizer,
-        device=settings.device,
-        batch_size=settings.batch_size,
-        max_length=settings.max_length,
-        reports_non_finite=settings.non_finite == "report",
-        trust_remote_code=settings.trust_remote_code,
-        model_args=model_args,
-    )
-
-
-def open_hf(
-    model: Any,
-    *,
-    tokenizer: Any = None,
-    device: str | None = None,
-    batch_size: int | str = "auto",
-    max_length: int | None = None,
-    reports_non_finite: bool = False,
-    trust_remote_code: bool = False,
-    model_args: Mapping[str, Any] | None = None,
+def open_baseline(
+    model: Any, settings: ExecutionSettings, model_args: Mapping[str, Any] | None = None, tokenizer: Any = None
 ) -> Baseline:
-    """The baseline for a path, a hub name, or a loaded model with its tokenizer.
+    """The baseline for a path, a hub name, or a loaded model with its `tokenizer`.
 
     The log-softmax is taken in float32 whatever the weights are: in half precision a score of 30 tokens moves by up to
     a nat. `model_args` are further arguments of the constructor (HFLM's), and win over the others here. Raises
@@ -143,19 +121,20 @@ def open_hf(
     """
     if isinstance(model, str):
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        without_cuda = f"'device' = {device!r}: torch sees no CUDA device here"
-        torch_name = torch_device(default if device is None else device, without_cuda)
+        without_cuda = f"'device' = {settings.device!r}: torch sees no CUDA device here"
+        torch_name = torch_device(default if settings.device is None else settings.device, without_cuda)
     else:
         torch_name = str(model.device)
+    is_small = str(settings.batch_size).startswith("auto") and torch_name == "cpu"
     arguments = {
         "pretrained": model,
-        "tokenizer": tokenizer,
+        "tokenizer": settings.tokenizer if tokenizer is None else tokenizer,
         "device": torch_name,
-        "batch_size": CPU_BATCH_SIZE if str(batch_size).startswith("auto") and torch_name == "cpu" else batch_size,
-        "max_length": max_length,
+        "batch_size": CPU_BATCH_SIZE if is_small else settings.batch_size,
+        "max_length": settings.max_length,
         "softmax_dtype": "float32",
-        "reports_non_finite": reports_non_finite,
-        "trust_remote_code": trust_remote_code,
+        "reports_non_finite": settings.non_finite == "report",
+        "trust_remote_code": settings.trust_remote_code,
         **(model_args or {}),
     }
     try:

@@ -19,7 +19,7 @@ from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.backends.lm_eval_run import run_tasks
 from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings, ModelSettings
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import TaskError
 from olive_ext.model import resolve
 from olive_ext.text.tokenizer import load_tokenizer
 
@@ -120,10 +120,8 @@ def _open_onnx(name: str, opening: Opening) -> LM:
 
 @contextmanager
 def fixed_threads(number: int | None) -> Iterator[None]:
-    """Inside, ONNX Runtime and onnxruntime-genai open models with `number` threads: no peer has a setting for it.
-
-    None changes nothing. Raises `ConfigError` where the installed onnxruntime-genai has no way to set it.
-    """
+    """Inside, ONNX Runtime and onnxruntime-genai open models with `number` threads: no peer has a setting for it. None
+    changes nothing."""
     if number is None:
         yield
         return
@@ -139,8 +137,6 @@ def fixed_threads(number: int | None) -> Iterator[None]:
 
     def config(path: str) -> Any:
         made = kept_config(path)
-        if not hasattr(made, "overlay"):
-            raise ConfigError("'num_threads': this onnxruntime-genai cannot be told; leave it at \"auto\"")
         made.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": number}}}}))
         return made
 
@@ -186,23 +182,13 @@ class _Recorder(LM):  # type: ignore[misc]
         return [""] * len(requests)
 
 
-def record(
-    tasks: Sequence[str],
-    include_path: str | Sequence[str] | None,
-    *,
-    limit: float | None,
-    num_fewshot: int | None,
-    gen_kwargs: dict[str, Any],
-    seed: int | None,
-) -> list[RecordedRequest]:
+def record(settings: EvaluationSettings) -> list[RecordedRequest]:
     """The requests of the tasks, in lm-eval's order. Raises `TaskError`."""
-    seeds = Seeds.of(seed)
-    own = {"limit": limit, "num_fewshot": num_fewshot, "gen_kwargs": gen_kwargs, "bootstrap_iters": 0}
-    settings = EvaluationSettings.parse({"tasks": list(tasks), **own})
-    recorder = _Recorder()
-    run_tasks(recorder, load_tasks(tasks, include_path, seeds), settings, seeds=seeds)
+    seeds, recorder = Seeds.of(settings.seed), _Recorder()
+    tasks = load_tasks(settings.tasks, settings.include_path, seeds)
+    run_tasks(recorder, tasks, settings.model_copy(update={"bootstrap_iters": 0}), seeds=seeds)
     if not recorder.requests:
-        raise TaskError(f"tasks {list(tasks)} ask nothing of a model")
+        raise TaskError(f"tasks {settings.tasks} ask nothing of a model")
     return recorder.requests
 
 

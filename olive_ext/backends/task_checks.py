@@ -186,17 +186,10 @@ def _problem(task: Any, doc: Any) -> str | None:
     target = task.doc_to_target(doc)
     if target is None or (choices is not None and target in ("", "None")):
         return f"its target is {target!r}"
-    if (
-        choices is not None
-        and not task.multiple_input
-        and not all(_is_choice(item, choices) for item in _items(target))
-    ):
+    items = target if isinstance(target, list) else [target]
+    if choices is not None and not task.multiple_input and not all(_is_choice(item, choices) for item in items):
         return f"its target is {target!r}, which is none of its {counted(len(choices), 'choice')}"
     return None
-
-
-def _items(target: Any) -> list[Any]:
-    return target if isinstance(target, list) else [target]
 
 
 def _is_choice(target: Any, choices: Sequence[Any]) -> bool:

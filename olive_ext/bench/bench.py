@@ -15,7 +15,7 @@ from olive_ext.bench.job import OURS, PROBE, BenchJob, BenchRun, Launcher, Sched
 from olive_ext.bench.summary import Answers, Summary, agreement, chosen_runs, summarize
 from olive_ext.bench.tables import draw, to_markdown
 from olive_ext.bench.work import Work, read_work
-from olive_ext.config import ModelSettings
+from olive_ext.config import EvaluationSettings, ModelSettings
 from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import resolve
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
 """Settings that every backend is opened with."""
+
+_ASKED = ("tasks", "include_path", "num_fewshot", "gen_kwargs", "seed")
+"""Settings that the requests are built by, beside `limit`."""
 
 Launch = Callable[[BenchJob, int], BenchRun]
 Say = Callable[[str], None]
@@ -88,15 +91,9 @@ class Bench:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
         from olive_ext.backends.peer_backends import record
 
-        config = self.config
-        requests = record(
-            config.tasks,
-            config.include_path,
-            limit=config.limit if config.limit is None else config.limit * factor,
-            num_fewshot=config.num_fewshot,
-            gen_kwargs=config.gen_kwargs,
-            seed=config.seed,
-        )
+        limit = None if self.config.limit is None else self.config.limit * factor
+        asked = {name: getattr(self.config, name) for name in _ASKED}
+        requests = record(EvaluationSettings.parse({**asked, "limit": limit}))
         self._write(factor, requests)
         return requests
 
@@ -168,12 +165,10 @@ class Bench:
                 self._growth.setdefault("documents", []).append(point)
                 self._keep()
         if config.growth_context:
-            fields: dict[str, Any] = {
-                "lengths": config.growth_context,
-                "repeats": config.rounds,
-                "seed": config.seed or 0,
-            }
-            run = self._launch(self._job(task="contexts", **fields), 0)
+            job = self._job(
+                task="contexts", lengths=config.growth_context, repeats=config.rounds, seed=config.seed or 0
+            )
+            run = self._launch(job, 0)
             self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
             self._growth["context"] = [dict(one) for one in run.series]
 

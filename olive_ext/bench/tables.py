@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from olive_ext.bench.latency import LATENCIES, STATISTICS
 from olive_ext.bench.summary import BackendRow, Summary
-from olive_ext.errors import printable
-from olive_ext.report import Table, literal, markdown_table, print_cells
+from olive_ext.report import Table, literal, markdown_table, print_cells, print_lines
 
 HEADS = (
     *("backend", "batch", "requests/s", "tokens/s", "in model s", "process s", "MB above model", "MB peak"),
@@ -92,14 +91,13 @@ def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapp
     return "\n\n".join(parts) + "\n"
 
 
-def print_summary(summary: Summary, title: str, file: IO[str] | None = None) -> None:
-    """Prints table and facts; to stdout, or to `file`. Never cuts a cell."""
+def print_summary(summary: Summary, title: str) -> None:
+    """Prints table and facts. Never cuts a cell."""
     rows = [cells(row, summary.reference) for row in summary.rows]
-    console = print_cells(Table(title, HEADS, rows, ("backend", "answers")), file)
-    for line in facts(summary):
-        console.print(printable(line), markup=False)
+    print_cells(Table(title, HEADS, rows, ("backend", "answers")))
+    print_lines(facts(summary))
     if summary.latencies:
-        print_cells(latency_table(summary.latencies), file)
+        print_cells(latency_table(summary.latencies))
 
 
 def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:

@@ -28,7 +28,7 @@ from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
 
 if TYPE_CHECKING:
-    from olive_ext.backends.task_inputs import TaskInputs
+    from olive_ext.run.task_fit import TaskInputs
 
 
 def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
@@ -179,8 +179,8 @@ def _add_code(settings: WorkflowSettings | LocationSettings, section: Section) -
 def _inputs(settings: WorkflowSettings | LocationSettings, where: str) -> list[TaskInputs]:
     """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
     loads no data."""
-    from olive_ext.backends.task_inputs import declared_inputs
     from olive_ext.run.costs import COSTS
+    from olive_ext.run.task_fit import declared_inputs
 
     try:
         asked = [task for task in settings.tasks if task not in COSTS]

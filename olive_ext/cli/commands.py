@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, RECORD_OPTIONS, parsed, written_values
-from olive_ext.cli.quickstart import copy_quickstart
 from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
 from olive_ext.config.bench import BenchConfig
-from olive_ext.errors import ConfigError, UnwrittenError, printable, understood
+from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -25,6 +26,14 @@ Command = Callable[[Namespace], int]
 _PLACE_STATUS: dict[Kind, int] = {"loss": 1, "cannot_tell": 3, "nothing_compared": 3}
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
+PACKAGE = Path(__file__).resolve().parents[1]
+IN_WHEEL, IN_CLONE = PACKAGE / "quickstart", PACKAGE.parent / "recipes" / "quickstart"
+CLONE_PREFIX = "recipes/quickstart/"
+"""Olive takes a recipe's paths from the working directory: a clone's root there, the copy's folder here."""
+
+NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
+"""What the folder of a clone has beside what runs; setup.py leaves the same out of the wheel."""
+
 
 def quickstart_command(arguments: Namespace) -> int:
     """Copies the quickstart and says how to run it."""
@@ -32,6 +41,26 @@ def quickstart_command(arguments: Namespace) -> int:
     copy_quickstart(folder)
     sys.stdout.write(f"cd {shlex.quote(str(folder))} && olive run --config recipe.json\n")
     return 0
+
+
+def copy_quickstart(target: Path) -> None:
+    """Makes the folder `target`, with the recipe's paths taken from it; all of it or nothing.
+
+    Raises `ConfigError` where `target` is there and not an empty folder.
+    """
+    source = next((folder for folder in (IN_WHEEL, IN_CLONE) if (folder / "recipe.json").is_file()), None)
+    if source is None:
+        raise OliveExtError(f"the quickstart is missing from this installation: neither '{IN_WHEEL}' nor '{IN_CLONE}'")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"'{target}' is there already: give a folder that is new or empty")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        made = shutil.copytree(source, Path(scratch, "made"), ignore=shutil.ignore_patterns(*NOT_COPIED))
+        for recipe in made.glob("*.json"):
+            recipe.write_text(recipe.read_text(encoding="utf-8").replace(CLONE_PREFIX, ""), encoding="utf-8")
+        if target.is_dir():
+            target.rmdir()  # only POSIX renames over an empty folder
+        made.replace(target)
 
 
 def evaluate_command(arguments: Namespace) -> int:

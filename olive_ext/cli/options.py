@@ -119,25 +119,11 @@ BENCH_OPTIONS: tuple[Option, ...] = (
     _option("--output", "output_dir", "DIR"),
 )
 
-_OF_EVALUATIONS_ALONE = (
-    "--documents",
-    "--certain",
-    "--isolation",
-    "--workers",
-    "--on-error",
-    "--use-cache",
-    "--against",
-    "--reference-mode",
-    "--repro",
-    "--sample-log-num",
-)
-RECORD_OPTIONS: tuple[Option, ...] = tuple(
-    option
-    for option in OPTIONS
-    if option.flag not in ("--documents", "--certain", "--reference", "--output", *_OF_EVALUATIONS_ALONE[-4:])
-)
+_OF_COMPARISONS = {"--documents", "--certain", "--against", "--reference-mode", "--repro", "--sample-log-num"}
+_OF_WORKERS = {"--isolation", "--workers", "--on-error", "--use-cache"}
+RECORD_OPTIONS = tuple(one for one in OPTIONS if one.flag not in {*_OF_COMPARISONS, "--reference", "--output"})
 LOCATE_OPTIONS: tuple[Option, ...] = (
-    *(replace(option, owner=LocationConfig) for option in OPTIONS if option.flag not in _OF_EVALUATIONS_ALONE),
+    *(replace(one, owner=LocationConfig) for one in OPTIONS if one.flag not in _OF_COMPARISONS | _OF_WORKERS),
     Option("--by", "by", "WHAT", owner=LocationConfig),
     Option("--top", "top", "N", owner=LocationConfig),
 )

@@ -26,8 +26,6 @@ ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(descripti
 ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
 BatchSize = Slots | Annotated[str, Field(pattern=r"^auto(:\d+)?$", description='"auto"'), BeforeValidator(word)]
 
-GraphOptimization = Literal["disable", "basic", "extended", "layout", "all"]
-
 
 class EngineConfig(Strict):
     """Settings of the in-package decoder runner. They change speed and memory, never the numbers."""

@@ -20,11 +20,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from olive_ext.jobs.portable_recipe import NODE
 from olive_ext.python_processes import module_command
 
 JOIN_S = 600
 """Seconds in which the first node must have come up."""
+
+NODE = "olive_ext_node"
+"""What Ray counts one of on each node of a job: a worker takes it, so that each node has one, whenever it joins."""
 
 TOKEN = "RAY_AUTH_TOKEN"
 """The variable of the token, which whoever submits the job gives: in job.yml it would lie open."""

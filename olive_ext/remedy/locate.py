@@ -143,8 +143,8 @@ class Location:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` where nothing can be
         compared."""
         from olive_ext.backends.task_checks import refuse_shots
-        from olive_ext.backends.task_inputs import loaded_inputs
         from olive_ext.backends.task_loading import Seeds, load_tasks
+        from olive_ext.run.task_fit import loaded_inputs
 
         if not self.targets and not self._roundings and self._cache is None:
             refuse_nothing(self.pairing, len(self.quantized.uses))

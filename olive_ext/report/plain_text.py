@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from olive_ext.errors import counted, printable
 from olive_ext.report.numbers import MARKDOWN, fact
@@ -17,21 +17,18 @@ from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
 from olive_ext.report.verdict import verdict
 from olive_ext.report.view import SIGNS
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _MOST_EVIDENCE = 4
 _NO_WRAP = 10_000
 """Characters; a file or a pipe has no width, and 80 would fold cells."""
 
 
-def print_cells(table: Table, file: IO[str] | None = None) -> Console:
-    """Prints the table to stdout, or to `file`, and never cuts a cell; returns the console for more lines."""
+def print_cells(table: Table) -> None:
+    """Prints the table, and never cuts a cell."""
     from rich import table as rich_table
     from rich.console import Console
     from rich.text import Text  # a plain string would be read as markup: "[a]" would vanish
 
-    console = Console(file=file, highlight=False)
+    console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _NO_WRAP
     shown = rich_table.Table(title=Text(printable(table.title), style="table.title"), title_justify="left")
@@ -40,38 +37,36 @@ def print_cells(table: Table, file: IO[str] | None = None) -> Console:
     for row in table.rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
-    return console
 
 
-def print_table(report: Report, file: IO[str] | None = None, page: Path | None = None) -> None:
+def print_table(report: Report, page: Path | None = None) -> None:
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
-    print_page(page_of(report), file, _notes(report))
-    print_lines([] if page is None else [f"page: {page}"], file)
+    print_page(page_of(report), _notes(report))
+    print_lines([] if page is None else [f"page: {page}"])
 
 
-def print_page(page: Page, file: IO[str] | None = None, notes: Iterable[str] = ()) -> None:
+def print_page(page: Page, notes: Iterable[str] = ()) -> None:
     """Prints the table of all models, `notes`, and the verdict on each candidate."""
-    table = page_table(page)
-    print_cells(table, file)
+    print_cells(page_table(page))
     if page.contrasts:
-        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
-    print_lines([*notes, *verdict_lines(page)], file)
+        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"])
+    print_lines([*notes, *verdict_lines(page)])
 
 
-def print_verdicts(reports: Sequence[tuple[Report, Path | None]], file: IO[str] | None = None) -> None:
+def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:
     """Prints the verdict on each model that was compared, and its page; the pages alone where none was. Of more than
     `_MOST_EVIDENCE` models the headlines alone."""
     compared = [item for item in reports if item[0].comparison is not None]
     for report, page in compared or reports:
         lines = list(verdict_lines(page_of(report)))
         lines = lines if len(compared) <= _MOST_EVIDENCE else lines[:1]
-        print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
+        print_lines([*lines, *([] if page is None else [f"page: {page}"])])
 
 
-def print_lines(lines: Iterable[str], file: IO[str] | None = None) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """Prints lines as they are, but for control characters."""
     for line in lines:
-        (file or sys.stdout).write(f"{printable(line)}\n")
+        sys.stdout.write(f"{printable(line)}\n")
 
 
 def verdict_lines(page: Page) -> Iterator[str]:

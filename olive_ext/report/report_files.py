@@ -18,7 +18,6 @@ from olive_ext.report.tables import ChainStep
 
 logger = logging.getLogger(__name__)
 _PROBE_BYTES = 1 << 16
-_INSTALL = "pip install jinja2"
 
 
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
@@ -33,8 +32,6 @@ def write(report: Report, directory: str | Path, to_html: Callable[[Report], str
     texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
     try:
         texts[page] = to_html(report)
-    except ImportError as error:
-        logger.warning("no report.html: %s; get it with: %s", error, _INSTALL)
     except Exception as error:  # noqa: BLE001 - whatever a template throws
         logger.warning("no report.html: %s: %s", type(error).__name__, error)
     write_texts(texts, directory)
@@ -50,12 +47,9 @@ def page_of_report(report: Report) -> Path | None:
 
 
 def write_page(page: Page, directory: str | Path) -> Path:
-    """Writes compare.html as `write` does; returns its path. Raises `ConfigError` where a library is missing."""
+    """Writes compare.html as `write` does; returns its path."""
     path = Path(directory) / "compare.html"
-    try:
-        write_texts({path: render(page)}, path.parent)
-    except ImportError as error:
-        raise ConfigError(f"cannot make the page: {error}; get it with: {_INSTALL}") from error
+    write_texts({path: render(page)}, path.parent)
     return path
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,44 +136,32 @@ def _tasks(report: Report) -> dict[str, None]:
     )
 
 
-def _contrasts(first: Named, others: Sequence[Named]) -> list[Contrast]:
+def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
     """The comparison of each report with the first, where there is any."""
     model = first.report.model
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
-    contrasts = []
     for item in others:
-        own = item.report.comparison
-        compared = _paired(first, item)
-        is_same = own is not None and _is_of(own.reference, first.report)
-        if own is not None and is_same and not compared["outcomes"]:
+        own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
+        if is_same := _is_of(own.reference, first.report):
+            compared["margins"] = own.margins or compared["margins"]
+        if is_same and not compared["outcomes"]:
             compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
-        divergences = own.divergences if own is not None else ()
-        note = ""
-        if own is not None and divergences and not is_same:
-            note = f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}"
-        if own is not None and own.certainty is not None:
-            note = "; ".join(filter(None, [note, "of the drawn documents alone, which do not stand for all alike"]))
-        if compared["outcomes"] or divergences:
-            faults = _faults(first.report, item.report)
-            metrics = _evaluated(first.report, item.report)
-            shared = {**compared, "margins": (own.margins if own and is_same else None) or compared["margins"]}
-            more: dict[str, Any] = {**faults, "matters": _matters(item), **shared}
-            comparison = Comparison(facts, divergences, metrics=metrics, **more)
-            contrasts.append(Contrast(item.name, first.name, comparison, note))
-    return contrasts
+        if own.divergences and not is_same:
+            notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
+        if own.certainty is not None:
+            notes.append("of the drawn documents alone, which do not stand for all alike")
+        if compared["outcomes"] or own.divergences:
+            more = {**_shared(first.report, item.report), "matters": _matters(item), **compared}
+            yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
 
 
-def _evaluated(first: Report, other: Report) -> dict[str, Any]:
-    """The other's results, and of its tasks those that both reports have."""
-    both = first.results.get("configs", {}).keys()
-    configs = {task: item for task, item in other.results.get("configs", {}).items() if task in both}
-    return {**other.results, "configs": configs}
-
-
-def _faults(*reports: Report) -> dict[str, Any]:
-    """Requests of either model, or of the last one's reference, without an answer and without a finite output."""
+def _shared(*reports: Report) -> dict[str, Any]:
+    """The last one's results, of its tasks those that both reports have; and requests of either model, or of the last
+    one's reference, without an answer and without a finite output."""
+    first, other = (report.results.get("configs", {}) for report in reports)
     own = reports[-1].comparison or Comparison({})
     return {
+        "metrics": {**reports[-1].results, "configs": {task: other[task] for task in other if task in first}},
         "missing": max(own.missing, sum(len(report.missing) for report in reports)),
         "non_finite": max(own.non_finite, sum(non_finite_requests(report.metrics) for report in reports)),
     }

@@ -27,7 +27,7 @@ from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from olive_ext.run.stages import refuse_stages, with_stages
-from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
+from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
@@ -155,7 +155,6 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
     from olive_ext.backends.task_checks import refuse_shots
-    from olive_ext.backends.task_inputs import loaded_inputs
     from olive_ext.backends.task_loading import load_tasks
     from olive_ext.backends.task_network import warn_of_network
 

@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 from filelock import FileLock
 
@@ -62,7 +63,11 @@ def exported(model: ResolvedModel, root: Path | None = None, tell: Callable[[str
     reason = obstacle(model)
     if reason is None:
         try:
-            return _kept(model, root or cache_folder("exports"), tell)
+            made = _made(model, root or cache_folder("exports"), tell)
+            if made.difference <= LARGEST_DIFFERENCE:
+                near = f"within {made.difference:.1g} nats of transformers on {made.num_requests} requests"
+                return Exported(_of(model, made.folder), f"exported to ONNX {made.how} ('{made.folder}'), {near}")
+            reason = f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers"
         except (OliveExtError, OSError) as error:
             reason = first_line(error)
     return Exported(model, f"runs on transformers, not exported: {reason}")
@@ -101,14 +106,6 @@ def _lack(model: ResolvedModel) -> str | None:
     if _MEMORY_FACTOR * weights > psutil.virtual_memory().available:
         return "the memory may not suffice for that"
     return None
-
-
-def _kept(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> Exported:
-    made = _made(model, root, tell)
-    if not made.difference <= LARGEST_DIFFERENCE:
-        raise OliveExtError(f"{BUILDER}'s export of it scores up to {made.difference:.2g} nats off transformers")
-    near = f"within {made.difference:.1g} nats of transformers on {made.num_requests} requests"
-    return Exported(_of(model, made.folder), f"exported to ONNX {made.how} ('{made.folder}'), {near}")
 
 
 class _Made(NamedTuple):
@@ -170,12 +167,17 @@ def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
     package's engine, and the number of texts. Infinity where one is no number."""
     plain, random = PlainPass(model), np.random.default_rng(0)
     texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in _lengths(plain)]
-    with open_model(_of(model, folder).patched({"max_length": None})) as session:
-        outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
-    both = zip(texts, outputs, strict=True)
-    differences = [np.abs(plain.logprobs(text) - output.token_logprobs) for text, output in both]
+    both = zip(texts, logprobs(_of(model, folder).patched({"max_length": None}), texts), strict=True)
+    differences = [np.abs(plain.logprobs(text) - own) for text, own in both]
     largest = float(np.concatenate(differences).max())
     return {"largest_difference": largest if np.isfinite(largest) else float("inf"), "requests": len(texts)}
+
+
+def logprobs(model: ResolvedModel, texts: Sequence[tuple[int, ...]]) -> list[npt.NDArray[np.float64]]:
+    """Of each text's tokens behind the first, as this package's engine scores them."""
+    with open_model(model) as session:
+        outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
+    return [np.array(output.token_logprobs, np.float64) for output in outputs]
 
 
 def _lengths(plain: PlainPass) -> list[int]:

@@ -164,7 +164,7 @@ class Models:
             return model.size
         from olive_ext.backends.hf import open_baseline
 
-        opened = lm or open_baseline(model.settings, self.config.model_args)
+        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
         return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
@@ -251,7 +251,7 @@ class Models:
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
         with self.clock.phase("load"), quiet_bars(self.progress):
-            return open_baseline(model.settings, model_args)
+            return open_baseline(model.settings.model, model.settings, model_args)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""

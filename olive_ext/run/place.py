@@ -4,7 +4,6 @@ statistics."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +43,11 @@ def with_place(report: Report, models: Models, observer: Observer | None) -> Rep
     recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
     places = Places(models.own, reference, names, int(report.model["max_length"]), recorded_in)
     apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
-    place, where = judged(
-        places, sample, np.concatenate([np.empty(0), *apart]), int(report.engine.get("tokens_fed", 0))
-    )
+    fed = int(report.engine.get("tokens_fed", 0))
+    place, where = judged(places, sample, np.concatenate([np.empty(0), *apart]), fed)
     if where is not None and place.first is not None:
-        place = replace(
-            place, first=_looked_into(place.first, places.model, reference, *where, models.config.reference)
-        )
+        first = _looked_into(place.first, places.model, reference, *where, models.config.reference)
+        place = replace(place, first=first)
     return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer)))
 
 
@@ -73,9 +70,8 @@ def _with_answers(place: Place, comparison: Comparison, observer: Observer) -> P
             return replace(place, kind="different", first=first)
     found = verdict(comparison)
     if found.kind in ("loss", "gain"):
-        return replace(
-            place, kind="cannot_tell", reason=f"scores differ by rounding, and answers do not: {found.headline}"
-        )
+        reason = f"scores differ by rounding, and answers do not: {found.headline}"
+        return replace(place, kind="cannot_tell", reason=reason)
     return place
 
 
@@ -120,16 +116,12 @@ def _looked_into(
     if tokens is None or model.kind != "onnx" or reference.kind != "onnx":
         return replace(first, finding="the node is told of ONNX models and texts alone")
     repro = None if asked is None or asked.repro is None else Path(asked.repro)
+    from olive_ext.places.first_difference import first_difference
+
     try:
-        found = _first_difference(model, reference, tokens, repro)
-    except (OliveExtError, ImportError) as error:
+        found = first_difference(model.settings, reference.settings, tokens, len(tokens) - 1, repro=repro)
+    except OliveExtError as error:
         logger.warning("where in the model the two places part is not told: %s", first_line(error))
         return replace(first, finding=f"the node is not known: {first_line(error)}")
     written = "" if found.repro is None else str(found.repro)
     return replace(first, layer=found.layer, node=found.node, finding=str(found), repro=written)
-
-
-def _first_difference(model: ResolvedModel, reference: ResolvedModel, tokens: Sequence[int], repro: Path | None) -> Any:
-    from olive_ext.places.first_difference import first_difference
-
-    return first_difference(model.settings, reference.settings, tokens, len(tokens) - 1, repro=repro)

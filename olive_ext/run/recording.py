@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.progress import say
 from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, EvaluationConfig, ReferenceConfig
@@ -23,6 +23,9 @@ from olive_ext.report.report import plain
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import evaluate_models
 from olive_ext.run.models import Models
+
+if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.instances import KnownAnswers
 
 logger = logging.getLogger("olive.olive_ext")
 
@@ -46,7 +49,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
         reference = ReferenceConfig(path=SAME_MODEL, mode="recorded", records_dir=root)
         given = {"reference": reference, "output_dir": None, "sample_log_num": 0, "documents": "all"}
         models = Models(config.model_copy(update=given), progress)
-        models.recorder = lambda lm: _Announcement(lm, file, say if progress else logger.info)
+        models.recorder = lambda lm: _announced(lm, file, say if progress else logger.info)
         report = evaluate_models(models)
         (folder,) = (path.parent for path in Path(root).glob("*/index.json"))
         return report, pack(folder, file, _manifest(folder, report, models))
@@ -70,31 +73,28 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     }
 
 
-class _Announcement:
+def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers:
     """As `OrtLM.known_answers`: says what the requests' records will take, then has them asked. Raises `RunError`
     where the disk has no room."""
+    form = lm.session.describe_execution()["records"]
 
-    def __init__(self, lm: Any, file: Path, tell: Callable[[str], None]) -> None:
-        self._lm = lm
-        self._file = file
-        self._tell = tell
-        self._form = lm.session.describe_execution()["records"]
-
-    def __call__(self, requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
+    def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         kind = requests[0].request_type if requests else ""
         if kind == "loglikelihood":
-            positions = sum(len(one[2]) for one in self._lm.token_requests(requests))
+            positions = sum(len(one[2]) for one in lm.token_requests(requests))
         elif kind == "loglikelihood_rolling":
-            positions = sum(len(self._lm.tok_encode(one.args[0])) for one in requests)
+            positions = sum(len(lm.tok_encode(one.args[0])) for one in requests)
         else:
-            positions = sum(int(one.args[1].get("max_gen_toks", self._lm.max_gen_toks)) for one in requests)
-        each = self._form["bytes_per_position"] + TARGET.itemsize
+            positions = sum(int(one.args[1].get("max_gen_toks", lm.max_gen_toks)) for one in requests)
+        each = form["bytes_per_position"] + TARGET.itemsize
         bytes_ = positions * each + len(requests) * REQUEST.itemsize
         if kind == "generate_until":
             bytes_ += positions * _ANSWER_BYTES
-        share = 100 * self._form["share_of_logits"]
+        share = 100 * form["share_of_logits"]
         what = f"{counted(positions, 'position')} of {counted(len(requests), 'request')} ({kind})"
-        self._tell(f"{self._file}: at most {size(bytes_)} for {what}, {share:.3g} % of their logits")
-        if 2 * bytes_ > shutil.disk_usage(self._file.parent).free:
-            raise RunError(f"'{self._file}': {size(2 * bytes_)} are needed while it is written, and the disk has less")
+        tell(f"{file}: at most {size(bytes_)} for {what}, {share:.3g} % of their logits")
+        if 2 * bytes_ > shutil.disk_usage(file.parent).free:
+            raise RunError(f"'{file}': {size(2 * bytes_)} are needed while it is written, and the disk has less")
         return ask(requests)
+
+    return answer

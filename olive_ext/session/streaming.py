@@ -11,8 +11,8 @@ from typing import Any
 from olive_ext.errors import ConfigError
 from olive_ext.session.executor import OpenModel
 from olive_ext.text.conversion import Converted
+from olive_ext.text.generation_bounds import TextStream
 from olive_ext.text.requests import GenerationOutput
-from olive_ext.text.text_stream import TextStream
 from olive_ext.text.tokenizer import Tokenizer
 
 

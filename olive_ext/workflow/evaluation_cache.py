@@ -18,6 +18,7 @@ from typing import Any
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import (
     METRICS_TYPE,
+    PASS_TYPE,
     EvaluationSettings,
     LocationSettings,
     MendingSettings,
@@ -179,29 +180,31 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
         run.model_id = given["model_id"]
     with recorded_failures():
         with surfaced("the evaluation stopped"):
-            if evaluator.type == METRICS_TYPE:
-                signal = _evaluate_anew(model, proceed)
-            else:
-                signal = _evaluate_keyed(model, evaluator, proceed)
+            signal = _evaluated(model, evaluator, proceed)
         _judge(engine, model, evaluator, signal)
     return signal
 
 
-def _evaluate_anew(model: Any, proceed: Callable[..., Any]) -> Any:
+def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
+    run, is_anew = running.get(), evaluator.type == METRICS_TYPE
     if model.type.lower() == "compositemodel":
-        raise ModelError(
-            "Olive gives composite models to no evaluator: name the folder that it is saved in as ONNXModel"
-        )
-    token = _evaluation.set(_Evaluation("", None, is_kept=False))
+        other = f"measure this one with the pass {PASS_TYPE}"
+        how = "name the folder that it is saved in as ONNXModel" if is_anew else other
+        raise ModelError(f"Olive gives composite models to no evaluator: {how}")
+    evaluation = _Evaluation("", None, is_kept=False) if is_anew else _keyed(model, evaluator)
+    known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
     try:
-        return proceed(model_config=with_file_name(model))
+        signal = proceed(model_config=with_file_name(model)) if is_anew else proceed()
     finally:
         _evaluation.reset(token)
+    report = evaluation.report
+    if run is not None and len(run.reports) == known and report is not None and report.is_file():
+        run.reports.append(from_json(report.read_text(encoding="utf-8")))  # of a cache, or of another process
+    return signal
 
 
-def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
-    if model.type.lower() == "compositemodel":
-        raise ModelError("Olive gives composite models to no evaluator: measure this one with the pass OrtLMEvaluation")
+def _keyed(model: Any, evaluator: Any) -> _Evaluation:
+    """The evaluation by all that decides its numbers."""
     settings, written = WorkflowSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
     keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
@@ -210,15 +213,7 @@ def _evaluate_keyed(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> 
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
         report = Path(settings.output_dir) / label(path) / "report.json"
-    token, run = _evaluation.set(_Evaluation(f"-{suffix}", report)), running.get()
-    known = 0 if run is None else len(run.reports)
-    try:
-        signal = proceed()
-    finally:
-        _evaluation.reset(token)
-    if run is not None and len(run.reports) == known and report is not None and report.is_file():
-        run.reports.append(from_json(report.read_text(encoding="utf-8")))  # of a cache, or of another process
-    return signal
+    return _Evaluation(f"-{suffix}", report)
 
 
 def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:

@@ -4,15 +4,15 @@ which the pass takes too. Knows no recipe."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluator
 
 from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
-from olive_ext.errors import OliveExtError, RunError, one_line
+from olive_ext.errors import RunError, named_failures
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
@@ -80,18 +80,9 @@ def _with_own_folders(config: EvaluationConfig, path: str) -> EvaluationConfig:
     return config.model_copy(update=folders) if folders else config
 
 
-@contextmanager
-def surfaced(doing: str) -> Iterator[None]:
-    """Turns every exception but `OliveExtError` into a `RunError` of one line; of a process that Olive started (a
-    PythonEnvironment) it has the last line that the process wrote. KeyboardInterrupt passes."""
-    try:
-        yield
-    except OliveExtError:
-        raise
-    except Exception as error:
-        written = getattr(error, "stderr", None)
-        lines = written.strip().splitlines() if isinstance(written, str) else []
-        raise RunError(f"{doing}: {lines[-1] if lines else one_line(error)}") from error
+surfaced = partial(named_failures, kind=RunError)
+"""Turns every exception but `OliveExtError` into a `RunError` of one line, that of a process which Olive started (a
+PythonEnvironment), too."""
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]

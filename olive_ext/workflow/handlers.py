@@ -68,19 +68,10 @@ def is_changed(model: Any) -> bool:
 def open_baseline(model: Any, config: EvaluationConfig) -> Any:
     """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments, on the
     torch device that `config` names."""
-    from olive_ext.backends.hf import open_hf
+    from olive_ext.backends import hf
 
-    device = config.device
-    loaded = model.load_model(cache_model=False).eval().to(device)
-    return open_hf(
-        loaded,
-        tokenizer=model.get_hf_tokenizer(),
-        device=device,
-        batch_size=config.batch_size,
-        max_length=config.max_length,
-        reports_non_finite=config.non_finite == "report",
-        model_args=config.model_args,
-    )
+    loaded = model.load_model(cache_model=False).eval().to(config.device)
+    return hf.open_baseline(loaded, config, config.model_args, model.get_hf_tokenizer())
 
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:

@@ -32,11 +32,10 @@ from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Models
 from olive_ext.session import Session
 from olive_ext.session.transducer import is_transducer, opened
-from olive_ext.workflow.answer_scores import Answered, compared, scored, sentences_of
+from olive_ext.workflow.answer_scores import Answered, compared, scored, sentences_of, timed
 from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.generated_answers import answered, documents, is_speech, is_vision, refuse_no_data
-from olive_ext.workflow.generation_times import timed
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from olive_ext.check import read_recipe
 from olive_ext.jobs import make_azureml_job
-from olive_ext.jobs.portable_recipe import portable
+from olive_ext.jobs.azureml import portable
 
 HERE = Path(__file__).resolve().parent
 QUICKSTART = HERE.parent / "quickstart"

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from olive_ext.backends.hf import answers_key, open_hf
+from olive_ext.backends.hf import answers_key, open_baseline
 from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.session import Session
 from olive_ext.text.tokenizer import Tokenizer
@@ -26,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_path_and_loaded_model_answer_alike(folder: str) -> None:
-    from_path = open_hf(folder, device="cpu", batch_size=2)
-    from_memory = open_hf(model(), tokenizer=byte_level(True).hf)
+    from_path = open_baseline(folder, ExecutionSettings(device="cpu", batch_size=2))
+    from_memory = open_baseline(model(), ExecutionSettings(), tokenizer=byte_level(True).hf)
     asked = instances("loglikelihood", PAIRS)
     assert from_path.loglikelihood(asked, disable_tqdm=True) == from_memory.loglikelihood(asked, disable_tqdm=True)
     assert answers_key(from_path) == answers_key(from_memory)
@@ -39,7 +40,7 @@ def test_bos_can_be_forced_on_a_tokenizer_that_adds_none(tmp_path: Path) -> None
     hf.bos_token = "<bos>"
     hf.save_pretrained(tmp_path)
     forced = {"add_bos_token": True}
-    baseline = open_hf(str(tmp_path), device="cpu", model_args=forced)
+    baseline = open_baseline(str(tmp_path), ExecutionSettings(device="cpu"), model_args=forced)
     ours = OrtLM(session=Session(ForwardEngine(), Tokenizer(hf, "here")), **forced)
     for text in ("the cat", "<bos>the cat", ""):
         assert ours.tok_encode(text) == baseline.tok_encode(text)
@@ -50,7 +51,7 @@ def test_bos_can_be_forced_on_a_tokenizer_that_adds_none(tmp_path: Path) -> None
 
 
 def test_half_precision_weights_are_scored_in_float32(folder: str) -> None:
-    lm = open_hf(folder, device="cpu", model_args={"dtype": "bfloat16"})
+    lm = open_baseline(folder, ExecutionSettings(device="cpu"), model_args={"dtype": "bfloat16"})
     assert lm.model.dtype == torch.bfloat16
     assert lm.softmax_dtype == torch.float32
     ((value, _), _) = lm.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
@@ -58,8 +59,8 @@ def test_half_precision_weights_are_scored_in_float32(folder: str) -> None:
 
 
 def test_auto_batch_size_is_not_probed_for_on_a_cpu(folder: str) -> None:
-    assert open_hf(folder, device="cpu").batch_size == 8
-    assert open_hf(folder, device="cpu", batch_size=3).batch_size == 3
+    assert open_baseline(folder, ExecutionSettings(device="cpu")).batch_size == 8
+    assert open_baseline(folder, ExecutionSettings(device="cpu", batch_size=3)).batch_size == 3
 
 
 TEXTS = [("the cat sat on the mat",), ("a",), ("the dog ran off with the hat " * 9,)]
@@ -67,11 +68,11 @@ TEXTS = [("the cat sat on the mat",), ("a",), ("the dog ran off with the hat " *
 
 @pytest.mark.parametrize("hflm_rolling_bos", [True, False])
 def test_rolling_is_ours_by_default_and_hflms_by_option(hflm_rolling_bos: bool) -> None:
-    baseline = open_hf(
+    baseline = open_baseline(
         model(),
-        tokenizer=byte_level(True).hf,
-        max_length=MAX_LENGTH,
-        model_args={"hflm_rolling_bos": hflm_rolling_bos},
+        ExecutionSettings(max_length=MAX_LENGTH),
+        {"hflm_rolling_bos": hflm_rolling_bos},
+        byte_level(True).hf,
     )
     asked = instances("r", TEXTS)
     ours = ort_lm(hflm_rolling_bos=hflm_rolling_bos).loglikelihood_rolling(asked, disable_tqdm=True)
@@ -84,7 +85,7 @@ def test_rolling_is_ours_by_default_and_hflms_by_option(hflm_rolling_bos: bool) 
 def test_merged_requests_of_several_target_lengths_are_answered_rightly() -> None:
     ids = byte_level(True).encode("the cat sat on the mat")
     asked = [(None, ids[:3], ids[3:6]), (None, ids[:5], ids[5:6]), (None, ids[:5], [9])]
-    baseline = open_hf(model(), tokenizer=byte_level(True).hf)
+    baseline = open_baseline(model(), ExecutionSettings(), tokenizer=byte_level(True).hf)
     single = [baseline._loglikelihood_tokens([request], disable_tqdm=True)[0] for request in asked]
     together = baseline._loglikelihood_tokens(asked, disable_tqdm=True)
     assert [value for value, _ in together] == pytest.approx([value for value, _ in single], abs=1e-5)
@@ -95,16 +96,16 @@ def test_merged_requests_of_several_target_lengths_are_answered_rightly() -> Non
 
 def test_token_spanning_the_join_is_scored_like_ours() -> None:
     asked = instances("l", [("ne", "xt"), ("the", " cat")])
-    baseline = open_hf(model(), tokenizer=byte_level(False).hf)
+    baseline = open_baseline(model(), ExecutionSettings(), tokenizer=byte_level(False).hf)
     answers = baseline.loglikelihood(asked, disable_tqdm=True)
     ours = ort_lm(has_bos=False).loglikelihood(asked, disable_tqdm=True)
     assert [value for value, _ in answers] == pytest.approx([value for value, _ in ours], abs=1e-4)
 
 
 def test_key_follows_weights_and_settings(folder: str) -> None:
-    lm = open_hf(folder, device="cpu")
+    lm = open_baseline(folder, ExecutionSettings(device="cpu"))
     key = answers_key(lm)
-    assert answers_key(open_hf(folder, device="cpu", max_length=17)) != key
+    assert answers_key(open_baseline(folder, ExecutionSettings(device="cpu", max_length=17))) != key
     with torch.no_grad():
         next(lm.model.parameters())[0, 0] += 1
     assert answers_key(lm) != key
@@ -112,8 +113,8 @@ def test_key_follows_weights_and_settings(folder: str) -> None:
 
 def test_failures_are_named(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
-        open_hf(str(tmp_path / "nowhere"), device="cpu")
+        open_baseline(str(tmp_path / "nowhere"), ExecutionSettings(device="cpu"))
     with pytest.raises(ConfigError, match="'device' = 'toaster'"):
-        open_hf(folder, device="toaster")
+        open_baseline(folder, ExecutionSettings(device="toaster"))
     with pytest.raises(ConfigError, match="no_such_argument"):
-        open_hf(folder, device="cpu", model_args={"no_such_argument": 3})
+        open_baseline(folder, ExecutionSettings(device="cpu"), model_args={"no_such_argument": 3})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -95,8 +96,8 @@ def test_generated_tokens_count_as_distinct() -> None:
 
 
 def test_table_and_page_name_every_backend_and_flag_the_wrong_one() -> None:
-    out = io.StringIO()
-    print_summary(summary(), "a [b] c", out)
+    with redirect_stdout(io.StringIO()) as out:
+        print_summary(summary(), "a [b] c")
     page = to_markdown(summary(), "a [b] c", {"documents": [{"tokens": 10.0, "seconds": 2.0}]})
     for text, title in ((out.getvalue(), "a [b] c"), (page, r"a \[b\] c")):
         assert all(name in text for name in (*BACKENDS, title, "5.00 (4.00 to 6.00)", "tokens fed / distinct: 1.050"))

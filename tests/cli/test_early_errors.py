@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.quickstart import IN_CLONE
+from olive_ext.cli.commands import IN_CLONE
 
 SCRIPT = """
 import sys

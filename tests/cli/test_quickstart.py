@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.check import check_recipe
 from olive_ext.cli import main
-from olive_ext.cli.quickstart import IN_CLONE
+from olive_ext.cli.commands import IN_CLONE
 
 
 def paths(folder: Path) -> set[str]:

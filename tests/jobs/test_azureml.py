@@ -15,8 +15,8 @@ import yaml
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.cli import main
 from olive_ext.jobs import make_azureml_job
+from olive_ext.jobs.azureml import portable
 from olive_ext.jobs.azureml_node import run_node
-from olive_ext.jobs.portable_recipe import portable
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "quickstart" / "recipe.json"

@@ -224,12 +224,9 @@ def test_page_is_written_beside_the_report(tmp_path: Path) -> None:
     assert Reader((tmp_path / "report.html").read_text(encoding="utf-8")).wrong == []
 
 
-@pytest.mark.parametrize("error", [ImportError("No module named 'jinja2'"), RuntimeError("fonts are broken")])
-def test_evaluation_survives_a_page_that_cannot_be_made(
-    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluation_survives_a_page_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def failing(report: Report) -> str:
-        raise error
+        raise RuntimeError("fonts are broken")
 
     (tmp_path / "report.html").write_text("of an earlier report")
     with caplog.at_level(logging.WARNING):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from contextlib import redirect_stdout
 from enum import Enum
 from pathlib import Path
 
@@ -104,16 +105,17 @@ def test_markdown_shows_metrics_first_and_escapes_cells() -> None:
 
 def test_table_is_not_cut_and_takes_brackets_literally() -> None:
     name = "[bold]a_very_long_task_name_" * 8
-    out = io.StringIO()
-    print_table(Report(metrics=(Metric(name, "acc", "none", 1.0, n=4),), engine=REPORT.engine), out)
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(Report(metrics=(Metric(name, "acc", "none", 1.0, n=4),), engine=REPORT.engine))
     assert name in out.getvalue()
 
 
 def test_a_terminal_obeys_no_name_in_a_table() -> None:
-    name, out = "\x1b]0;owned\x07[b]\x9b31m\u202e é 東", io.StringIO()
+    name = "\x1b]0;owned\x07[b]\x9b31m\u202e é 東"
     provider = {"name": name}
-    print_cells(Table(name, (name,), [(name,)], (name,)), out)
-    print_table(Report(metrics=(Metric(name, "acc", "none", 1.0, n=4),), providers=(provider,)), out)
+    with redirect_stdout(io.StringIO()) as out:
+        print_cells(Table(name, (name,), [(name,)], (name,)))
+        print_table(Report(metrics=(Metric(name, "acc", "none", 1.0, n=4),), providers=(provider,)))
     shown = "\ufffd]0;owned\ufffd[b]\ufffd31m\ufffd é 東"
     assert out.getvalue().count(shown) == 5
     assert not set(out.getvalue()) & set("\x1b\x07\x9b\u202e")

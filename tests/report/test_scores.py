@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from olive_ext.report import Metric, Report, chain_markdown, print_cells, write_chain
@@ -71,6 +72,6 @@ def test_files_hold_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_printed_table_has_every_step() -> None:
-    file = io.StringIO()
-    print_cells(chain_table(steps(CHAIN)), file)
+    with redirect_stdout(io.StringIO()) as file:
+        print_cells(chain_table(steps(CHAIN)))
     assert all(name in file.getvalue() for name in ("input model", "float -> int4", "kl_mean", "0.0125"))

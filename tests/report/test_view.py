@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,8 @@ REPORT = Report(METRICS, model={"path": "m"}, comparison=FOUND)
 
 
 def printed(report: Report) -> str:
-    file = io.StringIO()
-    print_table(report, file)
+    with redirect_stdout(io.StringIO()) as file:
+        print_table(report)
     return file.getvalue()
 
 
@@ -55,8 +56,8 @@ def test_estimated_divergence_says_so() -> None:
 
 
 def test_terminal_ends_with_the_verdict_and_the_page() -> None:
-    file = io.StringIO()
-    print_table(REPORT, file, Path("out/report.html"))
+    with redirect_stdout(io.StringIO()) as file:
+        print_table(REPORT, Path("out/report.html"))
     *_, headline, figures, page_line = file.getvalue().splitlines()
     assert headline == "m: loss found in wiki perplexity"
     assert figures.startswith("  choice acc difference")

@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from olive_ext.backends.hf import open_hf
-from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.backends.hf import open_baseline
+from olive_ext.config import EvaluationConfig, ExecutionSettings, ModelSettings
 from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.run import evaluate, export
@@ -37,7 +37,8 @@ def test_baseline_by_its_export_equals_lm_evals_hf(folder: Path) -> None:
     values = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, "max_length": 128, "device": "cpu"}
     config = EvaluationConfig.parse({"model": {"path": path}, **values})
     ours = evaluate(config)
-    theirs = evaluate(config, lm=open_hf(path, device="cpu", max_length=128, model_args={"dtype": "float32"}))
+    own = ExecutionSettings(device="cpu", max_length=128)
+    theirs = evaluate(config, lm=open_baseline(path, own, {"dtype": "float32"}))
     assert (ours.model["kind"], theirs.model["kind"]) == ("hf", "hf")
     assert "of transformers on 20 requests" in ours.model["export"]
     assert "export" not in theirs.model

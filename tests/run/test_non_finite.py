@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from olive_ext.backends.hf import open_hf
-from olive_ext.config import Bound, EvaluationConfig
+from olive_ext.backends.hf import open_baseline
+from olive_ext.config import Bound, EvaluationConfig, ExecutionSettings
 from olive_ext.errors import NonFiniteError
 from olive_ext.report import Report
 from olive_ext.report.verdict import verdict
@@ -90,11 +90,11 @@ def test_hugging_face_baseline_stops_or_counts() -> None:
     text = byte_level(True).decode([7], skip_special_tokens=False)
     asked = instances("loglikelihood", [(text, "the"), ("the", text)])
     texts = instances("generate_until", [(text, {"until": [], "max_gen_toks": 2, "do_sample": False})])
-    stops = open_hf(net, tokenizer=byte_level(True).hf)
+    stops = open_baseline(net, ExecutionSettings(), tokenizer=byte_level(True).hf)
     for ask, requests in ((stops.loglikelihood, asked), (stops.generate_until, texts)):
         with pytest.raises(NonFiniteError, match="the Hugging Face model's output is not finite"):
             ask(requests, disable_tqdm=True)
-    counts = open_hf(net, tokenizer=byte_level(True).hf, reports_non_finite=True)
+    counts = open_baseline(net, ExecutionSettings(non_finite="report"), tokenizer=byte_level(True).hf)
     counts.loglikelihood(asked, disable_tqdm=True)
     counts.generate_until(texts, disable_tqdm=True)
     assert counts.counters["non_finite"] == 2

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.backends.task_inputs import TaskInputs, declared_inputs, loaded_inputs
 from olive_ext.backends.task_loading import load_tasks
 from olive_ext.check import check_recipe
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.run import evaluate
+from olive_ext.run.task_fit import TaskInputs, declared_inputs, loaded_inputs
 from tests.check.tiny import put_model
 from tests.exports.genai import genai_export
 

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from olive_ext.text.generation_bounds import StopChecker
-from olive_ext.text.text_stream import TextStream
+from olive_ext.text.generation_bounds import StopChecker, TextStream
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import IM_END, byte_fallback, byte_level
 

@@ -12,11 +12,10 @@ import pytest
 from olive.evaluator.olive_evaluator import OnnxEvaluator
 from olive.model import ONNXModelHandler
 
-from olive_ext.backends.task_inputs import TaskInputs
 from olive_ext.check import check_recipe
 from olive_ext.config import METRICS_TYPE
 from olive_ext.errors import ModelError
-from olive_ext.run.task_fit import is_transducer_folder
+from olive_ext.run.task_fit import TaskInputs, is_transducer_folder
 from olive_ext.workflow import cli_run
 from tests.exports.transducer import transducer_export
 from tests.workflow.recipes import recipe, saved

@@ -22,10 +22,7 @@ _HANDED_OVER = {"batch_size", "max_batch_size", "device"}
 """Settings that lm-eval hands over with any model: they count for nothing on a session that is open."""
 
 
-_OF_OLIVE = {
-    "ep": "write 'execution_provider'",
-    "ep_options": "write 'provider_options'",
-}
+_OF_OLIVE = {"ep": "execution_provider", "ep_options": "provider_options"}
 """Arguments of Olive's own backends, as recipes have them, and what takes their place here."""
 
 _IGNORED = {"past_present_share_buffer": "the graph says whether the KV cache is updated in place"}
@@ -99,7 +96,7 @@ class OrtLMArguments(OpenSettings):
         if not isinstance(values, Mapping):
             return values
         for name in _OF_OLIVE.keys() & values.keys():
-            raise ValueError(f"'{name}' is an argument of Olive's backend: {_OF_OLIVE[name]}")
+            raise ValueError(f"'{name}' is an argument of Olive's backend: write '{_OF_OLIVE[name]}'")
         return {name: value for name, value in values.items() if name not in _IGNORED}
 
     @model_validator(mode="after")

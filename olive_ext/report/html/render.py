@@ -71,17 +71,17 @@ class Lead:
 
 
 def to_html(report: Report) -> str:
-    """The page of one evaluation. Raises `ImportError` where jinja2 is missing."""
+    """The page of one evaluation."""
     return render(page_of(report))
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Raises `ImportError` where jinja2 is missing."""
+    """The page as HTML."""
     return filled("page.html.j2", **_context(page))
 
 
 def filled(template: str, *folders: Path, **values: Any) -> str:
-    """A template of this room's, or of `folders`, which come first. Raises `ImportError` where jinja2 is missing."""
+    """A template of this room's, or of `folders`, which come first."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -18,8 +18,7 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.run.conversion.agreement import Agreement, Difference, Omission
 from olive_ext.run.conversion.hidden_states import LARGEST_ERROR, MOST_TOKENS, first_state_difference, states_error
 from olive_ext.run.conversion.omissions import hypotheses, near
-from olive_ext.run.export import LARGEST_DIFFERENCE
-from olive_ext.session.opening import open_model
+from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class _Scored:
                 "not made of this checkpoint"
             )
         texts = _texts(model, checkpoint, plain)
-        return cls(plain, texts, [plain.logprobs(text) for text in texts], _logprobs(model, texts))
+        return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
 
     @cached_property
     def apart(self) -> list[Logprobs]:
@@ -114,12 +113,8 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
         state_difference = first_state_difference(scored.plain, model, shown, states_bound)
     except ModelError as error:
         return replace(agreement, states_note=str(error))
-    note = (
-        ""
-        if state_difference is not None
-        else "hidden states are equal: the LM head, its weights, scale or cap, is not"
-    )
-    return replace(agreement, state_difference=state_difference, states_note=note)
+    note = "hidden states are equal: the LM head, its weights, scale or cap, is not"
+    return replace(agreement, state_difference=state_difference, states_note="" if state_difference else note)
 
 
 def _rounding(checkpoint: ResolvedModel, dtype: str, scored: _Scored) -> tuple[float, float]:
@@ -171,12 +166,6 @@ def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass) ->
     media = {entry.placeholder for entry in checkpoint.media.inputs} if checkpoint.media is not None else set()
     random, ids = np.random.default_rng(0), [token for token in range(plain.vocab_size) if token not in media]
     return [tuple(random.choice(ids, length).tolist()) for length in lengths]
-
-
-def _logprobs(model: ResolvedModel, texts: Sequence[Text]) -> list[Logprobs]:
-    with open_model(model) as session:
-        outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
-    return [np.array(output.token_logprobs, np.float64) for output in outputs]
 
 
 def _apart(one: Logprobs, other: Logprobs) -> Logprobs:

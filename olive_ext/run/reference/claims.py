@@ -105,7 +105,8 @@ def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
     (first, metric), *others = firsts.values()
     outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
     population = difference_population(np.concatenate(right), np.concatenate(sureness))
-    return Question(documents, population, _claim(certain, certain.bound, certain.side), values, outcome)
+    claim = Claim(certain.bound, certain.side, certain.distance, certain.confidence)
+    return Question(documents, population, claim, values, outcome)
 
 
 def _check_binary(values: Mapping[Document, float]) -> None:
@@ -178,7 +179,8 @@ def _positions(
         return Values(*numbers_D3.T)
 
     cut = highest if is_kl else None
-    return Question(documents, population, _claim(certain, bound, side), values, cut=cut)
+    claim = Claim(bound, side, certain.distance, certain.confidence)
+    return Question(documents, population, claim, values, cut=cut)
 
 
 _OTHER: Mapping[Any, Any] = {"above": "below", "below": "above"}
@@ -193,11 +195,9 @@ def _document_means(
     all_means: dict[Document, tuple[float, float, float]] = {}
     for task in dict.fromkeys(task for task, _ in batch.documents):
         rows = batch.observer.rows(task)
-        positions = (
-            _kl(rows, highest)
-            if metric == "kl_mean"
-            else np.array([1.0 - rows["same_top"]] * 2 + [rows["kl_variance"] * 0])
-        )
+        disagreement = 1.0 - rows["same_top"]
+        exact = np.array([disagreement, disagreement, rows["kl_variance"] * 0])
+        positions = _kl(rows, highest) if metric == "kl_mean" else exact
         numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
         values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
         ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
@@ -221,7 +221,3 @@ def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
     errors = np.sqrt(variances)
     cut = np.where((errors > 0) & (values + 2 * errors > highest), highest, np.minimum(values, highest))
     return np.array([cut, np.minimum(lows, highest), variances])
-
-
-def _claim(certain: Certain, bound: float, side: Any) -> Claim:
-    return Claim(bound, side, certain.distance, certain.confidence)

@@ -17,21 +17,24 @@ import gc
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.config import INPUT_MODEL
+import psutil
+
+from olive_ext.config import INPUT_MODEL, ReferenceConfig
 from olive_ext.errors import ConfigError
+from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.records.journal import Journal
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
+from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.margins import Both, DocumentMargins, measured
-from olive_ext.run.reference.mode import Mode, mode_of
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
@@ -40,6 +43,11 @@ from olive_ext.run.sample_logs import Fields, sample_fields
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
+
+Mode = Literal["recorded", "resident", "answers", "recording", "file"]
+
+MEMORY_FACTOR = 2.0
+"""Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ class Comparer:
         self._tasks = tasks
         self._seeds = seeds
         self._reference: ReferenceRun | None = None
-        self._observer: Observer | None = None
+        self.observer: Observer | None = None
+        """What has been seen of the model that `open` gave."""
+
         self._lost: list[Any] = []
         """Requests that the reference could not answer where it ran alone."""
 
@@ -111,23 +121,18 @@ class Comparer:
         if self._mode == "answers":
             return self._models.candidate()
         if self._mode == "recording":
-            self._observer = Observer()
-            return self._models.reference(self._observer)
+            self.observer = Observer()
+            return self._models.reference(self.observer)
         asks_later = self._mode in ("resident", "file") and not self.is_sampled
         sample = None
         if self._models.is_same_model:
             from olive_ext.places import Sample
 
             sample = Sample()
-        self._observer = Observer(ReferenceScores() if asks_later else None, sample)
-        lm: Any = self._models.candidate(self._observer)
-        self._observer.classify_tokens(lm.session.tokenizer)
+        self.observer = Observer(ReferenceScores() if asks_later else None, sample)
+        lm: Any = self._models.candidate(self.observer)
+        self.observer.classify_tokens(lm.session.tokenizer)
         return lm
-
-    @property
-    def observer(self) -> Observer | None:
-        """What has been seen of the model that `open` gave."""
-        return self._observer
 
     @property
     def is_sampled(self) -> bool:
@@ -145,14 +150,14 @@ class Comparer:
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
-            results, self._drawn = run.run(model, self._observer)
+            results, self._drawn = run.run(model, self.observer)
         self.weights = self._drawn.weights
         return results
 
     def finish(self, lm: Any, results: Mapping[str, Any]) -> Comparison | None:
         """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples; None where the
         model is the reference itself."""
-        clock, observer = self._models.clock, self._observer
+        clock, observer = self._models.clock, self.observer
         if self._mode == "resident":  # it ran under the candidate's steps
             inside = lm.session.describe_execution().get("reference", {}).get("seconds", 0.0)
             clock.move(inside, "candidate", "reference")
@@ -169,7 +174,7 @@ class Comparer:
             return self._compared(lm, results, reference)
 
     def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
-        observer, drawn, weights = self._observer, self._drawn, self.weights
+        observer, drawn, weights = self.observer, self._drawn, self.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = read_answers(samples, tasks)
         outcomes, flips, lengths = compare_answers(reference.answers, own, samples, tasks, matters, weights)
@@ -193,18 +198,17 @@ class Comparer:
     def fields(self) -> Fields:
         """What is added to the sample logs, after `finish`."""
         answers = self._reference.answers if self._reference is not None else []
-        is_compared = self._observer is not None and self._mode != "recording"
-        by_document = self._observer.by_document if self._observer is not None and is_compared else None
+        by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
         return sample_fields(self._tasks.tasks, answers, by_document, self._margins)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
-        assert self._observer is not None
+        assert self.observer is not None
         observer = Observer()
         reference = self._models.resident(lm, observer)
-        reference.known_answers = self._observer.scores
-        if lm.lost and self._observer.scores is not None:  # what the candidate did not answer has no scores
-            self._observer.scores.is_partial = True
+        reference.known_answers = self.observer.scores
+        if lm.lost and self.observer.scores is not None:  # what the candidate did not answer has no scores
+            self.observer.scores.is_partial = True
             reference.lost += lm.lost
         number = len(reference.lost)
         run = self._run_reference(reference, observer)
@@ -214,11 +218,9 @@ class Comparer:
     def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
-        config, progress = self._models.config, self._models.progress
-        results = run_tasks(
-            lm, self._tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True
-        )
-        answers = read_answers(results.pop("samples"), self._tasks.tasks)
+        config, tasks, progress = self._models.config, self._tasks, self._models.progress
+        results = run_tasks(lm, tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True)
+        answers = read_answers(results.pop("samples"), tasks.tasks)
         return ReferenceRun(results, answers, observer, lost_documents(lm))
 
     def _facts(self, lm: LM) -> dict[str, Any]:
@@ -266,6 +268,28 @@ def comparer_of(
     else:
         mode = "answers" if is_foreign else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds, weights)
+
+
+def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
+    """The mode as written; "auto" is resident where both models fit in the free memory and neither speed nor memory is
+    measured. Raises `ConfigError` for these measures of two resident models."""
+    if models.records_file is not None:
+        return "file"
+    costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
+    if reference.mode == "resident" and costs:
+        raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
+    if reference.mode != "auto" or reference.is_same:
+        return "resident" if reference.mode == "auto" else reference.mode
+    return "resident" if not costs and _fits(models.own, models.other) else "recorded"
+
+
+def _fits(*models: ResolvedModel) -> bool:
+    """Whether the models fit in the host's free memory. Free memory of other devices is unknown, and so is the size of
+    a model on the hub: such models take turns."""
+    if not all(model.runtime.is_on_host(model) for model in models):
+        return False
+    sizes = [model.size for model in models if model.size is not None]
+    return len(sizes) == len(models) and MEMORY_FACTOR * sum(sizes) <= psutil.virtual_memory().available
 
 
 def _non_finite(lm: Any) -> int:

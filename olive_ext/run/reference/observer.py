@@ -20,13 +20,7 @@ from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.prompts import Prompt, Text
-from olive_ext.text.requests import (
-    GenerationOutput,
-    RollingOutput,
-    RollingRequest,
-    ScoringOutput,
-    ScoringRequest,
-)
+from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 if TYPE_CHECKING:
     from olive_ext.places import Sample

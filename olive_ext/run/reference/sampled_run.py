@@ -9,6 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import Certain, EvaluationConfig
@@ -19,6 +20,7 @@ from olive_ext.run.reference.observer import Generated, Observer, Weights, score
 from olive_ext.stats.stopping import ClaimDecision, Sampler
 
 if TYPE_CHECKING:
+    from olive_ext.backends.chosen_documents import ChosenDocuments
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
@@ -31,81 +33,70 @@ class Drawn:
     certainty: Certainty
 
 
+@dataclass(frozen=True)
 class SampledRun:
     """One candidate's run over drawn documents; the same seed and reference draw the same first batch for all."""
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        tasks: LoadedTasks,
-        seeds: Seeds,
-        question: Question,
-        generated: Sequence[Generated],
-        progress: bool,
-    ) -> None:
+    config: EvaluationConfig
+    tasks: LoadedTasks
+    seeds: Seeds
+    question: Question
+    generated: Sequence[Generated]
+    progress: bool
+
+    @cached_property
+    def _chosen(self) -> ChosenDocuments:
         from olive_ext.backends.chosen_documents import ChosenDocuments
 
-        self._config = config
-        self._tasks = tasks
-        self._chosen = ChosenDocuments(tasks)
-        self._seeds = seeds
-        self._question = question
-        self._generated = generated
-        self._progress = progress
+        return ChosenDocuments(self.tasks)
 
     def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Drawn]:
         """lm-eval's results over the documents drawn, with samples, and the draws. `observer` sees the model's
         positions."""
         from olive_ext.backends.chosen_documents import AnsweredRequests
 
-        sampler = Sampler(self._question.population, self._question.claim, self._config.seed or 0)
+        sampler = Sampler(self.question.population, self.question.claim, self.config.seed or 0)
         samples: dict[str, list[Any]] = defaultdict(list)
-        quick = self._config.model_copy(update={"bootstrap_iters": 0})
+        quick = self.config.model_copy(update={"bootstrap_iters": 0})
         while not samples or sampler.asks:
-            documents = [self._question.documents[index] for index in sampler.next_batch().tolist()]
+            documents = [self.question.documents[index] for index in sampler.next_batch().tolist()]
             batch = self._evaluate(lm, quick, documents)["samples"]
-            self._score_generated(lm, documents, observer)
-            answers = read_answers(batch, self._tasks.tasks)
-            values = self._question.values(BatchAnswers(documents, answers, observer, lost_documents(lm)))
+            if observer is not None:
+                chosen = set(documents)
+                wanted = [item for item in self.generated if (item.task_name, item.doc_id) in chosen]
+                score_generated(lm, wanted, observer)
+            answers = read_answers(batch, self.tasks.tasks)
+            values = self.question.values(BatchAnswers(documents, answers, observer, lost_documents(lm)))
             sampler.update(values.values, values.lows, values.variances)
             for task, lines in batch.items():
                 samples[task] += lines
         drawn = self._drawn(sampler, observer)
         everything = [(task, number) for task, numbers in drawn.weights.items() for number in numbers]
-        return self._evaluate(AnsweredRequests(lm, samples), self._config, everything), drawn
+        return self._evaluate(AnsweredRequests(lm, samples), self.config, everything), drawn
 
     def _evaluate(self, lm: LM, config: EvaluationConfig, documents: Sequence[Document]) -> dict[str, Any]:
         from olive_ext.backends.lm_eval_run import run_tasks
 
-        tasks = self._chosen.of(_by_task(documents))
-        return run_tasks(lm, tasks, config, seeds=self._seeds, progress=self._progress, log_samples=True)
-
-    def _score_generated(self, lm: LM, documents: Sequence[Document], observer: Observer | None) -> None:
-        if observer is not None:
-            wanted = set(documents)
-            score_generated(lm, [item for item in self._generated if (item.task_name, item.doc_id) in wanted], observer)
+        by_task: dict[str, list[int]] = defaultdict(list)
+        for task, number in documents:
+            by_task[task].append(number)
+        tasks = self._chosen.of(by_task)
+        return run_tasks(lm, tasks, config, seeds=self.seeds, progress=self.progress, log_samples=True)
 
     def _drawn(self, sampler: Sampler, observer: Observer | None) -> Drawn:
         weights: dict[str, dict[int, float]] = defaultdict(dict)
         for index, weight in sampler.representation().items():
-            task, number = self._question.documents[index]
+            task, number = self.question.documents[index]
             weights[task][number] = weight
-        certainty = _certainty(self._config.claim, sampler.decision(), weights)
-        cut = self._question.cut
+        certainty = _certainty(self.config.claim, sampler.decision(), weights)
+        cut = self.question.cut
         beyond = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
-        return Drawn(weights, replace(certainty, outcome=self._question.outcome, cut=cut, beyond_cut=beyond))
+        return Drawn(weights, replace(certainty, outcome=self.question.outcome, cut=cut, beyond_cut=beyond))
 
 
 def lost_documents(lm: Any) -> set[Document]:
     """The documents of which `lm` left a request without an answer."""
     return {(item.task, item.doc_id) for item in getattr(lm, "lost", ())}
-
-
-def _by_task(documents: Sequence[Document]) -> dict[str, list[int]]:
-    by_task: dict[str, list[int]] = defaultdict(list)
-    for task, number in documents:
-        by_task[task].append(number)
-    return by_task
 
 
 def _certainty(certain: Certain, decision: ClaimDecision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
