@@ -28,7 +28,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class FirstPosition:
-    """Where two places are farther apart than noise for the first time."""
+    """Where two places are farther apart than noise for the first time; where noise explains it, the farthest."""
 
     task: str
     document: int
@@ -39,7 +39,7 @@ class FirstPosition:
     layer: int | None = None
     node: str = ""
     finding: str = ""
-    """The node with operator, shapes and errors in a sentence, or why it is not known."""
+    """The node with operator, shapes and errors in a sentence, or why it is not known; that none differs."""
 
     repro: str = ""
 
@@ -104,7 +104,7 @@ class Place:
             measured = [one for one in self.noise if one.is_rounding is is_rounding]
             if measured:
                 apart = max(one.rms for one in measured), max(one.largest for one in measured)
-                yield f"{title}: {_nats(apart[0])}, at most {_nats(apart[1])}; beyond {_nats(limit)} nothing is noise"
+                yield f"{title}: {_nats(apart[0])}, at most {_nats(apart[1])}; its tail may reach {_nats(limit)}"
 
 
 def _nats(value: float) -> str:
