@@ -16,9 +16,13 @@ import numpy as np
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
 from olive_ext.graph.nodes import layer_of
-from olive_ext.places.place import NotLocatedError, Place, Runs
+from olive_ext.places.place import HeldError, NotLocatedError, Place, Runs
 from olive_ext.places.repro import write_repro
 from olive_ext.places.search import Found, Search, VanishedError
+from olive_ext.report.numbers import nats
+
+MOST_APART = 10
+"""Times by which logits of a plain pass and a log-probability of another form may differ in what they are apart."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,20 @@ class FirstDifference:
 
 
 def first_difference(
-    candidate: ModelSettings, other: ModelSettings, tokens: Sequence[int], position: int, *, repro: Path | None = None
+    candidate: ModelSettings,
+    other: ModelSettings,
+    tokens: Sequence[int],
+    position: int,
+    *,
+    repro: Path | None = None,
+    distance: float | None = None,
 ) -> FirstDifference:
     """Where the two part on `tokens`, whose logits differ at `position`, counted from 0.
 
-    `repro` is a folder, which gets the node's graph, its inputs and a script that shows the difference. Raises
-    `NotLocatedError` where a plain pass shows no difference or no node makes it, and `ModelError` for models of
-    another kind, or without values of the same name.
+    `repro` is a folder, which gets the node's graph, its inputs and a script that shows the difference. `distance` in
+    nats is what a log-probability was seen to differ by: a plain pass has to show about that. Raises `HeldError` where
+    nothing but rounding makes the difference, `NotLocatedError` where a plain pass does not show it or no node is
+    known that makes it, and `ModelError` for models of another kind, or without values of the same name.
     """
     if not 0 <= position < len(tokens):
         raise ConfigError(f"'position' = {position}: the document has {len(tokens)} tokens")
@@ -83,8 +94,15 @@ def first_difference(
     runs = Runs()
     own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
     (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
-    if np.abs(mine - other_one).max() <= max(unit, other_unit):
+    apart, last_bit = float(np.abs(mine - other_one).max()), max(unit, other_unit)
+    if apart <= last_bit and distance is not None and distance <= 2 * last_bit:
+        raise HeldError(f"logits of their type differ by {nats(distance)} nats where their last bit does")
+    if apart <= last_bit:
         raise NotLocatedError("a plain pass over the document, in one step, shows no difference in its logits")
+    if distance is not None and not distance / MOST_APART < apart < distance * MOST_APART:
+        raise NotLocatedError(
+            f"a plain pass over the document, in one step, shows another difference: {nats(apart)} in its logits"
+        )
     search = Search(own, theirs, mine, other_one)
     try:
         found = search.found()

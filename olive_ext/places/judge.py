@@ -11,7 +11,7 @@ import numpy as np
 
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.places.decision import held
+from olive_ext.places.decision import RESOLUTION, held
 from olive_ext.places.noise import Variant, form_of, log_probabilities, moved
 from olive_ext.places.rounding import UNITS, coarser, computed_in
 from olive_ext.places.sample import FloatArray, Kept, Sample
@@ -27,6 +27,10 @@ MOST_AMPLIFIED = 10_000
 """Times its unit roundoff that a model's rounding amounts to at most, as a root mean square in nats: of float32 28 on
 the quickstart's model and 270 on a recurrent one, of 8-bit activations 14. Moved inputs that change more met a place
 that does not repeat itself."""
+
+HARMLESS = 1e-4
+"""Nats up to which statistics alone make a pair green; more, nodes have to hold. Other kernels in float32 are up to
+1e-5 apart, and a product 0.01 % too large 2.6e-4."""
 
 LEAST_DOCUMENTS, LEAST_POSITIONS = 8, 100
 """What noise is measured on at least, whatever that costs: a tail needs some positions to be seen."""
@@ -52,8 +56,9 @@ class _Run:
 def judged(
     places: Places, sample: Sample, everywhere: FloatArray, tokens_fed: int
 ) -> tuple[Place, tuple[Kept, int] | None]:
-    """The finding, and the request and target where the places part for the first time. `everywhere` [N]: distances in
-    nats at all positions; `tokens_fed` to one of the models."""
+    """The finding, and the request and target where the places part for the first time, or where they are farthest
+    apart if noise explains it, and it is not harmless. `everywhere` [N]: distances in nats at all positions;
+    `tokens_fed` to one of the models."""
     unit = coarser(*(computed_in(model) for model in _models(places)), places.recorded_in)
     size = (float(np.sqrt(np.mean(everywhere**2))), float(everywhere.max())) if len(everywhere) else (0.0, 0.0)
     found = Place("cannot_tell", *places.names, unit, *size, len(everywhere))
@@ -67,13 +72,18 @@ def judged(
     sizes = [len(run.apart) for run in (*own, *rounding)]
     if not own or not rounding:
         why = failures[0] if failures else "no place can be run in another form"
-        return replace(found, noise=noises, reason=f"its noise was not measured ({why})"), None
+        found = replace(found, noise=noises, reason=f"its noise was not measured ({why})")
+        if size[1] <= RESOLUTION:
+            return replace(found, kind="same", reason=""), None
+        early = _first(sample.apart(), size[1] / 2)
+        return replace(found, first=_first_position(*early)), early
     pair = documents[: min(sizes)]
     nearer, farther = (held(pair, [run.apart for run in runs], everywhere) for runs in (own, rounding))
     excuse = _no_noise(own, rounding, unit)
     near: PlaceKind = "cannot_tell" if excuse else "kernels" if nearer.is_farther else "same"
     kind: PlaceKind = "different" if farther.is_farther and (excuse or nearer.is_farther) else near
-    where = _first(sample.apart(), farther.limit) if kind == "different" else None
+    is_open = kind == "different" or (kind != "cannot_tell" and size[1] > HARMLESS)
+    where = _first(sample.apart(), farther.limit if kind == "different" else size[1] / 2) if is_open else None
     first = None if where is None else _first_position(*where)
     limits = replace(found, noise_limit=nearer.limit, kernel_limit=farther.limit, ratio=farther.ratio)
     limits = replace(limits, reason=excuse if kind == "cannot_tell" else "")

@@ -42,6 +42,10 @@ class NotLocatedError(RunError):
     """No node is known that makes the difference; the message says why."""
 
 
+class HeldError(NotLocatedError):
+    """There is none: each node gives the same on equal inputs but for rounding."""
+
+
 class Runs:
     """What has been spent of `MOST_RUNS`."""
 

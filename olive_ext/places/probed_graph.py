@@ -134,7 +134,7 @@ class ProbedGraph:
         made = {name for node in graph.node for name in node.output}
         declared = {value.name: value for value in whole.output if value.name in made}
         graph.output.extend(declared.pop(name, onnx.ValueInfoProto(name=name)) for name in part.wanted)
-        graph.value_info.extend(declared.values())  # else ONNX Runtime takes caches for as long as they were
+        graph.output.extend(declared.values())  # else ONNX Runtime puts caches where shorter ones were
         return model
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.providers.ort_session import LEVELS
-from olive_ext.places.place import NotLocatedError, Place, last_row
-from olive_ext.places.tolerance import FACTOR, Judged, judge, moved, unit_of
+from olive_ext.places.place import HeldError, NotLocatedError, Place, last_row
+from olive_ext.places.tolerance import FACTOR, FACTOR_ALIKE, Judged, judge, moved, unit_of
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -73,6 +73,10 @@ class Search:
             )
         if own.graph.model != other.graph.model:
             own.learn_types(self._values)
+        rounded = [place.rounding(range(len(place.graph.nodes))) for place in (own, other)]
+        options = [place.model.settings.engine.session_options for place in (own, other)]
+        self._is_one_provider = own.model.providers == other.model.providers
+        self._are_alike = self._is_one_provider and rounded[0] == rounded[1] and options[0] == options[1]
         self._makers, sizes = own.graph.makers, own.sizes()
         self._sizes = {name: sizes[name] for name in self._values}
         self._known: dict[str, Array] = {}
@@ -86,7 +90,7 @@ class Search:
         if (found := self._in_piece(0, end, count)) is not None:
             return found
         if self._differs("disable"):
-            raise NotLocatedError(f"the roundings of many nodes add up: {self._findings()}")
+            raise HeldError(f"the roundings of many nodes add up: {self._findings()}")
         if (found := self._in_piece(0, end, count + 1)) is not None:
             return found
         level = _first(list(LEVELS), self._differs)
@@ -125,7 +129,7 @@ class Search:
         self._known |= self.other.run(self.known_before(begin), wanted)
         if begin == 0 and end == len(own.graph.nodes):
             self._check_difference()
-        values, judged = self._judged(self._known, wanted)
+        values, judged = self._judged(self._known, wanted, are_alike=self._are_alike and not borders)
         if not borders:
             return self._first_node(values, judged)
         pieces = list(zip([begin, *borders], [*borders, end], strict=True))
@@ -133,11 +137,16 @@ class Search:
         for number in _tried([one.ratio for one in worst]):
             piece = pieces[number]
             found = self._in_piece(*piece)
-            if found is None and worst[number].ratio > 1:
+            if found is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
                 found = self._fused(*piece, [name for name in judged if judged[name].ratio > 1])
             if found is not None:
                 return found
         return None
+
+    def _quantizes(self, begin: int, end: int) -> bool:
+        """Whether a piece rounds activations to 8 bits within, where the last bit of another kernel makes a step."""
+        nodes = self.own.graph.nodes[begin:end]
+        return any(node.op_type in _QUANTIZERS for node in nodes) or bool(self.own.rounding(range(begin, end)))
 
     def _borders(self, begin: int, end: int, count: int) -> list[int]:
         """As many as fit into memory."""
@@ -158,24 +167,30 @@ class Search:
         return {name: array for name, array in self._known.items() if self._makers[name] < begin}
 
     def _judged(
-        self, given: dict[str, Array], wanted: Collection[str], expected: dict[str, Array] | None = None, **how: Any
+        self,
+        given: dict[str, Array],
+        wanted: Collection[str],
+        expected: dict[str, Array] | None = None,
+        *,
+        are_alike: bool = False,
+        **how: Any,
     ) -> tuple[dict[str, Array], dict[str, Judged]]:
         """Own values on given inputs, and what is to be thought of them. `expected`: those of the other place, where
-        they are not among the given."""
+        they are not among the given; `are_alike`: one kernel runs each node in both places."""
         own, other = self.own, self.other
         expected = given if expected is None else expected
         values = own.run(given, wanted, **how)
         part, arrays = own.part(given, wanted)
-        kernels, taken = own.rounding(part.nodes), part.taken.items()
+        kernels, taken = {} if are_alike else own.rounding(part.nodes), part.taken.items()
         inner = max((unit for name, unit in kernels.items() if name not in part.taken.values()), default=0.0)
         coarse = max(own.coarse, other.coarse, inner)  # what is rounded within the part cannot be moved there
         units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
         response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
-        judged = {}
+        judged, factor = {}, FACTOR_ALIKE if are_alike else FACTOR
         for name in wanted:
             unit = max(unit_of(values[name], expected[name]), coarse if values[name].dtype.kind == "f" else 0.0)
             steps = int(own.graph.nodes[self._makers[name]].op_type in _QUANTIZERS)
-            judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps)
+            judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
         return values, judged
 
     def _worst(self, judged: dict[str, Judged], begin: int, end: int) -> Judged:
@@ -227,7 +242,8 @@ class Search:
     def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Judged]:
         given = self.known_before(begin)
         expected = self.other.run(given, [value], level)
-        values, judged = self._judged(given, [value], expected, level=level)
+        are_alike = self._are_alike and self._makers[value] == begin
+        values, judged = self._judged(given, [value], expected, are_alike=are_alike, level=level)
         return values, judged[value]
 
     def level(self, found: Found) -> str:

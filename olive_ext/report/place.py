@@ -10,6 +10,9 @@ from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.numbers import Number
 
+MOST_EXTRAPOLATED = 100
+"""Times the largest distance of noise beyond which its extrapolated tail is no number that is worth showing."""
+
 PlaceKind = Literal["same", "kernels", "different", "cannot_tell"]
 
 
@@ -28,7 +31,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class FirstPosition:
-    """Where two places are farther apart than noise for the first time."""
+    """Where two places are farther apart than noise for the first time; where noise explains it, the farthest."""
 
     task: str
     document: int
@@ -39,7 +42,7 @@ class FirstPosition:
     layer: int | None = None
     node: str = ""
     finding: str = ""
-    """The node with operator, shapes and errors in a sentence, or why it is not known."""
+    """The node with operator, shapes and errors in a sentence, or why it is not known; that none differs."""
 
     repro: str = ""
 
@@ -104,7 +107,9 @@ class Place:
             measured = [one for one in self.noise if one.is_rounding is is_rounding]
             if measured:
                 apart = max(one.rms for one in measured), max(one.largest for one in measured)
-                yield f"{title}: {_nats(apart[0])}, at most {_nats(apart[1])}; beyond {_nats(limit)} nothing is noise"
+                is_known = limit <= MOST_EXTRAPOLATED * apart[1]
+                tail = f"its tail may reach {_nats(limit)}" if is_known else "where its tail ends is not known"
+                yield f"{title}: {_nats(apart[0])}, at most {_nats(apart[1])}; {tail}"
 
 
 def _nats(value: float) -> str:

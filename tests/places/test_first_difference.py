@@ -15,7 +15,7 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.places.first_difference import FirstDifference, first_difference
-from olive_ext.places.place import MOST_RUNS, NotLocatedError, Place, Runs
+from olive_ext.places.place import MOST_RUNS, HeldError, NotLocatedError, Place, Runs
 from olive_ext.places.probed_graph import ProbedGraph
 from olive_ext.places.search import Search
 from olive_ext.places.tolerance import judge
@@ -38,9 +38,11 @@ def _fill(folder: Path, layers: int, kind: str) -> None:
     deep_decoder(folder / "package", layers, np.dtype(kind).type, external=kind == "float32")
 
 
-def found(candidate: Path, other: Path, repro: Path | None = None, **how: Any) -> FirstDifference:
+def found(
+    candidate: Path, other: Path, repro: Path | None = None, distance: float | None = None, **how: Any
+) -> FirstDifference:
     settings = ModelSettings(model=str(candidate), **how), ModelSettings(model=str(other))
-    return first_difference(*settings, TOKENS, len(TOKENS) - 1, repro=repro)
+    return first_difference(*settings, TOKENS, len(TOKENS) - 1, repro=repro, distance=distance)
 
 
 def number_of(package: Path, name: str) -> int:
@@ -96,6 +98,17 @@ def test_every_rewritten_node_is_found_at_any_depth(tmp_path: Path, kind: str) -
     print(f"\n{kind}: {hits} nodes found")
     assert all("shows no difference" in reason for reason in reasons)
     assert hits >= 12
+
+
+def test_difference_of_another_size_is_not_looked_for(tmp_path: Path) -> None:
+    """What a log-probability was seen to differ by has to be about what a plain pass shows; last bits are held."""
+    planted(deep(), tmp_path / "planted", number_of(deep(), "/model/layers.2/attn/GroupQueryAttention"))
+    with pytest.raises(NotLocatedError, match="shows another difference"):
+        found(tmp_path / "planted", deep(), distance=1e-5)
+    with pytest.raises(HeldError, match="last bit"):
+        found(deep(), deep(), distance=1e-7)
+    with pytest.raises(NotLocatedError, match="shows no difference"):
+        found(deep(), deep(), distance=1e-3)
 
 
 def test_optimizers_fault_is_a_region_with_its_level_and_a_repro_that_shows_it(tmp_path: Path) -> None:
