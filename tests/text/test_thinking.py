@@ -82,6 +82,12 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
     (reasoning,) = [converted.output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)]).reasoning]
     assert reasoning is not None
     assert reasoning.is_forced is (not is_over)
+    (unbound,) = [_converted(prompt, end).output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)])]
+    assert unbound.text == "the cat the"
+    assert unbound.reasoning is not None
+    assert (unbound.reasoning.num_tokens, unbound.reasoning.has_ended) == (
+        (0, True) if is_over else (len(answer), False)
+    )
 
 
 @pytest.mark.parametrize(
