@@ -96,7 +96,7 @@ def convert_generation(
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
     has_ended = think is not None and think.has_ended(kept)
     budget = None if think is None or has_ended else think.budget(request)
-    read = think and partial(think.read, stops=request.stop, budget=budget, has_ended=has_ended)
+    read = None if think is None else partial(think.read, stops=request.stop, budget=budget, has_ended=has_ended)
     generation = _generation(request, stop_ids, checker, encoding, budget)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
