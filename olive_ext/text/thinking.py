@@ -27,11 +27,12 @@ class ThinkingEnd:
     @classmethod
     def of(cls, end: str | int, tokenizer: Tokenizer, stop_ids: Container[int] = ()) -> ThinkingEnd:
         """A text that is one special token becomes its id, because decoding leaves special tokens out. Raises
-        `ConfigError` for a token that ends the generation, as those of `stop_ids` do, or that the model has no row for.
+        `ConfigError` where it has a token that ends the generation, as those of `stop_ids` do, or that the model has no
+        row for.
         """
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
         found = end if special is None else special
-        if found in stop_ids:
+        if any(token in stop_ids for token in cls(found, tokenizer)._marker):
             raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
@@ -79,10 +80,13 @@ class ThinkingEnd:
         """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
         and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
         number, thoughts, answer = self._split(tokens)
-        answer = answer.lstrip()
-        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
         most = len(tokens) if budget is None else budget.num_tokens
         is_forced = len(tokens) > most and self._split(tokens[:most])[0] is None
+        if number is None and is_forced and budget is not None:  # its bytes are none beside those of a cut character
+            number = min(most + len(budget.marker), len(tokens))
+            thoughts, answer = map(self.tokenizer.decode, (tokens[:most], tokens[number:]))
+        answer = answer.lstrip()
+        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
         known = number if number is not None else 0 if has_ended else len(tokens)
         return answer[:cut], Reasoning(thoughts, known, has_ended or number is not None, is_forced)
 
