@@ -22,6 +22,7 @@ from olive_ext.backends.lm_eval_patches import (
     replaced,
     sandboxed_templates,
 )
+from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
@@ -76,6 +77,7 @@ def run_tasks(
             **{name: getattr(settings, name) for name in _PASSED_ON},
             **asdict(seeds),
         )
+        drop_shares(results)
         results |= {CODE: confined} if confined else {}
         if settings.apply_chat_template:
             template = lm.chat_template(True)  # empty where a server applies it, so that it is not known

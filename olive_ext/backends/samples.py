@@ -13,6 +13,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.filters.extraction import WhitespaceFilter
@@ -20,7 +21,7 @@ from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeK
 from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
 
 from olive_ext.engine.requests import FinishReason
-from olive_ext.report.metrics import LENGTHS
+from olive_ext.report.metrics import LENGTHS, MEANS
 from olive_ext.text.requests import GenerationOutput
 
 _TOGETHER = MajorityVoteFilter, TakeKFilter
@@ -99,7 +100,8 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             return {**own, **{name: mean for name in self._names() if name not in own}}
 
         def higher_is_better(self) -> dict[str, Any]:
-            return {**self._names(), **super().higher_is_better()}
+            values = dict.fromkeys((name for name in self._names() if name[:4] in ("avg@", "maj@")), self._first()[1])
+            return {**self._names(), **values, **super().higher_is_better()}
 
         def apply_filters(self) -> Any:
             found = super().apply_filters()
@@ -108,7 +110,13 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
             return found
 
         def process_results(self, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
-            return _values(partial(super().process_results, doc), results)
+            return _values(partial(super().process_results, doc), results, *self._first())
+
+        def _first(self) -> tuple[str, bool]:
+            """The metric that answers are judged by, the first that is a mean, and whether higher is better."""
+            own = super().aggregation()
+            name = next((name for name in own if getattr(own[name], "__name__", "") in MEANS), "")
+            return name, super().higher_is_better().get(name) is not False
 
         def _names(self) -> dict[str, bool]:
             runs_code = getattr(self, "UNSAFE_CODE", False)  # its own metrics are of all answers
@@ -134,16 +142,17 @@ def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: 
         instance.filtered_resps[ensemble.name] = scored
 
 
-def _values(score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any]) -> dict[str, Any]:
-    """The metrics of a document, which `score` gives of one answer."""
+def _values(
+    score: Callable[[list[Any]], dict[str, Any]], results: Sequence[Any], first: str, higher_is_better: bool
+) -> dict[str, Any]:
+    """The metrics of a document, which `score` gives of one answer; by `first` its answers are judged."""
     values = score([str(each) if isinstance(each, _FilteredText) else each for each in results])
     if len(results) != 1 or not isinstance(scored := results[0], _Filtered):
         return values
-    first = next((name for name, value in values.items() if _is_number(value)), None)
-    if first is None or not scored.answers:
-        return {**values, **scored.lengths}
-    each = [float(values[first]), *(float(score([answer])[first]) for answer in scored.answers[1:])]
-    return {**values, **dict(_worth(each, scored)), **scored.lengths}
+    each = [values, *(score([answer]) for answer in scored.answers[1:])] if scored.answers else []
+    judged = [_number(one.get(first)) for one in each]
+    more = {**dict(_worth(judged, scored, right=float(higher_is_better))), **scored.lengths}
+    return {**values, **{name: value for name, value in more.items() if name not in values}}
 
 
 def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[list[Any]]:
@@ -163,16 +172,33 @@ def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
     return {name: math.fsum(each[name] for each in known) / len(known) for name in LENGTHS}
 
 
-def _worth(values: Sequence[float], text: _Filtered) -> Iterator[tuple[str, float]]:
-    """The mean of the answers' values; that of the answer which most of them are, of several the one that was given
-    first (lm-eval's `majority_vote`); and the chance that one of k of them is right."""
+def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Iterator[tuple[str, float]]:
+    """The mean of the answers' values, of those that have one; that of the answer which most of them are, of several
+    the one that was given first (lm-eval's `majority_vote`); and the chance that one of k of them is right: NaN where
+    one is neither right nor wrong."""
     count = len(values)
-    yield f"avg@{count}", math.fsum(values) / count
-    if text.is_extracted:
-        majority = Counter(text.answers).most_common(1)[0][0]
-        yield f"maj@{count}", values[text.answers.index(majority)]
-    if {*values} <= {0.0, 1.0}:
-        yield from ((f"pass@{k}", pass_at(k, count, int(sum(values)))) for k in _counts(count))
+    if known := [value for value in values if value is not None]:
+        yield f"avg@{count}", math.fsum(known) / len(known)
+    if values and text.is_extracted:
+        majority = values[text.answers.index(Counter(text.answers).most_common(1)[0][0])]
+        yield from [] if majority is None else [(f"maj@{count}", majority)]
+    is_binary = {*values} <= {0.0, 1.0}
+    yield from (
+        (f"pass@{k}", pass_at(k, count, values.count(right)) if is_binary else math.nan) for k in _counts(count)
+    )
+
+
+def drop_shares(results: dict[str, Any]) -> None:
+    """Takes `pass@k` out of lm-eval's results where a document has an answer that is neither right nor wrong: of the
+    other documents alone, which are the easiest and the hardest, it would be another number."""
+    for task, values in results["results"].items():
+        undefined = [name for name in values if name.startswith("pass@") and values[name] != values[name]]
+        for name in undefined:  # with its standard error
+            del values[name]
+            metric, _, filter_name = name.partition(",")
+            for line in results.get("samples", {}).get(task, ()):
+                if line["filter"] == filter_name and line.pop(metric, None) is not None:
+                    line["metrics"].remove(metric)
 
 
 def pass_at(k: int, count: int, num_right: int) -> float:
@@ -181,5 +207,6 @@ def pass_at(k: int, count: int, num_right: int) -> float:
     return 1 - math.comb(count - num_right, k) / math.comb(count, k)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not math.isnan(value)
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, Real | np.bool_) and not math.isnan(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]

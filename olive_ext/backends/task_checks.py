@@ -15,6 +15,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.data_faults import fault_of
 from olive_ext.backends.lm_eval_patches import replaced
+from olive_ext.config.base import MOST_REPEATS
 from olive_ext.errors import TaskError, counted, named_failures
 from olive_ext.text.bounded_templates import refuse_long
 
@@ -70,10 +71,6 @@ def _draws_from_its_own(config: Any) -> bool:
         return False
     splits = [config.fewshot_split, config.training_split, config.validation_split, config.test_split]
     return bool(next(filter(None, splits), None) == (config.test_split or config.validation_split))
-
-
-MOST_REPEATS = 10_000
-"""Answers to one document: lm-eval makes a request for each, and published tasks ask for 200 at most."""
 
 
 def refuse_counts(config: Mapping[str, Any], name: str) -> None:

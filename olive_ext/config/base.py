@@ -89,6 +89,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**32), BeforeValidator(not_bool)]
 """What all random generators take: numpy's have 32 bits."""
 
 Slots = Annotated[int, Field(ge=1, le=2**16), BeforeValidator(not_bool)]
+MOST_REPEATS = 10_000
+"""Answers to one document: lm-eval makes a request for each, and published tasks ask for 200 at most."""
+
+Repeats = Annotated[int, Field(ge=1, le=MOST_REPEATS), BeforeValidator(not_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(not_bool)]
 NonNegativeInt = Annotated[int, Field(ge=0), BeforeValidator(not_bool)]
 

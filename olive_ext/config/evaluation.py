@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, not_bool, word
 from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
@@ -88,7 +88,7 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
     model_args: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
 
-    repeats: PositiveInt | None = None
+    repeats: Repeats | None = None
     """Answers to each document of tasks that generate, each drawn with a seed of its own (`gen_kwargs` with a
     temperature): adds `avg@n`, `maj@n` and `pass@k`. None takes the task's own number."""
 
@@ -118,6 +118,11 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
         if self.documents == "all" and self.certain is not None:
             raise ValueError("'certain' needs 'documents' = 'enough'")
         return self
+
+    @property
+    def thinks(self) -> bool:
+        """Whether answers are told from their reasoning."""
+        return self.model_args.get("think_end_token") is not None
 
     @property
     def claim(self) -> Certain:

@@ -23,6 +23,9 @@ LENGTHS = ("generated_tokens", "thinking_tokens", "thinking_forced", "cut_off")
 """Metrics of generated answers that are told from their reasoning, of a document the means over its answers: tokens of
 all of it, those of the reasoning, the shares that the thinking budget and the length cut off. Neither loss nor gain."""
 
+MEANS = ("mean", "nanmean")
+"""lm-eval's names of the aggregations that are means over documents."""
+
 MISSING = "missing"
 """The task whose metric "requests" counts the requests without an answer, where there are any."""
 

@@ -163,7 +163,7 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
         return None
     with models.clock.phase("tasks"):
         more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
-        more["thinks"] = "think_end_token" in config.model_args
+        more["thinks"] = config.thinks if lm is None else getattr(lm, "thinks", False)
         tasks = load_tasks(names, config.include_path, seeds, config.metadata, **more)
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)

@@ -182,7 +182,10 @@ class Models:
         if self.config.reference is not None and not self.config.reference.is_same:
             alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
-            return self._open(alone, self.config.model_args if alone.kind == self.own.kind else {})
+            from olive_ext.backends.hf import ANSWERING
+
+            given, is_alike = self.config.model_args, alone.kind == self.own.kind
+            return self._open(alone, {name: given[name] for name in given if is_alike or name in ANSWERING})
         tokenizer = {} if self.spells_alike() else {"tokenizer": self.own.files.tokenizer}
         return self._recording(alone.patched(tokenizer), observer)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, one_line
 from olive_ext.report import Report, write_texts
-from olive_ext.report.metrics import is_of_samples
+from olive_ext.report.metrics import MEANS, is_of_samples
 from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
 from olive_ext.run.reference.margins import DocumentMargins
 
@@ -197,7 +197,7 @@ def _response(item: Any) -> Any:
 def _task(task: str, report: Report) -> LoggedTask:
     """Metrics without an aggregation of their own are lm-eval's means."""
     listed = report.results["configs"][task].get("metric_list") or []
-    means = [str(item["metric"]) for item in listed if item.get("aggregation", "mean") in ("mean", "nanmean")]
+    means = [str(item["metric"]) for item in listed if item.get("aggregation", "mean") in MEANS]
     means += [item.metric for item in report.metrics if item.task == task and is_of_samples(item.metric)]
     directions = report.results.get("higher_is_better", {}).get(task) or {}
     return LoggedTask(directions, tuple(dict.fromkeys(means)))

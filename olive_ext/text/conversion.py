@@ -94,7 +94,9 @@ def convert_generation(
     stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
     think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
-    budget = None if think is None else think.budget(request, kept)
+    has_ended = think is not None and think.has_ended(kept)
+    budget = None if think is None or has_ended else think.budget(request)
+    read = None if think is None else partial(think.read, stops=request.stop, budget=budget, has_ended=has_ended)
     generation = _generation(request, stop_ids, checker, encoding, budget)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
@@ -105,7 +107,7 @@ def convert_generation(
         tokens = tuple(token for result in results for token in result.tokens)
         best = results[0].hypotheses if len(results) == 1 else ()
         sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
-        text, reasoning = (text, None) if think is None else think.read(tokens, request.stop, budget)
+        text, reasoning = (text, None) if read is None else read(tokens)
         return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences, reasoning)
 
     requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)

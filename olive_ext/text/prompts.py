@@ -30,7 +30,7 @@ def is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
 def checked_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     """Token ids, as Python's integers."""
     try:
-        ids = tuple(map(operator.index, values))
+        ids = tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
     except TypeError:
         raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
     for one in (min(ids, default=0), max(ids, default=0)):

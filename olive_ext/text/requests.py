@@ -205,7 +205,8 @@ class Reasoning:
     """In front of the end; empty without one."""
 
     num_tokens: int
-    """Up to the end, that included; all that were generated where there is none."""
+    """Up to the end, that included; all that were generated where there is none, and 0 behind a prompt in which the
+    reasoning has ended."""
 
     has_ended: bool
     is_forced: bool

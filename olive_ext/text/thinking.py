@@ -27,11 +27,12 @@ class ThinkingEnd:
     @classmethod
     def of(cls, end: str | int, tokenizer: Tokenizer, stop_ids: Container[int] = ()) -> ThinkingEnd:
         """A text that is one special token becomes its id, because decoding leaves special tokens out. Raises
-        `ConfigError` for a token that ends the generation, as those of `stop_ids` do, or that the model has no row for.
+        `ConfigError` where it has a token that ends the generation, as those of `stop_ids` do, or that the model has no
+        row for.
         """
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
         found = end if special is None else special
-        if found in stop_ids:
+        if any(token in stop_ids for token in cls(found, tokenizer)._marker):
             raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
@@ -43,22 +44,22 @@ class ThinkingEnd:
         there afterwards."""
         return tuple(stop for stop in stops if self._special_id(stop) is not None)
 
-    def budget(self, request: GenerationRequest, prompt: Sequence[int]) -> ThinkingBudget | None:
-        """The request's budget; None behind a prompt in which the reasoning has ended. Raises `ConfigError` where it
-        leaves no room for an answer, or the tokenizer has no tokens for the end."""
-        number, end, decode = (
-            request.thinking_budget,
-            self.end,
-            partial(self.tokenizer.decode, skip_special_tokens=False),
-        )
+    def has_ended(self, prompt: Sequence[int]) -> bool:
+        """Whether the reasoning has ended in the prompt, as templates write it for answers without any."""
+        tail = self.tokenizer.decode(prompt[-len(self._marker) - _BEHIND_END :], skip_special_tokens=False)
+        text = self._written if isinstance(self.end, int) else self.end.strip()
+        return bool(text) and tail.rstrip().endswith(text)
+
+    def budget(self, request: GenerationRequest) -> ThinkingBudget | None:
+        """The request's budget. Raises `ConfigError` where it leaves no room for an answer, or the tokenizer has no
+        tokens for the end."""
+        number, end, marker = request.thinking_budget, self.end, self._marker
         if number is None:
             return None
-        marker = (end,) if isinstance(end, int) else tuple(self.tokenizer.encode(end, add_special_tokens=False))
-        text = decode(marker).strip()
-        if isinstance(end, str) and end.strip() not in text:
-            raise ConfigError(f"'think_end_token' = {end!r}: the tokenizer writes it as {text!r}: give a token's id")
-        if text and decode(prompt[-len(marker) - _BEHIND_END :]).rstrip().endswith(text):
-            return None
+        if isinstance(end, str) and not (marker and end.strip() in self._written):
+            raise ConfigError(
+                f"'think_end_token' = {end!r}: the tokenizer writes it as {self._written!r}: give a token's id"
+            )
         if number + len(marker) >= request.max_new_tokens:
             raise ConfigError(
                 f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
@@ -69,17 +70,34 @@ class ThinkingEnd:
         return ThinkingBudget(number, marker, end, StopChecker(self.tokenizer, (end,)))
 
     def read(
-        self, tokens: Sequence[int], stops: Sequence[str], budget: ThinkingBudget | None = None
+        self,
+        tokens: Sequence[int],
+        stops: Sequence[str],
+        budget: ThinkingBudget | None = None,
+        *,
+        has_ended: bool = False,
     ) -> tuple[str, Reasoning]:
         """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
-        and what stands before it. Without an end all is the answer."""
+        and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
         number, thoughts, answer = self._split(tokens)
-        answer = answer.lstrip()
-        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
         most = len(tokens) if budget is None else budget.num_tokens
         is_forced = len(tokens) > most and self._split(tokens[:most])[0] is None
-        known = len(tokens) if number is None else number
-        return answer[:cut], Reasoning(thoughts, known, number is not None, is_forced)
+        if number is None and is_forced and budget is not None:  # its bytes are none beside those of a cut character
+            number = min(most + len(budget.marker), len(tokens))
+            thoughts, answer = map(self.tokenizer.decode, (tokens[:most], tokens[number:]))
+        answer = answer.lstrip()
+        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
+        known = number if number is not None else 0 if has_ended else len(tokens)
+        return answer[:cut], Reasoning(thoughts, known, has_ended or number is not None, is_forced)
+
+    @property
+    def _marker(self) -> tuple[int, ...]:
+        end = self.end
+        return (end,) if isinstance(end, int) else tuple(self.tokenizer.encode(end, add_special_tokens=False))
+
+    @property
+    def _written(self) -> str:
+        return self.tokenizer.decode(self._marker, skip_special_tokens=False).strip()
 
     def _split(self, tokens: Sequence[int]) -> tuple[int | None, str, str]:
         """The number of tokens up to the last end, the texts in front of it and behind; None without an end."""

@@ -8,6 +8,7 @@ import math
 import random
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.backends.known_answers import Knows
 NUM_DOCUMENTS, NUM_ANSWERS = 7, 6
 FUNCTIONS = """
 import datasets
+import numpy as np
 
 
 def load(**_):
@@ -32,6 +34,15 @@ def load(**_):
 
 def length(doc, results):
     return {"close": 1 / (1 + abs(len(results[0]) - len(doc["answer"])))}
+
+
+def partial(doc, results):
+    is_right = results[0].endswith(doc["answer"])
+    return {"name": "x", "share": is_right or (0.5 if results[0] == "is 99" else 0.0)}
+
+
+def unread(doc, results):
+    return {} if results[0] == "nothing" else {"wrong": np.bool_(not results[0].endswith(doc["answer"])), "pass@3": 7.0}
 """
 TASK = """task: {name}
 custom_dataset: !function toy.load
@@ -69,6 +80,18 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
+SHARES = """
+process_results: !function toy.partial
+metric_list:
+  - {metric: name, aggregation: bypass, higher_is_better: true}
+  - {metric: share, aggregation: mean, higher_is_better: true}
+"""
+UNREAD = """
+process_results: !function toy.unread
+metric_list:
+  - {metric: wrong, aggregation: mean, higher_is_better: false}
+  - {metric: "pass@3", aggregation: mean, higher_is_better: true}
+"""
 
 
 def _answers() -> dict[int, list[str]]:
@@ -81,17 +104,20 @@ def _answers() -> dict[int, list[str]]:
 ANSWERS = _answers()
 
 
+TASKS = {"toy": EXTRACTED, "toy_own": OWN, "toy_three": f"repeats: 3\n{OWN}", "shares": SHARES, "unread": UNREAD}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "toy.py").write_text(FUNCTIONS, encoding="utf-8")
-    for name, more in {"toy": EXTRACTED, "toy_own": OWN, "toy_three": f"repeats: 3\n{OWN}"}.items():
+    for name, more in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, more=more), encoding="utf-8")
     return tmp_path
 
 
-def evaluated(folder: Path, task: str, **settings: Any) -> Report:
+def evaluated(folder: Path, task: str, answers: Mapping[int, list[str]] | None = None, **settings: Any) -> Report:
     given = {"tasks": [task], "include_path": str(folder), **settings}
-    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows(ANSWERS))
+    return evaluate(EvaluationConfig.parse({"model": {"path": "nowhere"}, **given}), lm=Knows(answers or ANSWERS))
 
 
 def _by_name(report: Report) -> dict[tuple[str, str], Metric]:
@@ -141,6 +167,35 @@ def test_whole_answers_have_no_majority_and_shares_no_pass(folder: Path) -> None
     ]
     _is(own["avg@4", "none"], values)
     assert own.keys() == {("close", "none"), ("avg@4", "none")}
+
+
+def test_no_pass_where_some_documents_alone_are_right_or_wrong(folder: Path) -> None:
+    """A mean over the documents whose answers happen to be 0 or 1 would be one of the easiest and the hardest."""
+    found = _by_name(report := evaluated(folder, "shares", repeats=4, sample_log_num=9, sample_log_dir=str(folder)))
+    each = [
+        [float(ans.endswith(str(number))) or 0.5 * (ans == "is 99") for ans in ANSWERS[number][:4]]
+        for number in range(7)
+    ]
+    assert {0.5} < {value for values in each for value in values}
+    assert any({*values} <= {0.0, 1.0} for values in each)
+    _is(found["avg@4", "none"], [statistics.fmean(values) for values in each])
+    assert not [name for name in report.results["results"]["shares"] if "pass" in name]
+    assert "pass@" not in (folder / "samples_shares.jsonl").read_text(encoding="utf-8")
+
+
+def test_lower_is_better_and_answers_without_a_value(folder: Path) -> None:
+    """An answer that the task's code gives no value counts in no mean; `pass@k` is of right ones, 0 here."""
+    answers = {number: ["is 99" if text == "nothing" else text for text in ANSWERS[number]] for number in ANSWERS}
+    for known, has_all in ((ANSWERS, False), (answers, True)):
+        found = _by_name(evaluated(folder, "unread", known, repeats=3))
+        judged = [[not text.endswith(str(at)) for text in known[at][:3] if text != "nothing"] for at in range(7)]
+        means = [statistics.fmean(each) for each in judged if each]
+        assert found["avg@3", "none"].value == pytest.approx(statistics.fmean(means), abs=1e-12)
+        assert not found["avg@3", "none"].higher_is_better
+        assert (("pass@2", "none") in found) == has_all
+    chosen = [[not all(some) for some in itertools.combinations(each, 2)] for each in judged]
+    _is(found["pass@2", "none"], [statistics.fmean(each) for each in chosen])
+    assert found["pass@3", "none"].value == 7.0  # the task's own
 
 
 def test_number_of_answers_is_the_tasks_own_where_none_is_given(folder: Path) -> None:

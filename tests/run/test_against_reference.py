@@ -234,6 +234,30 @@ def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: st
     assert {item.difference for item in found.outcomes} == {0.0}
 
 
+def test_reference_of_lm_evals_own_model_is_asked_and_read_as_that_is(tmp_path: Path) -> None:
+    """Else the reference's thoughts were its answer, and the two models' values differ by that alone."""
+    (tmp_path / "toy.py").write_text(
+        "import datasets\n\n\ndef load(**_):\n    return {'test': datasets.Dataset.from_list([{'q': 'the cat'}] * 2)}\n"
+        "\n\ndef size(doc, results):\n    return {'size': float(len(results[0]))}\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "sizes.yaml").write_text(
+        "task: sizes\ncustom_dataset: !function toy.load\ntest_split: test\noutput_type: generate_until\n"
+        "doc_to_text: '{{q}}'\ndoc_to_target: ''\ngeneration_kwargs: {until: [], max_gen_toks: 12}\n"
+        "process_results: !function toy.size\n"
+        "metric_list: [{metric: size, aggregation: mean, higher_is_better: true}]\nmetadata: {version: 1}\n",
+        encoding="utf-8",
+    )
+    pair = {"model": {"path": str(hf_model("llama"))}, "reference": {"path": str(genai_export("llama"))}}
+    how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu", "baseline": "lm_eval"}
+    means = []
+    for more in ({}, {"model_args": {"think_end_token": "e"}}):
+        (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}))).outcomes
+        assert outcome.difference == 0
+        means.append(outcome.reference)
+    assert means[1] < means[0]
+
+
 @pytest.mark.parametrize("is_short", ["model", "reference"])
 def test_texts_longer_than_one_models_context_are_cut_alike(
     folder: Path, records: str, tmp_path: Path, is_short: str

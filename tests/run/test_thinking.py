@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import OliveExtError
@@ -66,6 +67,16 @@ def report(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
     out = str(tmp_path_factory.mktemp("out"))
     reference = {"path": str(genai_export("llama")), "mode": "resident"}
     return evaluate(_config(folder, reference=reference, output_dir=out, sample_log_num=4))
+
+
+def test_lengths_of_a_model_that_is_given_are_no_gains(folder: Path) -> None:
+    """Whether a model tells answers from reasoning is its own setting there, not the configuration's; null is none."""
+    config = _config(folder, model_args={"think_end_token": None})
+    assert not config.thinks
+    with OrtLM(str(genai_export("qwen3")), think_end_token=END) as lm:
+        report = evaluate(config, lm=lm)
+    directions = {metric.metric: metric.higher_is_better for metric in report.metrics if metric.metric in LENGTHS}
+    assert directions == dict.fromkeys(LENGTHS, False)
 
 
 def test_lengths_are_those_of_the_answers_with_paired_differences(report: Report) -> None:

@@ -18,6 +18,7 @@ from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRe
         ({"prompt": [{"content": "x"}]}, r"a chat message has a 'role'"),
         ({"prompt": [{"role": "user", "content": "x"}, "y"]}, r"'prompt' holds 'y'"),
         ({"prompt": ["a", "b"]}, r"'prompt': text or a list of token ids"),
+        ({"prompt": b"ab"}, r"'prompt': text or a list of token ids, not b'ab'"),
         ({"prompt": [1, -2]}, r"'prompt' holds -2"),
         ({"prompt": "ab\ud800"}, r"'prompt' has half of a surrogate pair at character 2"),
         ({"prompt": [{"role": "a", "content": "é\udfff"}]}, r"'prompt\[0\]\[content\]' has .* at character 1"),

@@ -17,7 +17,7 @@ from olive_ext.engine.requests import FinishReason, Result
 from olive_ext.errors import ConfigError
 from olive_ext.session.answer_journal import answer_key
 from olive_ext.text.conversion import Converted, convert_generation
-from olive_ext.text.requests import GenerationOutput, GenerationRequest
+from olive_ext.text.requests import GenerationOutput, GenerationRequest, Reasoning
 from olive_ext.text.thinking import ThinkingEnd
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import IM_END, IM_START, byte_fallback, byte_level
@@ -82,6 +82,12 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
     (reasoning,) = [converted.output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)]).reasoning]
     assert reasoning is not None
     assert reasoning.is_forced is (not is_over)
+    (unbound,) = [_converted(prompt, end).output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)])]
+    assert unbound.text == "the cat the"
+    assert unbound.reasoning is not None
+    assert (unbound.reasoning.num_tokens, unbound.reasoning.has_ended) == (
+        (0, True) if is_over else (len(answer), False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,7 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
     [
         (IM_END, f"'think_end_token' = {IM_END} ends this model's answers"),
         ("<|im_end|>", "'think_end_token' = '<|im_end|>' ends this model's answers"),
+        ("the end<|im_end|>", "'think_end_token' = 'the end<|im_end|>' ends this model's answers"),
         ("\ud800", "'think_end_token' has half of a surrogate pair"),
     ],
 )
@@ -104,3 +111,22 @@ def test_end_without_tokens_of_its_own_cannot_be_put_there() -> None:
     request = GenerationRequest([1], 20, think_end_token="done", thinking_budget=3)
     with pytest.raises(ConfigError, match=r"'think_end_token' = 'done': the tokenizer writes it as '\[UNK\]': give a"):
         convert_generation(tokenizer, request, frozenset(), 64)
+
+
+def test_forced_end_of_bytes_is_found_beside_a_character_that_was_cut() -> None:
+    """SentencePiece's decoder takes bytes in a row for characters all together or not at all."""
+    tokenizer, end = byte_fallback(), "◁t▷"
+    known = tokenizer.hf.get_vocab()
+    half, the = known["<0xE6>"], tokenizer.encode("the", add_special_tokens=False)
+    request = GenerationRequest([5], 40, think_end_token=end, thinking_budget=2)
+    converted = convert_generation(tokenizer, request, frozenset(), 64)
+    generation = converted.requests[0].generation
+    assert generation is not None
+    assert generation.thinking is not None
+    tokens = (*the[:1], half, *generation.thinking.marker, half, *the)
+    output = converted.output([Result(tokens=tokens, finish_reason=FinishReason.LENGTH)])
+    assert end not in tokenizer.decode(tokens)
+    assert (output.text, output.reasoning) == (
+        tokenizer.decode([half, *the]),
+        Reasoning("the�", len(tokens) - 2, True, True),
+    )

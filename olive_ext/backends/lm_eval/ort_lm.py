@@ -110,6 +110,11 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self.close()
 
     @property
+    def thinks(self) -> bool:
+        """Whether answers are told from their reasoning."""
+        return self._arguments.think_end_token is not None
+
+    @property
     def max_length(self) -> int:
         """The most tokens the model sees at once."""
         return self.session.max_length

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.metrics import LENGTHS
+from olive_ext.report.metrics import LENGTHS, MEANS
 
 FloatArray = npt.NDArray[np.float64]
-_MEANS = ("mean", "nanmean")
 _MAX_TEXT = 4000
 """Characters kept of an answer from its beginning, and of a question from its end."""
 
@@ -140,7 +139,7 @@ def _mean_metrics(task: Any) -> dict[str, bool]:
     directions = task.higher_is_better()
     functions = task.aggregation().items()
     names = {key: item if isinstance(item, str) else getattr(item, "__name__", "") for key, item in functions}
-    return {key: directions.get(key) is not False for key, name in names.items() if name in _MEANS}
+    return {key: directions.get(key) is not False for key, name in names.items() if name in MEANS}
 
 
 def _is_value(value: object) -> bool:
