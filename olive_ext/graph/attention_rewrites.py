@@ -11,7 +11,7 @@ from copy import deepcopy
 import onnx
 from onnx import helper
 
-from olive_ext.graph.nodes import attribute, reads, take_attribute
+from olive_ext.graph.nodes import attribute, nodes_behind, reads, take_attribute
 
 ATTRIBUTE = "sliding_window_cache"
 PAST_LENGTH = "past_sequence_length"
@@ -105,18 +105,15 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
     graph = model.graph
     nodes = [inlined for node in graph.node for inlined in _without_past(node)]
     weights = [*graph.initializer, *(item for body in _bodies(graph.node) for item in body.initializer)]
-    needed = set(outputs)
-    returned = [output for output in graph.output if output.name in needed]
-    kept: list[onnx.NodeProto] = []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            needed.update(reads([node]))  # names made inside subgraphs do no harm
-            kept.append(node)
+    wanted = set(outputs)
+    kept = nodes_behind(nodes, wanted)
+    needed = wanted.union(reads(kept))
+    returned = [output for output in graph.output if output.name in wanted]
     cut = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     cut.opset_import.extend(model.opset_import)
     cut.functions.extend(model.functions)
     cut.graph.name = graph.name
-    cut.graph.node.extend(reversed(kept))
+    cut.graph.node.extend(kept)
     cut.graph.output.extend(returned)
     cut.graph.input.extend(item for item in graph.input if item.name in needed)
     cut.graph.initializer.extend(item for item in weights if item.name in needed)

@@ -198,6 +198,16 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     yield from (name for node in nodes for name in node.input if name)
 
 
+def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
+    """Those of `nodes`, which stand in order of execution, that `values` are made by, in that order."""
+    wanted, behind = set(values), []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(node.output):
+            wanted.update(reads([node]))  # names made inside subgraphs do no harm
+            behind.append(node)
+    return behind[::-1]
+
+
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}

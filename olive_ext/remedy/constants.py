@@ -15,9 +15,10 @@ import numpy.typing as npt
 import onnx
 import onnx.numpy_helper
 from onnx import TensorProto, helper
-from onnx.external_data_helper import uses_external_data
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from olive_ext.graph.nodes import attribute
+from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan
 
 Array = npt.NDArray[Any]
@@ -49,8 +50,7 @@ class Constants:
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
-        locations = {_stored_at(t)[0] for t in self.initializers.values() if uses_external_data(t)}
-        self._folder, self._renames = external_data_plan(path, locations)
+        self._folder, self._renames = external_data_plan(path, external_locations(model))
 
     def makers(self, value: str) -> list[onnx.NodeProto]:
         """The nodes that make a constant, in an order in which they can run; none for an initializer."""
@@ -93,9 +93,10 @@ class Constants:
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """File, offset and bytes of an external tensor's numbers."""
-        location, offset, length = _stored_at(tensor)
-        path = self._folder / self._renames.get(location, location)
-        return path, offset, length if length is not None else path.stat().st_size - offset
+        stored = ExternalDataInfo(tensor)
+        path = self._folder / self._renames.get(stored.location, stored.location)
+        offset = stored.offset or 0
+        return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
     def as_new(self, name: str, new_name: str, data_type: int) -> NewTensor:
         """An initializer under another name and, where they differ, in another type."""
@@ -109,9 +110,3 @@ class Constants:
                 yield self.numbers(name).reshape(-1)[first : first + step].astype(dtype)
 
         return NewTensor(new_name, tuple(tensor.dims), data_type, chunks)
-
-
-def _stored_at(tensor: onnx.TensorProto) -> tuple[str, int, int | None]:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    length = entries.get("length")
-    return entries["location"], int(entries.get("offset") or 0), int(length) if length else None
