@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olive_ext.errors import RequirementError, counted
-from olive_ext.remedy.loss_map import interval
+from olive_ext.remedy.loss_map import doubt, interval
 from olive_ext.remedy.race import Estimate
-from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.tables import Table

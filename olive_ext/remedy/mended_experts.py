@@ -13,7 +13,7 @@ from typing import TypeAlias
 import onnx
 from onnx import TensorProto, helper
 
-from olive_ext.remedy.constants import Array
+from olive_ext.remedy.graph_file import Array
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.sources import Sources
@@ -65,17 +65,17 @@ def _packed(own: WeightUse, use: WeightUse, precision: Precision, sources: Sourc
     """Names of integers, scales, and zero points or "", for all experts; each has those of a product."""
     view = sources.weight(own)
     assert view is not None  # `Sources.offers`
-    count, num_outputs, num_inputs = view().shape
+    count = len(view())
     data_type = sources.element_type(use)
     is_symmetric = precision.bits == 8 or sources.is_symmetric(use)
-    dtype, shape = helper.tensor_dtype_to_np_dtype(data_type), (num_inputs, num_outputs)
+    dtype = helper.tensor_dtype_to_np_dtype(data_type)
 
     def matrix(expert: int) -> Array:
         turned: Array = view()[expert].T
         return turned
 
     weights = [partial(matrix, expert) for expert in range(count)]
-    experts = [PackedWeight(weight, shape, dtype, precision, is_symmetric=is_symmetric) for weight in weights]
+    experts = [PackedWeight(weight, dtype, precision, is_symmetric=is_symmetric) for weight in weights]
 
     def added(what: str, dims: tuple[int, ...], kind: int, part: Callable[[PackedWeight], Iterator[Array]]) -> str:
         return add(f"{own.value}{what}", (count, *dims), kind, lambda: (one for each in experts for one in part(each)))
@@ -83,7 +83,7 @@ def _packed(own: WeightUse, use: WeightUse, precision: Precision, sources: Sourc
     first = experts[0]
     row = first.packed_shape[1] * first.packed_shape[2]
     names = [
-        added(f"_Q{precision.bits}", (num_outputs, row), TensorProto.UINT8, PackedWeight.packed),
+        added(f"_Q{precision.bits}", (first.packed_shape[0], row), TensorProto.UINT8, PackedWeight.packed),
         added("_scales", first.scales_shape, data_type, PackedWeight.scales),
     ]
     zeros = "" if is_symmetric else added("_zero_points", first.zeros_shape, TensorProto.UINT8, PackedWeight.zeros)

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
-from olive_ext.remedy.constants import Array, NewTensor
+from olive_ext.remedy.graph_file import Array, NewTensor
 from olive_ext.remedy.mended_experts import experts_nodes
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
@@ -151,11 +151,10 @@ class Mending:
         own, use = target.floats[0], target.quantized[0]
         weight = self.sources.weight(own)
         assert weight is not None  # `offers`
-        num_inputs, num_outputs = weight().shape
         data_type = self.sources.element_type(use)
         is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
         dtype = helper.tensor_dtype_to_np_dtype(data_type)
-        packed = PackedWeight(weight, (num_inputs, num_outputs), dtype, precision, is_symmetric=is_symmetric)
+        packed = PackedWeight(weight, dtype, precision, is_symmetric=is_symmetric)
         stem = own.value if own.value in self.sources.floats.initializers else own.name
         names = [
             self._add(f"{stem}_Q{precision.bits}", packed.packed_shape, TensorProto.UINT8, packed.packed),
