@@ -51,7 +51,6 @@ FLOORS = {
     "olive_ext.session": [
         ["executor"],
         ["calls", "answer_journal", "streaming"],
-        ["continuous"],
         ["session"],
         ["texts", "replayed"],
         ["local"],
