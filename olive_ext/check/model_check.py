@@ -1,6 +1,6 @@
-"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, what it takes besides text (encoders with
-their features, processors and budgets; of an encoder-decoder what its decoder begins with), and what stands against
-opening it.
+"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, what it takes besides text (encoders
+with their features, processors and budgets; of an encoder-decoder what its decoder begins with), and what stands
+against opening it.
 
 `Findings` are facts and problems, plain data. Knows no recipe and no session.
 """
