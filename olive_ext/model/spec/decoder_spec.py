@@ -250,16 +250,13 @@ class _Reader:
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
         }
-        known = {origin: int(limit) for origin, limit in limits.items() if limit}
-        if not known:
-            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
-        if max_length is not None and max_length > min(known.values()):
-            text = "'max_length' = %d is beyond the model's context length, which is used: %d"
-            logger.warning(text, max_length, min(known.values()))
-        winner = min(known, key=lambda origin: known[origin])
-        others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
-        self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))
-        return known[winner]
+        length, note = checkpoint.least_limit(limits)
+        if max_length is not None and max_length > length:
+            logger.warning(
+                "'max_length' = %d is beyond the model's context length, which is used: %d", max_length, length
+            )
+        self._note(note)
+        return length
 
     def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
         """Why past and present cannot be one buffer; None where they can."""
