@@ -60,7 +60,6 @@ FLOORS = {
     ],
     "olive_ext.session.workers": [
         ["worker", "feed"],
-        ["served_model"],
         ["crew", "process_worker", "ray_worker"],
         ["pool"],
     ],

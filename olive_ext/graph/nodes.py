@@ -27,6 +27,24 @@ _AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[./_](\d+)(?:[/._]|$)")
 """A decoder layer's number in the name of a node, as exporters write it."""
 
+_QUANTIZING = frozenset(
+    (
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QLinearMatMul",
+        "QMoE",
+    )
+)
+"""Operators of quantized weights and activations."""
+
+_HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+
 
 class NodeWriter:
     """Appends nodes to `graph` in place; every method returns the name of the value that its nodes compute."""
@@ -235,6 +253,17 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     delete_at(graph.node, dead)
     delete_at(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
     delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
+
+
+def quantizing_operator(model: onnx.ModelProto) -> str:
+    """The first operator by which weights or activations are quantized; empty where there is none."""
+    return next((node.op_type for node in model.graph.node if node.op_type in _QUANTIZING), "")
+
+
+def half_type(model: onnx.ModelProto) -> str:
+    """torch's name of the half precision of a graph's matrices; empty where none is in half precision."""
+    types = (_HALVES.get(tensor.data_type) for tensor in model.graph.initializer if len(tensor.dims) > 1)
+    return next(filter(None, types), "")
 
 
 def delete_at(field: Any, indices: Iterable[int]) -> None:

@@ -19,7 +19,7 @@ from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import LocationConfig
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.graph.number_types import quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.spec.media_types import MEDIA_PARTS
