@@ -153,14 +153,14 @@ class Bill:
         return (f"Measured for predicted on the documents that choose, of {models} tried: {', '.join(each)}.",)
 
     def _verdict_sentence(self) -> tuple[str, ...]:
-        bound = f"The bound kl_mean = {numbers.nats(self.bound)}" if self.bound is not None else ""
-        words: dict[Verdict, tuple[str, ...]] = {
-            "kept": (f"{bound} is kept (95 %).",),
-            "not kept": (f"{bound} is broken (95 %).",),
-            "not decided": (f"{bound} lies inside of the interval: whether it is kept is not decided.",),
-            "none": (),
+        if self.bound is None:
+            return ()
+        words = {
+            "kept": "is kept (95 %).",
+            "not kept": "is broken (95 %).",
+            "not decided": "lies inside of the interval: whether it is kept is not decided.",
         }
-        return words[self.verdict]
+        return (f"The bound kl_mean = {numbers.nats(self.bound)} {words[self.verdict]}",)
 
 
 def refuse_broken(bill: Bill) -> None:

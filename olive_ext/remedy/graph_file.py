@@ -45,6 +45,10 @@ class NewTensor:
         size = helper.tensor_dtype_to_np_dtype(self.data_type).itemsize
         return int(np.prod(self.dims, dtype=np.int64)) * size
 
+    def parts(self) -> Iterator[bytes]:
+        """Its numbers as they are stored."""
+        return (np.ascontiguousarray(chunk).tobytes() for chunk in self.chunks())
+
 
 class Constants:
     """The initializers of a graph and the values that are made of nothing else."""
@@ -182,7 +186,7 @@ class GraphFile:
         for new in self.new.values():
             tensor = _declared(graph, new)
             if not self._is_inside(new):
-                yield tensor, new.num_bytes, lambda file, new=new: _write_chunks(new, file)  # type: ignore[misc]
+                yield tensor, new.num_bytes, lambda file, new=new: file.writelines(new.parts())  # type: ignore[misc]
 
     def _copy(self, tensor: TensorProto, file: BinaryIO) -> None:
         path, offset, left = self.constants.place(tensor)
@@ -210,13 +214,8 @@ class GraphFile:
         for tensor in graph.graph.initializer:
             new = self.new.get(tensor.name)
             if new is not None and self._is_inside(new):
-                tensor.raw_data = b"".join(np.ascontiguousarray(part).tobytes() for part in new.chunks())
+                tensor.raw_data = b"".join(new.parts())
         path.write_bytes(graph.SerializeToString())
-
-
-def _write_chunks(new: NewTensor, file: BinaryIO) -> None:
-    for part in new.chunks():
-        file.write(np.ascontiguousarray(part).tobytes())
 
 
 def _declared(graph: onnx.ModelProto, new: NewTensor) -> TensorProto:
