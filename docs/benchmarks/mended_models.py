@@ -26,12 +26,11 @@ from olive_ext.config import MendingConfig
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.remedy.locate import Location, opened_location
-from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mend import Mender
 from olive_ext.remedy.mended_package import copy_of
 from olive_ext.remedy.pairing import relative_error
 from olive_ext.remedy.race import Floats, estimate
-from olive_ext.remedy.variants import nats_by_document
+from olive_ext.remedy.variants import Material, nats_by_document
 
 RANDOM = 20
 BASE = "int4, blocks of 128"

@@ -18,11 +18,10 @@ from harness import parser_of, table, write
 
 from olive_ext.config import MendingConfig
 from olive_ext.remedy.locate import opened_location
-from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mend import Mender
 from olive_ext.remedy.mended_graph import alternative
 from olive_ext.remedy.pairing import Target
-from olive_ext.remedy.variants import Floats
+from olive_ext.remedy.variants import Floats, Material
 
 HEADS = ("model", "predicted", "sum, all documents", "together", "the model itself")
 

@@ -1,20 +1,31 @@
-"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, and what stands against opening it.
+"""What one model resolves to: `ResolvedModel.decisions`, each with its reason, what it takes besides text (encoders
+with their features, processors and budgets; of an encoder-decoder what its decoder begins with), and what stands
+against opening it.
 
-`Findings` are facts and problems, plain data. Knows no recipe.
+`Findings` are facts and problems, plain data. Knows no recipe and no session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from olive_ext.check.verification import verify_graphs, verify_steps
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import OliveExtError, ProviderError
+from olive_ext.errors import OliveExtError, ProviderError, listed
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.decisions import Decision
+from olive_ext.model.decisions import Decision, choose_encoder_rows
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
+from olive_ext.model.spec.media_types import MediaEncoderSpec
+
+if TYPE_CHECKING:
+    from olive_ext.media import MediaProcessor
+    from olive_ext.session.texts import Texts
+    from olive_ext.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,6 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
-    from olive_ext.check.media_check import add_media, add_source
     from olive_ext.session.texts import open_tokenizer, read_texts
     from olive_ext.text.tokenizer_fit import refuse_template
 
@@ -145,10 +155,10 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
     with findings.noting_problems():
         _add_placement(model, section)
     with findings.noting_problems():
-        add_media(model, tokenizer, findings.section("Pictures and sound").add)
+        _add_media(model, tokenizer, findings.section("Pictures and sound").add)
     if texts is not None:
         with findings.noting_problems():
-            add_source(texts, findings.section("Encoder and decoder").add)
+            _add_source(texts, findings.section("Encoder and decoder").add)
 
 
 def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
@@ -166,8 +176,6 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
 def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
     """`decision`, with what the decoder's graph says of it: where rows are picked for the scoring head, and what speaks
     against the form of its steps."""
-    from olive_ext.model.files.content import load_graph
-
     if decision.name == "graph":
         from olive_ext.engine.runners.ort.head import with_head
 
@@ -186,7 +194,6 @@ def _add_placement(model: ResolvedModel, section: Section) -> None:
     """On a device other than the CPU adds where nodes with large values would run. Raises `ProviderError` where opening
     would be refused."""
     from olive_ext.engine.runners.ort.placement import predict_misplaced
-    from olive_ext.model.files.content import load_graph
 
     device = model.device.kind
     if device == "cpu":
@@ -198,3 +205,81 @@ def _add_placement(model: ResolvedModel, section: Section) -> None:
         section.add("placement", "cpu", f"predicted: allow_cpu_fallback, since {problem}")
     else:
         raise ProviderError(f"'{model.files.decoder}' cannot run on the {device} device alone: {problem}")
+
+
+def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[..., None]) -> None:
+    """Adds what is known, and what the export computes otherwise than its original. Without a `tokenizer`, where it
+    cannot be loaded, the texts of placeholders are left out. Raises `ModelError` for an encoder
+    without a processor, and `ConfigError` for settings that allow no item."""
+    media = model.media
+    if media is None:
+        return
+    from olive_ext.engine.media.encoder import FEATURE_BYTES
+    from olive_ext.engine.opening import item_limit
+    from olive_ext.media import MediaProcessor
+
+    if media.problem:
+        add("refused", media.problem, "text runs without encoders")
+    processors = MediaProcessor(media, model.files)
+    for encoder in media.encoders:
+        _add_encoder(model, encoder, processors, tokenizer, add)
+    limit = item_limit(model, model.chunk_size[0])
+    if problem := processors.problem_of(limit):
+        add("refused", problem, "text needs no such step")
+    processors.check_fixed(limit)
+    add("tokens of an item", limit.tokens or "any number", limit.reason)
+    if media.encoders:
+        add("positions", "time, height, width" if media.has_rotary_grid else "one number for each token")
+        add("per-layer inputs", "yes" if "per_layer_inputs" in model.spec.embeddings else "no")
+        add("features kept", f"{FEATURE_BYTES >> 20} MiB on the device")
+    for note in media.notes:
+        add("note", note)
+
+
+def _add_encoder(
+    model: ResolvedModel,
+    encoder: MediaEncoderSpec,
+    processors: MediaProcessor,
+    tokenizer: Tokenizer | None,
+    add: Callable[..., None],
+) -> None:
+    name, provider, real = encoder.modality.value, model.providers_of(encoder)[0], encoder.real_rows
+    add(f"{name} encoder", encoder.files.graph, model.files.origins.get(encoder.part, ""))
+    add(f"{name} provider", provider.name, provider.origin)
+    inputs = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in encoder.inputs)
+    add(f"{name} inputs", inputs)
+    add(f"{name}s in a run", *_in_a_run(model, encoder))
+    shown = ", ".join(f"{output.name} {list(output.shape)}" for output in encoder.outputs)
+    add(f"{name} features", shown, f"their rows are cut by '{real.name}'" if real is not None else "")
+    text = "" if tokenizer is None else f" {tokenizer.token_text(encoder.placeholder)!r}"
+    add(f"{name} placeholder", f"{encoder.placeholder}{text}")
+    processor, file = processors.processor_of(encoder.modality)
+    add(f"{name} processor", type(processor).__name__, str(file))
+
+
+def _in_a_run(model: ResolvedModel, encoder: MediaEncoderSpec) -> tuple[str, str]:
+    """How many items the encoder is given together, and why."""
+    rows = choose_encoder_rows(model.settings, model.providers_of(encoder)[0].location)
+    if encoder.one_by_one or rows == 1:
+        return "one", encoder.one_by_one or "on the CPU, or 'deterministic': 'engine.encoder_batch_rows' asks for more"
+    return f"up to {rows} rows of features", "where several, tried when the second comes, are what each is alone"
+
+
+def _add_source(texts: Texts, add: Callable[..., None]) -> None:
+    """Adds what an encoder-decoder's decoder begins with, and of a model of speech windows of sound, languages and what
+    is never said. Raises `ModelError` for an extractor that does not fit, and `ConfigError` for a language or a
+    task that the model does not have, and where no configuration says what its decoder begins with."""
+    encoding = texts.encoding
+    if encoding is None:
+        return
+    if (sound := encoding.sound) is not None:
+        files = texts.model.processor_files
+        add("sound", f"{sound.rate:,} samples a second", "WAV files, or samples at that rate")
+        add("windows", f"{sound.seconds:g} s", "longer sound is answered in windows, and not scored")
+        add("languages", listed(named_ids("lang_to_id", files)) or "none named", "'language'")
+        add("tasks", listed(named_ids("task_to_id", files)) or "none named", "'speech_task'")
+        suppressed = encoding.suppressed
+        never = f"{len(suppressed.everywhere)} tokens, {len(suppressed.at_first)} more as the first"
+        add("never generated", never, "suppress_tokens, begin_suppress_tokens")
+    begins = texts.tokenizer.decode(encoding.begin(), skip_special_tokens=False)
+    add("decoder begins with", begins, "then comes a task's text")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.errors import ConfigError, first_line
-from olive_ext.report import Metric, Report, to_json, write_texts
+from olive_ext.report import Metric, Report
 from olive_ext.run.earlier_reports import Named
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 
@@ -144,11 +144,6 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
 def _records(reference: Mapping[str, Any]) -> dict[str, str]:
     """The key of a recorded reference's records: the name of their folder in the cache."""
     return {"records": Path(str(reference["folder"])).name} if "folder" in reference else {}
-
-
-def write_baseline(baseline: Baseline, file: Path) -> None:
-    """Writes the file as a whole or not at all. Raises `RunError` where the disk refuses."""
-    write_texts({file: to_json(baseline)}, file.parent, "the baseline")
 
 
 def read_baseline(file: Path) -> Baseline:

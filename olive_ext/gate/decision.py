@@ -19,10 +19,9 @@ from olive_ext.gate.baseline import (
     keyed,
     read_baseline,
     refuse_other_definitions,
-    write_baseline,
 )
 from olive_ext.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
-from olive_ext.report import Report
+from olive_ext.report import Report, to_json, write_texts
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
@@ -104,7 +103,7 @@ def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | N
         without = counted(faults, "request")
         raise ConfigError(f"'{run}' has {without} without a finite answer: a baseline needs an answer to each")
     made = baseline_of(named[0].report, answers)
-    write_baseline(made, Path(file))
+    write_texts({Path(file): to_json(made)}, Path(file).parent, "the baseline")
     return made
 
 

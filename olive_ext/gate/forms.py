@@ -41,22 +41,23 @@ def markdown(gated: Gated) -> str:
 
 
 def junit(gated: Gated) -> str:
-    """JUnit XML: a case a bound; a loss is a failure, "cannot tell" an error, what is not held skipped."""
+    """JUnit XML, which has no control characters: a case a bound; a loss is a failure, "cannot tell" an error, what is
+    not held skipped."""
     counts = [sum(bound.decision == decision for bound in gated.bounds) for decision in ("loss", "cannot tell")]
     tests = str(len(gated.bounds) + len(gated.notes))
     numbers = {"tests": tests, "failures": str(counts[0]), "errors": str(counts[1]), "skipped": str(len(gated.notes))}
     suites = ElementTree.Element("testsuites", numbers)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "olive-ext gate", **numbers})
     for bound in gated.bounds:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": _xml(bound.name)})
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(bound.name)})
         if bound.decision != "passed":
             kind = "failure" if bound.decision == "loss" else "error"
-            ElementTree.SubElement(case, kind, {"type": bound.decision, "message": _xml(bound.text)})
-        ElementTree.SubElement(case, "system-out").text = _xml(bound.text)
+            ElementTree.SubElement(case, kind, {"type": bound.decision, "message": printable(bound.text)})
+        ElementTree.SubElement(case, "system-out").text = printable(bound.text)
     for note in gated.notes:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": _xml(note)})
-        ElementTree.SubElement(case, "skipped", {"message": _xml(note)})
-    ElementTree.SubElement(suite, "system-out").text = _xml(f"{_headline(gated)}\n{_level(gated)}")
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(note)})
+        ElementTree.SubElement(case, "skipped", {"message": printable(note)})
+    ElementTree.SubElement(suite, "system-out").text = printable(f"{_headline(gated)}\n{_level(gated)}")
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -107,8 +108,3 @@ def _escaped(text: str, more: Mapping[str, str] | None = None) -> str:
     for letter, code in {**(more or {}), "\r": "%0D", "\n": "%0A"}.items():
         text = text.replace(letter, code)
     return text
-
-
-def _xml(text: str) -> str:
-    """XML has no control characters."""
-    return printable(text)

@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from olive_ext.errors import ModelError
 
@@ -24,6 +26,24 @@ _AXES_AS_INPUT = {"ReduceSum": 13, "ReduceMax": 18, "ReduceMean": 18}
 
 LAYER = re.compile(r"(?:^|[/._])(?:layers?|h|blocks?)[./_](\d+)(?:[/._]|$)")
 """A decoder layer's number in the name of a node, as exporters write it."""
+
+_QUANTIZING = frozenset(
+    (
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QLinearMatMul",
+        "QMoE",
+    )
+)
+"""Operators of quantized weights and activations."""
+
+_HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
 
 class NodeWriter:
@@ -43,11 +63,9 @@ class NodeWriter:
         self._graph.node.append(helper.make_node(op, inputs, [output or name], name=name, **attributes))
         return output or name
 
-    def add_many(self, op: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """A new node of the default domain with `count` outputs."""
-        outputs = [self._fresh(op) for _ in range(count)]
-        self._graph.node.append(helper.make_node(op, inputs, outputs, name=outputs[0], **attributes))
-        return outputs
+    def add_named(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
+        """A new node whose outputs have these names, which are new."""
+        self._graph.node.append(helper.make_node(op, inputs, outputs, name=self._fresh(op), **attributes))
 
     def reduce(self, op: str, value: str, *, keepdims: int = 0) -> str:
         """A reduction over the last axis, in the form of the graph's opset."""
@@ -61,7 +79,7 @@ class NodeWriter:
         It is taken in two stages of about sqrt(V) elements where V = `size` is known and has such a divisor: that keeps
         the error of sums of exponentials near 1e-6, whatever a device does.
         """
-        if size is not None and (block := largest_block(size)) > 1:
+        if size is not None and (block := _largest_block(size)) > 1:
             blocks = self.add("Reshape", [values_RV, self.integers([-1, size // block, block])])
             values_RV = self.reduce("ReduceSum", blocks)
         return self.reduce("ReduceSum", values_RV, keepdims=1)
@@ -85,31 +103,21 @@ class NodeWriter:
 
     def integers(self, values: int | Sequence[int]) -> str:
         """An int64 constant: a scalar, or one axis."""
-        name = self._fresh("integers")
-        dims = [] if isinstance(values, int) else [len(values)]
-        flat = [values] if isinstance(values, int) else values
-        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.INT64, dims, flat))
-        return name
+        return self._constant("integers", np.array(values, np.int64))
 
     def number(self, value: float) -> str:
         """A float32 constant, a scalar."""
-        name = self._fresh("number")
-        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, [], [value]))
-        return name
+        return self._constant("number", np.array(value, np.float32))
 
     def table(self, rows: Sequence[Sequence[float]]) -> str:
         """A float32 constant of two axes."""
-        name = self._fresh("table")
-        flat = [value for row in rows for value in row]
-        dims = [len(rows), len(rows[0])]
-        self._graph.initializer.append(helper.make_tensor(name, onnx.TensorProto.FLOAT, dims, flat))
-        return name
+        return self._constant("table", np.array(rows, np.float32))
 
-    def input(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+    def input(self, name: str, elem_type: int, shape: Sequence[int | str | None]) -> str:
         """A new graph input. Its name is part of the contract, so a collision is an error, not a new name."""
         return self._declare(self._graph.input, name, elem_type, shape)
 
-    def output(self, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+    def output(self, name: str, elem_type: int, shape: Sequence[int | str | None]) -> str:
         """Declares a new graph output, for a node to be added that writes it."""
         return self._declare(self._graph.output, name, elem_type, shape)
 
@@ -120,7 +128,12 @@ class NodeWriter:
         self._names.add(name)
         return name
 
-    def _declare(self, values: Any, name: str, elem_type: int, shape: Sequence[int | str]) -> str:
+    def _constant(self, hint: str, array: npt.NDArray[Any]) -> str:
+        name = self._fresh(hint)
+        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def _declare(self, values: Any, name: str, elem_type: int, shape: Sequence[int | str | None]) -> str:
         if name in self._names:
             raise ModelError(f"the graph already has a value named '{name}', which the scoring head needs")
         self._names.add(name)
@@ -128,9 +141,20 @@ class NodeWriter:
         return name
 
 
-def largest_block(size: int) -> int:
+def _largest_block(size: int) -> int:
     """The largest divisor of `size` up to its square root."""
     return next(block for block in range(math.isqrt(size), 0, -1) if size % block == 0)
+
+
+class NewGraph(NodeWriter):
+    """A graph of its own, written from nothing, of opset 18."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(onnx.GraphProto(name=name), 18, name)
+
+    def serialized(self, *domains: str) -> bytes:
+        """The graph as a model that uses operators of other `domains`, too."""
+        return bytes(model_of(self._graph, self._opset, *domains).SerializeToString())
 
 
 def model_of(graph: onnx.GraphProto, opset: int, *domains: str) -> onnx.ModelProto:
@@ -198,6 +222,16 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     yield from (name for node in nodes for name in node.input if name)
 
 
+def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
+    """Those of `nodes`, which stand in order of execution, that `values` are made by, in that order."""
+    wanted, behind = set(values), []
+    for node in reversed(list(nodes)):
+        if wanted.intersection(node.output):
+            wanted.update(reads([node]))  # names made inside subgraphs do no harm
+            behind.append(node)
+    return behind[::-1]
+
+
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     """Removes in place the node that makes `value` if nothing reads it, then what only that node read, and so on."""
     producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
@@ -219,6 +253,17 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
     delete_at(graph.node, dead)
     delete_at(graph.value_info, {index for index, value in enumerate(graph.value_info) if value.name in gone})
     delete_at(graph.initializer, {index for index, tensor in enumerate(graph.initializer) if tensor.name in gone})
+
+
+def quantizing_operator(model: onnx.ModelProto) -> str:
+    """The first operator by which weights or activations are quantized; empty where there is none."""
+    return next((node.op_type for node in model.graph.node if node.op_type in _QUANTIZING), "")
+
+
+def half_type(model: onnx.ModelProto) -> str:
+    """torch's name of the half precision of a graph's matrices; empty where none is in half precision."""
+    types = (_HALVES.get(tensor.data_type) for tensor in model.graph.initializer if len(tensor.dims) > 1)
+    return next(filter(None, types), "")
 
 
 def delete_at(field: Any, indices: Iterable[int]) -> None:

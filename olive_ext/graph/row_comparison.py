@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from olive_ext.graph.nodes import NodeWriter, model_of
+from olive_ext.graph.nodes import NewGraph, NodeWriter
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
-_OPSET = 18
 _BELOW_ONE = 1 - 2.0**-20
 """Keeps a threshold under the sum it is compared with, whatever was rounded."""
 _LOWEST = 3e38
@@ -36,7 +35,7 @@ def divergence_graph(vocab_size: int) -> bytes:
 
     where a and b are the logits less their largest and e = exp a. Equal logits give exactly 0.
     """
-    writer, graph = _begin("divergence", reference_logits=vocab_size, logits=vocab_size, reference_ids=1, ids=1)
+    writer = _begin("divergence", reference_logits=vocab_size, logits=vocab_size, reference_ids=1, ids=1)
     reference = _Softmax.of(writer, "reference_logits", "reference_ids", vocab_size)
     candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
     # A token of probability 0 adds nothing, even where the candidate's logit is -inf and the product is not a number.
@@ -52,7 +51,7 @@ def divergence_graph(vocab_size: int) -> bytes:
     _flat(writer, candidate.logprobs(writer, "reference_ids"), "top_logprobs")
     _flat(writer, reference.margin(writer, "reference_ids"), "reference_margins")
     _flat(writer, candidate.margin(writer, "reference_ids"), "margins")
-    return _finish(graph)
+    return writer.serialized()
 
 
 def record_graph(vocab_size: int, top: int, drawn: int) -> bytes:
@@ -64,8 +63,9 @@ def record_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     over D equal parts of [0, 1), the draws are stratified over the vocabulary's order, which never makes the estimate's
     variance larger.
     """
-    writer, graph = _begin("record", logits=vocab_size, uniforms=drawn)
-    largest_RK, top_RK = writer.add_many("TopK", ["logits", writer.integers([top])], 2, axis=-1)
+    writer = _begin("record", logits=vocab_size, uniforms=drawn)
+    largest_RK, top_RK = "largest", "top"
+    writer.add_named("TopK", ["logits", writer.integers([top])], [largest_RK, top_RK], axis=-1)
     first = writer.integers([0])
     row = _Softmax.of(
         writer, "logits", writer.add("Slice", [top_RK, first, writer.integers([1]), writer.integers([1])]), vocab_size
@@ -78,7 +78,7 @@ def record_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     logprobs = writer.output("logprobs", _FLOAT, ["R", top + drawn])
     writer.add("Identity", [row.logprobs(writer, ids)], logprobs)
     _flat(writer, writer.add("Div", [total, row.sum]), "tail")
-    return _finish(graph)
+    return writer.serialized()
 
 
 def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
@@ -99,7 +99,7 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     8.9; with w = 1 and P = Q it is Schulman's estimator k3, "Approximating KL divergence", 2020.)
     """
     width = top + drawn
-    writer, graph = _begin("recorded", logits=vocab_size, ids=1, record_ids=width, record_logprobs=width, tail=1)
+    writer = _begin("recorded", logits=vocab_size, ids=1, record_ids=width, record_logprobs=width, tail=1)
     candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
     logq_RN = candidate.logprobs(writer, "record_ids")
     x_top, x_drawn = _split(writer, writer.add("Sub", ["record_logprobs", logq_RN]), top)
@@ -115,7 +115,7 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
     _flat(writer, _split(writer, logq_RN, 1)[0], "top_logprobs")
     _flat(writer, candidate.margin(writer, _split(writer, "record_ids", 1)[0]), "margins")
-    return _finish(graph)
+    return writer.serialized()
 
 
 def _log_tail_ratio(writer: NodeWriter, p_top: str, logq_top: str) -> str:
@@ -239,13 +239,8 @@ def _flat(writer: NodeWriter, value_R1: str, name: str) -> None:
     writer.add("Reshape", [value_R1, writer.integers([-1])], writer.output(name, _FLOAT, ["R"]))
 
 
-def _begin(name: str, **widths: int) -> tuple[NodeWriter, onnx.GraphProto]:
-    graph = onnx.GraphProto(name=name)
-    writer = NodeWriter(graph, _OPSET, name)
+def _begin(name: str, **widths: int) -> NewGraph:
+    writer = NewGraph(name)
     for value, width in widths.items():
         writer.input(value, _INT64 if value.endswith("ids") else _FLOAT, ["R", width])
-    return writer, graph
-
-
-def _finish(graph: onnx.GraphProto) -> bytes:
-    return bytes(model_of(graph, _OPSET).SerializeToString())
+    return writer

@@ -55,10 +55,11 @@ class Shapes:
         for tensor in graph.initializer:
             self.of[tensor.name] = self._tensor(tensor.name, tensor)
         for node in graph.node:
-            rule = _RULES.get(node.op_type)
+            rule, num_known = _RULES.get(node.op_type, (None, 0))
             if rule is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
                 continue
-            if (shape := rule(self, node)) is not None:
+            known = [shape for value in node.input[:num_known] if (shape := self.of.get(value)) is not None]
+            if len(known) == num_known and (shape := rule(self, node, *known)) is not None:
                 self.of[node.output[0]] = shape
 
     def _axis(self, node: onnx.NodeProto, rank: int) -> int:
@@ -87,15 +88,14 @@ class Shapes:
             return (len(entry.ints) + len(entry.floats),)
         return () if entry.name in ("value_int", "value_float") else None
 
-    def _same_shape(self, node: onnx.NodeProto) -> Shape | None:
-        shape = self.of.get(node.input[0])
-        if shape is not None and node.op_type in SKIP_NORMS and len(node.output) > 3:
+    def _same_shape(self, node: onnx.NodeProto, shape: Shape) -> Shape:
+        if node.op_type in SKIP_NORMS and len(node.output) > 3:
             self.of[node.output[3]] = shape
-        if shape is not None and node.op_type == "DynamicQuantizeLinear":
+        if node.op_type == "DynamicQuantizeLinear":
             self.of |= dict.fromkeys(node.output[1:], ())
         return self._with_numbers(node, shape) if node.op_type in ("Cast", "Identity") else shape
 
-    def _with_numbers(self, node: onnx.NodeProto, shape: Shape | None) -> Shape | None:
+    def _with_numbers(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         """`shape`, of an output that holds the same numbers as the first input."""
         if (numbers := self.numbers.get(node.input[0])) is not None:
             self.numbers[node.output[0]] = numbers
@@ -104,31 +104,25 @@ class Shapes:
     def _broadcast(self, node: onnx.NodeProto) -> Shape | None:
         return broadcast([self.of.get(value) for value in node.input])
 
-    def _product(self, node: onnx.NodeProto) -> Shape | None:
-        left = self.of.get(node.input[0])
-        right = self.of.get(node.input[_PRODUCTS.get(node.op_type, 1)])
-        if left is None or right is None or min(len(left), len(right)) < 2:
+    def _product(self, node: onnx.NodeProto, left: Shape) -> Shape | None:
+        right = self.of.get(node.input[_PRODUCTS[node.op_type]])
+        if right is None or min(len(left), len(right)) < 2:
             return None
         lead = left[:-2] if len(right) == 2 else broadcast([left[:-2], right[:-2]])
         return None if lead is None else (*lead, left[-2], right[-1])
 
-    def _gemm(self, node: onnx.NodeProto) -> Shape | None:
-        left, right = self.of.get(node.input[0]), self.of.get(node.input[1])
-        if left is None or right is None or len(right) != 2:
-            return None
-        if attribute(node, "transA", 0) or attribute(node, "transBatchA", 0):
+    def _gemm(self, node: onnx.NodeProto, left: Shape, right: Shape) -> Shape | None:
+        if len(right) != 2 or attribute(node, "transA", 0) or attribute(node, "transBatchA", 0):
             return None
         return (*left[:-1], right[0] if attribute(node, "transB", 0) else right[1])
 
-    def _packed_product(self, node: onnx.NodeProto) -> Shape | None:
-        left = self.of.get(node.input[0])
-        return None if left is None else (*left[:-1], int(attribute(node, "N", 0)) or None)
+    def _packed_product(self, node: onnx.NodeProto, left: Shape) -> Shape:
+        return (*left[:-1], int(attribute(node, "N", 0)) or None)
 
-    def _attention(self, node: onnx.NodeProto) -> Shape | None:
+    def _attention(self, node: onnx.NodeProto, query: Shape) -> Shape | None:
         """The first output has the query's tokens; that of ONNX's own Attention may have the heads on an axis before
         them, so that its width is not known."""
-        query = self.of.get(node.input[0])
-        if query is None or (len(query) != 3 and not (node.op_type == "PagedAttention" and len(query) == 2)):
+        if len(query) != 3 and not (node.op_type == "PagedAttention" and len(query) == 2):
             return None
         width: Dim = None
         is_grouped = node.op_type in ("GroupQueryAttention", "PagedAttention")
@@ -140,9 +134,8 @@ class Shapes:
             width = value[-1] if len(value) == 3 else None
         return (*query[:-1], width)
 
-    def _gather(self, node: onnx.NodeProto) -> Shape | None:
-        data, index = self.of.get(node.input[0]), self.of.get(node.input[1])
-        if data is None or index is None or (node.op_type != "Gather" and attribute(node, "gather_axis", 0)):
+    def _gather(self, node: onnx.NodeProto, data: Shape, index: Shape) -> Shape | None:
+        if node.op_type != "Gather" and attribute(node, "gather_axis", 0):
             return None
         numbers, places = self.numbers.get(node.input[0]), self.numbers.get(node.input[1])
         if numbers is not None and places is not None:
@@ -154,9 +147,7 @@ class Shapes:
         after: Shape = data[axis + 1 :] if node.op_type == "Gather" else (None,) * (len(data) - 1)
         return (*data[:axis], *index, *after)
 
-    def _shape(self, node: onnx.NodeProto) -> Shape | None:
-        if (shape := self.of.get(node.input[0])) is None:
-            return None
+    def _shape(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         part = shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
         self.numbers[node.output[0]] = part
         return (len(part),)
@@ -176,22 +167,18 @@ class Shapes:
             dims[place] = None if data is None else rest(data, [*dims[:place], *dims[place + 1 :]])
         return tuple(dims)
 
-    def _transpose(self, node: onnx.NodeProto) -> Shape | None:
-        if (shape := self.of.get(node.input[0])) is None:
-            return None
+    def _transpose(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         return tuple(shape[axis] for axis in attribute(node, "perm", None) or range(len(shape))[::-1])
 
-    def _unsqueeze(self, node: onnx.NodeProto) -> Shape | None:
-        shape, axes = self.of.get(node.input[0]), self.listed(node, "axes", 1)
-        if shape is None or axes is None:
+    def _unsqueeze(self, node: onnx.NodeProto, shape: Shape) -> Shape | None:
+        if (axes := self.listed(node, "axes", 1)) is None:
             return None
         rank, sizes = len(shape) + len(axes), iter(shape)
         new = _from_front(axes, rank)
         return self._with_numbers(node, tuple(1 if axis in new else next(sizes) for axis in range(rank)))
 
-    def _squeeze(self, node: onnx.NodeProto) -> Shape | None:
-        shape, axes = self.of.get(node.input[0]), self.listed(node, "axes", 1)
-        if shape is None or axes is None:
+    def _squeeze(self, node: onnx.NodeProto, shape: Shape) -> Shape | None:
+        if (axes := self.listed(node, "axes", 1)) is None:
             return None
         gone = _from_front(axes, len(shape))
         return self._with_numbers(node, tuple(size for axis, size in enumerate(shape) if axis not in gone))
@@ -211,12 +198,12 @@ class Shapes:
         total = sum(sizes) if len(sizes) == len(known) else None
         return (*known[0][:axis], total, *known[0][axis + 1 :])
 
-    def _slice(self, node: onnx.NodeProto) -> Shape | None:
-        shape, numbers = self.of.get(node.input[0]), self.numbers.get(node.input[0])
+    def _slice(self, node: onnx.NodeProto, shape: Shape) -> Shape | None:
+        numbers = self.numbers.get(node.input[0])
         starts, ends, axes = (self.listed(node, name, at) for at, name in enumerate(("starts", "ends", "axes"), 1))
         if axes is None and starts is not None and not any(node.input[3:4]):
             axes = tuple(range(len(starts)))
-        if shape is None or axes is None:
+        if axes is None:
             return None
         has_steps = len(node.input) > 4 and node.input[4]
         if numbers is not None and (not has_steps or self.numbers.get(node.input[4]) == (1,)):
@@ -227,9 +214,7 @@ class Shapes:
         cut = _from_front(axes, len(shape))
         return tuple(None if axis in cut else size for axis, size in enumerate(shape))
 
-    def _split(self, node: onnx.NodeProto) -> Shape | None:
-        if (shape := self.of.get(node.input[0])) is None:
-            return None
+    def _split(self, node: onnx.NodeProto, shape: Shape) -> Shape:
         axis = self._axis(node, len(shape))
         sizes = self.listed(node, "split", 1)
         for number, output in enumerate(node.output):
@@ -240,35 +225,36 @@ class Shapes:
     def _expand(self, node: onnx.NodeProto) -> Shape | None:
         return broadcast([self.of.get(node.input[0]), self.numbers.get(node.input[1])])
 
-    def _reduce(self, node: onnx.NodeProto) -> Shape | None:
-        shape, axes = self.of.get(node.input[0]), self.listed(node, "axes", 1)
-        if shape is None or axes is None or not all(isinstance(axis, int) for axis in axes):
+    def _reduce(self, node: onnx.NodeProto, shape: Shape) -> Shape | None:
+        axes = self.listed(node, "axes", 1)
+        if axes is None or not all(isinstance(axis, int) for axis in axes):
             return None
         gone = _from_front(axes, len(shape))
         kept = attribute(node, "keepdims", 1)
         return tuple((1 if axis in gone else size) for axis, size in enumerate(shape) if kept or axis not in gone)
 
 
-_RULES: dict[str, Callable[[Shapes, onnx.NodeProto], Shape | None]] = {
-    **dict.fromkeys(SAME_SHAPE, Shapes._same_shape),
-    **dict.fromkeys(BROADCAST, Shapes._broadcast),
-    **dict.fromkeys(REDUCTIONS, Shapes._reduce),
-    **dict.fromkeys(_PRODUCTS, Shapes._product),
-    **dict.fromkeys(("Gemm", "FusedMatMul"), Shapes._gemm),
-    **dict.fromkeys(("MatMulNBits", "MatMulBnb4"), Shapes._packed_product),
-    **dict.fromkeys(_ATTENTIONS, Shapes._attention),
-    **dict.fromkeys(("Gather", "GatherBlockQuantized"), Shapes._gather),
-    "Concat": Shapes._concat,
-    "Constant": Shapes._constant,
-    "Expand": Shapes._expand,
-    "Reshape": Shapes._reshape,
-    "Shape": Shapes._shape,
-    "Slice": Shapes._slice,
-    "Split": Shapes._split,
-    "Squeeze": Shapes._squeeze,
-    "Transpose": Shapes._transpose,
-    "Unsqueeze": Shapes._unsqueeze,
+_RULES: dict[str, tuple[Callable[..., Shape | None], int]] = {
+    **dict.fromkeys(SAME_SHAPE, (Shapes._same_shape, 1)),
+    **dict.fromkeys(BROADCAST, (Shapes._broadcast, 0)),
+    **dict.fromkeys(REDUCTIONS, (Shapes._reduce, 1)),
+    **dict.fromkeys(_PRODUCTS, (Shapes._product, 1)),
+    **dict.fromkeys(("Gemm", "FusedMatMul"), (Shapes._gemm, 2)),
+    **dict.fromkeys(("MatMulNBits", "MatMulBnb4"), (Shapes._packed_product, 1)),
+    **dict.fromkeys(_ATTENTIONS, (Shapes._attention, 1)),
+    **dict.fromkeys(("Gather", "GatherBlockQuantized"), (Shapes._gather, 2)),
+    "Concat": (Shapes._concat, 0),
+    "Constant": (Shapes._constant, 0),
+    "Expand": (Shapes._expand, 0),
+    "Reshape": (Shapes._reshape, 0),
+    "Shape": (Shapes._shape, 1),
+    "Slice": (Shapes._slice, 1),
+    "Split": (Shapes._split, 1),
+    "Squeeze": (Shapes._squeeze, 1),
+    "Transpose": (Shapes._transpose, 1),
+    "Unsqueeze": (Shapes._unsqueeze, 1),
 }
+"""The rule of each operator, and of how many of its first inputs the shapes must be known, which it is given."""
 
 
 def _from_front(axes: Iterable[Dim], rank: int) -> set[int]:

@@ -41,7 +41,9 @@ def resolve(
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
     path, tokenizer = settings.model, settings.tokenizer
-    kind, reason = _kind(settings)
+    kind, reason = settings.kind, "the setting 'kind'"
+    if kind == "auto":
+        kind, reason = model_kind(path), "by the files"
     if kind == "hf":
         return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), handed_over=handed_over)
     components = {str(part): name for part, name in settings.components.items()}
@@ -50,12 +52,6 @@ def resolve(
     library = operators_library(config, file, is_trusted=settings.trust_remote_code)
     operators = None if library is None else inside(files.directory, library, "custom_ops_library")
     return ResolvedModel(settings, kind, reason, files, operators, handed_over=handed_over)
-
-
-def _kind(settings: ModelSettings) -> tuple[Kind, str]:
-    if settings.kind == "auto":
-        return model_kind(settings.model), "by the files"
-    return settings.kind, "the setting 'kind'"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from olive_ext.config import ModelSettings
 from olive_ext.engine.runners.ort.plain_graph import plain_inputs, refuse_more_than_tokens, run_plainly
 from olive_ext.errors import ModelError, RunError
-from olive_ext.graph.attention_rewrites import with_full_length_kv
+from olive_ext.graph.edits import with_full_length_kv
 from olive_ext.graph.nodes import attribute
 from olive_ext.graph.onnx_file import external_locations, relocate
 from olive_ext.model import resolve

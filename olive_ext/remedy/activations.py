@@ -29,7 +29,9 @@ _LEVEL = 4
 def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
     """The pairs of QuantizeLinear and DequantizeLinear of which both graphs have the nodes. The others are named in
     `pairing`."""
-    for first, seconds in _pairs(quantized.model.graph):
+    nodes = quantized.model.graph.node
+    for first in (node for node in nodes if node.op_type == "QuantizeLinear"):
+        seconds = [one for one in nodes if one.op_type == "DequantizeLinear" and one.input[0] == first.output[0]]
         rounding = _static(first, seconds, floats, quantized)
         if isinstance(rounding, Rounding):
             yield rounding
@@ -84,16 +86,6 @@ _OPSET = helper.make_opsetid("", 18)
 
 def _type_of(matrix: Matrix) -> int:
     return int(helper.np_dtype_to_tensor_dtype(matrix.dtype))
-
-
-def _pairs(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, Sequence[onnx.NodeProto]]]:
-    """Each QuantizeLinear, and the nodes of DequantizeLinear behind it."""
-    for node in graph.node:
-        if node.op_type == "QuantizeLinear":
-            yield (
-                node,
-                [one for one in graph.node if one.op_type == "DequantizeLinear" and one.input[0] == node.output[0]],
-            )
 
 
 def _static(

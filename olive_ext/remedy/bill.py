@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from olive_ext.errors import RequirementError, counted
-from olive_ext.remedy.loss_map import interval
+from olive_ext.remedy.loss_map import doubt, interval
 from olive_ext.remedy.race import Estimate
-from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.tables import Table
@@ -154,14 +153,14 @@ class Bill:
         return (f"Measured for predicted on the documents that choose, of {models} tried: {', '.join(each)}.",)
 
     def _verdict_sentence(self) -> tuple[str, ...]:
-        bound = f"The bound kl_mean = {numbers.nats(self.bound)}" if self.bound is not None else ""
-        words: dict[Verdict, tuple[str, ...]] = {
-            "kept": (f"{bound} is kept (95 %).",),
-            "not kept": (f"{bound} is broken (95 %).",),
-            "not decided": (f"{bound} lies inside of the interval: whether it is kept is not decided.",),
-            "none": (),
+        if self.bound is None:
+            return ()
+        words = {
+            "kept": "is kept (95 %).",
+            "not kept": "is broken (95 %).",
+            "not decided": "lies inside of the interval: whether it is kept is not decided.",
         }
-        return words[self.verdict]
+        return (f"The bound kl_mean = {numbers.nats(self.bound)} {words[self.verdict]}",)
 
 
 def refuse_broken(bill: Bill) -> None:

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.graph.nodes import attribute
 from olive_ext.remedy import knapsack
-from olive_ext.remedy.mended_graph import alternative, new_bytes
+from olive_ext.remedy.mended_graph import alternative, mended_alone
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import FLOAT, Precision
 from olive_ext.remedy.sources import Sources
@@ -177,7 +177,7 @@ def _choices(target: Target, kl: float, together: Target | None, sources: Source
             if precision == FLOAT and is_one:
                 yield Choice(FLOAT, _float_bytes(together, sources), 0.0, is_measured=True, together=together)
             elif precision != FLOAT and form >= own_form:
-                size = new_bytes(together, precision, sources)
+                size = mended_alone(together, precision, sources).new_bytes
                 yield Choice(precision, size, kl, is_measured=False, together=together)
         if precision == FLOAT:
             yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)

@@ -1,4 +1,5 @@
-"""A mended graph on disk: its file, and one for its weights, which are copied, cast and quantized tensor by tensor.
+"""A graph on disk: its constants as they lie in its files, read where needed, and a mended graph with its weights,
+which are copied, cast and quantized tensor by tensor.
 
 Knows one graph; not which weights are changed, or why.
 """
@@ -10,16 +11,114 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import TensorProto
-from onnx.external_data_helper import uses_external_data
+import onnx.numpy_helper
+from onnx import TensorProto, helper
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from olive_ext.errors import RunError
-from olive_ext.graph.onnx_file import tensors_of
-from olive_ext.remedy.constants import CHUNK_BYTES, Constants, NewTensor
+from olive_ext.graph.nodes import attribute
+from olive_ext.graph.onnx_file import external_locations, tensors_of
+from olive_ext.model.files.content import external_data_plan
+
+Array = npt.NDArray[Any]
+
+CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """An initializer to be written: what it is called, and its numbers in parts."""
+
+    name: str
+    dims: tuple[int, ...]
+    data_type: int
+    chunks: Callable[[], Iterator[Array]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its numbers. No type of a new tensor is smaller than a byte."""
+        size = helper.tensor_dtype_to_np_dtype(self.data_type).itemsize
+        return int(np.prod(self.dims, dtype=np.int64)) * size
+
+    def parts(self) -> Iterator[bytes]:
+        """Its numbers as they are stored."""
+        return (np.ascontiguousarray(chunk).tobytes() for chunk in self.chunks())
+
+
+class Constants:
+    """The initializers of a graph and the values that are made of nothing else."""
+
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
+        self.model = model
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.maker = {name: node for node in model.graph.node for name in node.output if name}
+        self._folder, self._renames = external_data_plan(path, external_locations(model))
+
+    def makers(self, value: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in an order in which they can run; none for an initializer."""
+        if value in self.initializers or not value:
+            return []
+        node = self.maker[value]
+        order: list[onnx.NodeProto] = []
+        for name in node.input:
+            order += [one for one in self.makers(name) if all(one is not other for other in order)]
+        return [*order, node]
+
+    def element_type(self, value: str) -> int:
+        """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
+        if value in self.initializers:
+            return int(self.initializers[value].data_type)
+        node = self.maker[value]
+        if node.op_type == "Cast":
+            return int(attribute(node, "to", TensorProto.FLOAT))
+        return self.element_type(node.input[1 if node.op_type == "DequantizeLinear" else 0])
+
+    def view(self, value: str) -> Array | None:
+        """A constant without its numbers in memory: a view on the file, transposed as its nodes say; None where they do
+        something else."""
+        if value in self.initializers:
+            return self.numbers(value)
+        node = self.maker[value]
+        whole = self.view(node.input[0]) if node.op_type in ("Transpose", "Identity") else None
+        if whole is None or node.op_type == "Identity":
+            return whole
+        return np.transpose(whole, attribute(node, "perm", None))
+
+    def numbers(self, name: str) -> Array:
+        """The numbers of an initializer, mapped from the file where they lie outside of the graph."""
+        tensor = self.initializers[name]
+        if not uses_external_data(tensor):
+            return onnx.numpy_helper.to_array(tensor)
+        path, offset, _ = self.place(tensor)
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+
+    def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
+        """File, offset and bytes of an external tensor's numbers."""
+        stored = ExternalDataInfo(tensor)
+        path = self._folder / self._renames.get(stored.location, stored.location)
+        offset = stored.offset or 0
+        return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
+
+    def as_new(self, name: str, new_name: str, data_type: int) -> NewTensor:
+        """An initializer under another name and, where they differ, in another type."""
+        tensor = self.initializers[name]
+        dtype = helper.tensor_dtype_to_np_dtype(data_type)
+
+        def chunks() -> Iterator[Array]:
+            size = len(flat := self.numbers(name).reshape(-1))
+            step = CHUNK_BYTES // flat.itemsize
+            for first in range(0, size, step):  # mapped anew, so that pages which were read can go
+                yield self.numbers(name).reshape(-1)[first : first + step].astype(dtype)
+
+        return NewTensor(new_name, tuple(tensor.dims), data_type, chunks)
+
 
 PAGE, LARGE = 4096, 1 << 20
 """Numbers of this many bytes begin at a multiple of a page, so that a runtime can map them."""
@@ -87,7 +186,7 @@ class GraphFile:
         for new in self.new.values():
             tensor = _declared(graph, new)
             if not self._is_inside(new):
-                yield tensor, new.num_bytes, lambda file, new=new: _write_chunks(new, file)  # type: ignore[misc]
+                yield tensor, new.num_bytes, lambda file, new=new: file.writelines(new.parts())  # type: ignore[misc]
 
     def _copy(self, tensor: TensorProto, file: BinaryIO) -> None:
         path, offset, left = self.constants.place(tensor)
@@ -115,13 +214,8 @@ class GraphFile:
         for tensor in graph.graph.initializer:
             new = self.new.get(tensor.name)
             if new is not None and self._is_inside(new):
-                tensor.raw_data = b"".join(np.ascontiguousarray(part).tobytes() for part in new.chunks())
+                tensor.raw_data = b"".join(new.parts())
         path.write_bytes(graph.SerializeToString())
-
-
-def _write_chunks(new: NewTensor, file: BinaryIO) -> None:
-    for part in new.chunks():
-        file.write(np.ascontiguousarray(part).tobytes())
 
 
 def _declared(graph: onnx.ModelProto, new: NewTensor) -> TensorProto:

@@ -19,7 +19,7 @@ from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import LocationConfig
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.graph.number_types import quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.spec.media_types import MEDIA_PARTS
@@ -27,16 +27,13 @@ from olive_ext.records.journal import Journal, facts_key
 from olive_ext.remedy.activations import kernels_roundings, static_roundings
 from olive_ext.remedy.documents import answered
 from olive_ext.remedy.loss_map import Entry, LossMap
-from olive_ext.remedy.measurements import Group, Material, Measurements, grouped
 from olive_ext.remedy.mended_package import refuse_inside
 from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.pairing import Pairing, Target, pair, refuse_nothing
-from olive_ext.remedy.quantized_cache import QuantizedCache, quantized_cache, with_cache
 from olive_ext.remedy.race import Floats, Race, estimate
-from olive_ext.remedy.rounding_steps import share_beyond
-from olive_ext.remedy.roundings import AnyTarget, Rounding
-from olive_ext.remedy.sources import Sources, whole_experts, with_tables
-from olive_ext.remedy.variants import Variants, nats_by_document
+from olive_ext.remedy.roundings import AnyTarget, QuantizedCache, Rounding, quantized_cache, with_cache
+from olive_ext.remedy.sources import Sources, share_beyond, whole_experts, with_tables
+from olive_ext.remedy.variants import Group, Material, Measurements, Variants, grouped, nats_by_document
 from olive_ext.remedy.weights import HOST
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models

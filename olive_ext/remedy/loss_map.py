@@ -12,7 +12,6 @@ from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.remedy.race import Estimate
-from olive_ext.remedy.rounding_steps import doubt
 from olive_ext.report import numbers
 from olive_ext.report.numbers import Bin
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
@@ -23,6 +22,9 @@ FILE_NAME, TABLE_NAME, PAGE_NAME = "loss_map.json", "loss_map.md", "loss_map.htm
 
 MOST_ROWS = 20
 """Entries that a terminal shows."""
+
+DOUBTED = 0.01
+"""Share of numbers beyond rounding from which on it is told."""
 
 
 @dataclass(frozen=True)
@@ -207,3 +209,13 @@ def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]
     kinds = sorted({entry.kind for entry in inside}, key=lambda kind: [e.kind for e in inside].index(kind))
     layers = sorted({entry.layer for entry in inside if entry.layer is not None})
     return kinds, [(str(n), {e.kind: e for e in inside if e.layer == n}) for n in layers]
+
+
+def doubt(share: float) -> tuple[str, ...]:
+    """One sentence where so large a share is no rounding."""
+    if share <= DOUBTED:
+        return ()
+    return (
+        f"{100 * share:.0f} % of the numbers lie farther from the float model's than rounding to blocks puts any: "
+        "it is of another checkpoint, or weights were changed before they were rounded (AWQ, GPTQ).",
+    )

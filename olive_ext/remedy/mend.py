@@ -21,11 +21,11 @@ from olive_ext.remedy.bill import Bill, Line, Measured, Point, Priced
 from olive_ext.remedy.choices import CANDIDATES, Answer, Menu
 from olive_ext.remedy.documents import Document, document_key
 from olive_ext.remedy.locate import Location, opened_location
-from olive_ext.remedy.measurements import Material
 from olive_ext.remedy.mended_package import Package, copy_of, moved, refuse_filled, refuse_inside
 from olive_ext.remedy.olive_settings import olive_settings
 from olive_ext.remedy.page import bill_texts
 from olive_ext.remedy.search import Drafts, Search
+from olive_ext.remedy.variants import Material
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
 

@@ -5,9 +5,11 @@ Knows graphs, not why a weight is changed, and no file but those that weights li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +18,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
-from olive_ext.remedy.constants import Array, NewTensor
-from olive_ext.remedy.mended_experts import experts_nodes
+from olive_ext.remedy.graph_file import Array, NewTensor
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.sources import BIAS, DATA, TABLES, Sources, bias_of
 from olive_ext.remedy.weights import GraphWeights, WeightUse
 
 MICROSOFT = "com.microsoft"
+
+_BIASES = (4, 7, 10)
+"""The inputs of QMoE that are biases; MoE has each behind its weight."""
+
+_FORM = ("expert_weight_bits", "block_size")
 
 
 @dataclass
@@ -39,6 +45,11 @@ class Mending:
     _packed: dict[Target, list[str]] = field(default_factory=dict)
     _floats: dict[tuple[str, int], str] = field(default_factory=dict)
     """New names of the float graph's constants, by their own names and types: tied weights are stored once."""
+
+    @property
+    def new_bytes(self) -> int:
+        """What the weights take in their new precisions."""
+        return sum(new.num_bytes for new in self.tensors.values())
 
     def apply(self, choices: Mapping[Target, Precision]) -> None:
         """Replaces the nodes of the targets, and drops what only they used. Raises `ModelError` where a node cannot be
@@ -73,11 +84,12 @@ class Mending:
             raise ModelError(f"'{target.name}' cannot be {precision.name} in this graph")
         use = target.quantized[number]
         if target.is_of_experts:
-            return experts_nodes(target, precision, self.sources, self._constant, self._add)
+            return [self._packed_experts(target, precision)] if precision.bits else self._float_experts(target)
         if not precision.bits:
             return self._float_nodes(target.floats[number], use)
         if target not in self._packed:
-            self._packed[target] = self._packed_names(target, precision)
+            names = self._packed_names(target.floats[0], target.quantized[0], precision)
+            self._packed[target] = list(filter(None, names))
         weight = self.sources.weight(target.floats[0])
         assert weight is not None  # `offers`
         num_inputs, num_outputs = weight().shape
@@ -146,24 +158,55 @@ class Mending:
             self.sources.quantized.numbers(name), self.sources.floats.numbers(name)
         )
 
-    def _packed_names(self, target: Target, precision: Precision) -> list[str]:
-        """Names of the integers, the scales, and where there are any the zero points, for all uses of the target."""
-        own, use = target.floats[0], target.quantized[0]
-        weight = self.sources.weight(own)
-        assert weight is not None  # `offers`
-        num_inputs, num_outputs = weight().shape
+    def _packed_names(self, own: WeightUse, use: WeightUse, precision: Precision) -> list[str]:
+        """Names of the integers, the scales, and the zero points or "", of a product or of all experts, each of which
+        has those of a product, its numbers by rows."""
+        view = self.sources.weight(own)
+        assert view is not None  # `offers`
         data_type = self.sources.element_type(use)
         is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
         dtype = helper.tensor_dtype_to_np_dtype(data_type)
-        packed = PackedWeight(weight, (num_inputs, num_outputs), dtype, precision, is_symmetric=is_symmetric)
-        stem = own.value if own.value in self.sources.floats.initializers else own.name
+        count = len(view()) if use.part else 0
+        views = [partial(_expert, view, expert) for expert in range(count)] if use.part else [view]
+        weights = [PackedWeight(one, dtype, precision, is_symmetric=is_symmetric) for one in views]
+        stem = own.value if use.part or own.value in self.sources.floats.initializers else own.name
+
+        def added(what: str, dims: tuple[int, ...], kind: int, part: Callable[[PackedWeight], Iterator[Array]]) -> str:
+            shape = (count, dims[0], math.prod(dims[1:])) if use.part else dims
+            return self._add(f"{stem}{what}", shape, kind, lambda: (one for each in weights for one in part(each)))
+
+        first = weights[0]
         names = [
-            self._add(f"{stem}_Q{precision.bits}", packed.packed_shape, TensorProto.UINT8, packed.packed),
-            self._add(f"{stem}_scales", packed.scales_shape, data_type, packed.scales),
+            added(f"_Q{precision.bits}", first.packed_shape, TensorProto.UINT8, PackedWeight.packed),
+            added("_scales", first.scales_shape, data_type, PackedWeight.scales),
         ]
-        if not is_symmetric:
-            names.append(self._add(f"{stem}_zero_points", packed.zeros_shape, TensorProto.UINT8, packed.zeros))
-        return names
+        zeros = "" if is_symmetric else added("_zero_points", first.zeros_shape, TensorProto.UINT8, PackedWeight.zeros)
+        return [*names, zeros]
+
+    def _float_experts(self, target: Target) -> list[onnx.NodeProto]:
+        """The float graph's MoE, with the biases of the QMoE whose weights `target` are, all of them."""
+        old, node, nodes = target.quantized[0].node, deepcopy(target.floats[0].node), []
+        biases = [old.input[n] if n < len(old.input) else "" for n in _BIASES]
+        node.input[:] = [*old.input[:2], *(name for bias in biases for name in ("", bias))]
+        node.output[:] = old.output
+        for use, packed in zip(target.floats, target.quantized, strict=True):
+            node.input[use.inputs[0]], made = self._constant(use.value, self.sources.element_type(packed))
+            nodes += made
+        return [*nodes, node]
+
+    def _packed_experts(self, target: Target, precision: Precision) -> onnx.NodeProto:
+        """The QMoE with other bits and blocks; its other inputs stay."""
+        node = deepcopy(target.quantized[0].node)
+        numbers = [n for use in target.quantized for n in use.inputs]
+        node.input.extend([""] * (max(numbers) + 1 - len(node.input)))
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            for n, name in zip(use.inputs, self._packed_names(own, use, precision), strict=True):
+                node.input[n] = name
+        kept = [one for one in node.attribute if one.name not in _FORM]
+        del node.attribute[:]
+        form = zip(_FORM, (precision.bits, precision.block_size), strict=True)
+        node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in form)])
+        return node
 
     def _table(self, use: WeightUse, names: list[str], precision: Precision, width: int) -> list[onnx.NodeProto]:
         """The lookup in a table [V, H] whose integers are stored as a product's: a Reshape, and the lookup."""
@@ -201,24 +244,18 @@ class Mending:
 
 def alternative(target: Target, precision: Precision, sources: Sources) -> tuple[Target, GraphWeights]:
     """The weight in another precision as a target of its own, and the small graph that has its numbers."""
-    mending = _alone(target, precision, sources)
+    mending = mended_alone(target, precision, sources)
     for new in mending.tensors.values():
         parts = [part.reshape(-1) for part in new.chunks()]
-        mending.model.graph.initializer.append(
-            numpy_helper.from_array(np.concatenate(parts).reshape(new.dims), new.name)
-        )
+        array = np.concatenate(parts).reshape(new.dims)
+        mending.model.graph.initializer.append(numpy_helper.from_array(array, new.name))
     weights = GraphWeights(mending.model, Path())
     uses = tuple(weights.uses[use.name] for use in target.quantized)
-    name, size = f"{target.name} as {precision.name}", new_bytes(target, precision, sources)
-    return replace(target, name=name, quantized=uses, bytes=size), weights
+    name = f"{target.name} as {precision.name}"
+    return replace(target, name=name, quantized=uses, bytes=mending.new_bytes), weights
 
 
-def new_bytes(target: Target, precision: Precision, sources: Sources) -> int:
-    """What the weight takes in another precision."""
-    return sum(new.num_bytes for new in _alone(target, precision, sources).tensors.values())
-
-
-def _alone(target: Target, precision: Precision, sources: Sources) -> Mending:
+def mended_alone(target: Target, precision: Precision, sources: Sources) -> Mending:
     """A graph of nothing but the nodes of a weight in another precision."""
     model = onnx.ModelProto(ir_version=10)
     model.opset_import.append(helper.make_opsetid("", 21))
@@ -226,6 +263,12 @@ def _alone(target: Target, precision: Precision, sources: Sources) -> Mending:
     mending = Mending(model, sources)
     mending.apply({target: precision})
     return mending
+
+
+def _expert(view: Callable[[], Array], expert: int) -> Array:
+    """An expert's weight as a product's [K, N]."""
+    turned: Array = view()[expert].T
+    return turned
 
 
 def _product(

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 
 from olive_ext.graph.nodes import attribute
-from olive_ext.remedy.constants import Constants
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.sources import Sources
@@ -157,14 +156,11 @@ def _is_nearest(target: Target, sources: Sources) -> bool:
     weight = sources.weight(own)
     if form is None or weight is None or use.node.op_type != "MatMulNBits":
         return True
-    stored = _first(sources.quantized, use.node.input[1])
-    num_inputs, num_outputs = weight().shape
+    name = use.node.input[1]
     precision = Precision(form["bits"], form["block_size"])
     dtype = sources.quantized.numbers(use.node.input[2]).dtype
-    packed = PackedWeight(weight, (num_inputs, num_outputs), dtype, precision, is_symmetric=form["is_symmetric"])
+    packed = PackedWeight(weight, dtype, precision, is_symmetric=form["is_symmetric"])
     made = np.concatenate(list(packed.packed())).reshape(-1)
-    return stored is not None and bool(np.mean(made == stored.reshape(-1)[: len(made)]) > 0.99)
-
-
-def _first(constants: Constants, value: str) -> np.ndarray | None:
-    return constants.numbers(value) if value in constants.initializers else None
+    if name not in sources.quantized.initializers:
+        return False
+    return bool(np.mean(made == sources.quantized.numbers(name).reshape(-1)[: len(made)]) > 0.99)

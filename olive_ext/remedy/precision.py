@@ -33,14 +33,6 @@ class Precision:
         """ "float", or e.g. "int8 in blocks of 32"."""
         return f"int{self.bits} in blocks of {self.block_size}" if self.bits else "float"
 
-    def num_bytes(self, num_inputs: int, num_outputs: int, float_bytes: int, *, is_symmetric: bool = True) -> int:
-        """Bytes of a weight [K, N]: numbers, scales and zero points. `float_bytes`: of one floating-point number."""
-        if not self.bits:
-            return num_inputs * num_outputs * float_bytes
-        blocks = -(-num_inputs // self.block_size)
-        zeros = 0 if is_symmetric else -(-blocks * self.bits // 8)
-        return num_outputs * (blocks * (self.block_size * self.bits // 8 + float_bytes) + zeros)
-
 
 FLOAT = Precision()
 
@@ -49,21 +41,15 @@ class PackedWeight:
     """A weight [K, N] as MatMulNBits takes it, by ONNX Runtime's own tool: each column in blocks along K."""
 
     def __init__(
-        self,
-        weight: Callable[[], Array],
-        shape: tuple[int, int],
-        dtype: np.dtype[Any],
-        precision: Precision,
-        *,
-        is_symmetric: bool,
+        self, weight: Callable[[], Array], dtype: np.dtype[Any], precision: Precision, *, is_symmetric: bool
     ) -> None:
         """`weight` gives the matrix, as a view on a file where it is large; `dtype` is that of the scales."""
         self._weight, self._dtype, self._precision, self._is_symmetric = weight, dtype, precision, is_symmetric
-        self._num_inputs, self._num_outputs = shape
-        blocks, bits = -(-shape[0] // precision.block_size), precision.bits
-        self.packed_shape = (shape[1], blocks, precision.block_size * bits // 8)
-        self.scales_shape = (shape[1], blocks)
-        self.zeros_shape = (shape[1], -(-blocks * bits // 8))
+        self._num_inputs, self._num_outputs = num_inputs, num_outputs = weight().shape
+        blocks, bits = -(-num_inputs // precision.block_size), precision.bits
+        self.packed_shape = (num_outputs, blocks, precision.block_size * bits // 8)
+        self.scales_shape = (num_outputs, blocks)
+        self.zeros_shape = (num_outputs, -(-blocks * bits // 8))
         self._scales: list[Array] = []
         self._zeros: list[Array] = []
 

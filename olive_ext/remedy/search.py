@@ -20,12 +20,11 @@ from olive_ext.model.files.content import size_on_disk
 from olive_ext.remedy.bill import Trial, with_interval
 from olive_ext.remedy.choices import Answer, Menu
 from olive_ext.remedy.documents import Document
-from olive_ext.remedy.measurements import Material, Measurements
 from olive_ext.remedy.mended_graph import alternative
 from olive_ext.remedy.mended_package import Package, copy_of, mended
 from olive_ext.remedy.race import Estimate, Floats, estimate
 from olive_ext.remedy.sources import Sources
-from olive_ext.remedy.variants import nats_by_document
+from olive_ext.remedy.variants import Material, Measurements, nats_by_document
 from olive_ext.report import numbers
 
 MOST_ROUNDS = 6

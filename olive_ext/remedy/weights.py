@@ -27,7 +27,7 @@ from olive_ext.graph.nodes import attribute
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU
-from olive_ext.remedy.constants import Constants
+from olive_ext.remedy.graph_file import Constants
 
 Matrix = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
 from olive_ext.errors import ConfigError, OliveExtError, first_line
-from olive_ext.graph.number_types import quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.folders import is_same_path

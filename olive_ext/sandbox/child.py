@@ -71,7 +71,7 @@ def main() -> NoReturn:
         else:
             _called("prctl", _libc.prctl(36, 1, 0, 0, 0))  # PR_SET_CHILD_SUBREAPER: what leaves its group comes here
             first = partial(_run, options, job, verdict)
-        _hide()
+        _called("prctl", _libc.prctl(4, 0, 0, 0, 0))  # PR_SET_DUMPABLE: nobody may look into the memory of this process
         child = _forked(first, verdict)
     except BaseException as error:  # noqa: BLE001 - told to the parent
         os.write(verdict, f"refused: {error}".encode())
@@ -247,11 +247,6 @@ def _descendants() -> dict[int, str]:
     while new := {child for child, parent in parents.items() if parent in {os.getpid(), *found}} - found:
         found |= new
     return {child: states[child] for child in found}
-
-
-def _hide() -> None:
-    """Nobody may look into this process's memory, nor its children's until they run something else."""
-    _called("prctl", _libc.prctl(4, 0, 0, 0, 0))  # PR_SET_DUMPABLE
 
 
 def _mount(source: object, target: object, kind: str | None, flags: int, data: str | None = None) -> None:

@@ -10,7 +10,7 @@ import difflib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -236,3 +236,32 @@ def _known(session: OpenModel, converted: Converted[Output]) -> Converted[Output
     for request in converted.requests if session.model is not None else ():  # else it is not known what it has
         refuse_unknown(request, session.tokenizer, () if session.media is None else session.media.placeholders)
     return converted
+
+
+class ContinuousRequests:
+    """The requests of a `generate_continuous`, converted as they are read, until their results come."""
+
+    def __init__(self, session: OpenModel) -> None:
+        self._session = session
+        self._in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
+
+    def feed(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Iterator[tuple[Hashable, Request] | None]:
+        """The engine's requests under numbers of their own. Raises `TaskError` for a sound of several windows."""
+        for number, item in enumerate(items):
+            if item is None:
+                yield None
+                continue
+            key, request = item
+            with naming(f"request {key!r}"):
+                converted = to_generation(self._session, request)
+            if converted.is_truncated:
+                logger.warning("request %r was cut on the left to fit", key)
+            if len(converted.requests) > 1:
+                raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
+            self._in_flight[number] = (key, converted)
+            yield number, converted.requests[0]
+
+    def take(self, number: Hashable, result: Result) -> tuple[Hashable, GenerationOutput]:
+        """The key and the output of a request whose result is there."""
+        key, converted = self._in_flight.pop(number)
+        return key, converted.output([result])

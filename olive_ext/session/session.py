@@ -20,7 +20,6 @@ from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session import calls
 from olive_ext.session.answer_journal import journal_of, run_in_chunks
-from olive_ext.session.continuous import ContinuousRequests
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.streaming import streamable, streamed
 from olive_ext.text.conversion import Converted
@@ -272,7 +271,7 @@ class Session(AbstractContextManager["Session"]):
     def _generate_continuous(
         self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
-        asked = ContinuousRequests(self)
+        asked = calls.ContinuousRequests(self)
         with self._turns.turn("generate_continuous"):
             try:
                 with self._work():

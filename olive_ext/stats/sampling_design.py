@@ -90,7 +90,8 @@ def difference_population(reference: npt.ArrayLike, sureness: npt.ArrayLike | No
     strata, levels_H = _strata((own < 0.5).astype(np.int64), sureness)
     flips = 0.5 ** (levels_H[strata] + 2)
     expected = own + flips * (1 - 2 * own)
-    return Population(np.ones(len(own)), -own, 1 - own, strata, _means(expected, strata))
+    means: FloatArray = np.bincount(strata, weights=expected) / np.bincount(strata)
+    return Population(np.ones(len(own)), -own, 1 - own, strata, means)
 
 
 def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.ArrayLike | None = None) -> Population:
@@ -184,8 +185,3 @@ def _strata(groups_N: IntArray, sureness: npt.ArrayLike | None) -> tuple[IntArra
             strata[members[begin:end]] = len(levels)
             levels.append(level)
     return strata, np.array(levels, np.int64)
-
-
-def _means(values_N: FloatArray, strata_N: IntArray) -> FloatArray:
-    means: FloatArray = np.bincount(strata_N, weights=values_N) / np.bincount(strata_N)
-    return means

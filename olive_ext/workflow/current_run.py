@@ -13,7 +13,7 @@ from typing import Any
 
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
-from olive_ext.graph.number_types import quantizing_operator
+from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.attention_rewrites import (
+from olive_ext.graph.edits import (
     cross_graph,
     with_attention_bias,
     with_full_length_kv,

@@ -29,7 +29,9 @@ QWEN = {
 def _processor(folder: Path, config: dict[str, Any], hf_config: dict[str, Any] | None = None) -> MediaProcessor:
     (folder / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
     features = TensorSpec("image_features", 1, ("rows", 64))
-    encoder = MediaEncoderSpec(Modality.IMAGE, 99, "vision", GraphFiles(folder / "v.onnx"), (), features, features)
+    encoder = MediaEncoderSpec(
+        Modality.IMAGE, 99, "vision", GraphFiles(folder / "v.onnx"), (), (features,), (features,)
+    )
     return MediaProcessor(MediaSpec((encoder,)), ModelFiles(folder / "decoder.onnx", folder, {}, hf_config or {}, ""))
 
 

@@ -241,10 +241,10 @@ import json, resource, sys
 from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper
-from olive_ext.remedy.constants import Constants
+from olive_ext.remedy.graph_file import Constants
 from olive_ext.remedy.graph_file import GraphFile
 from olive_ext.remedy.precision import PackedWeight, Precision
-from olive_ext.remedy.constants import NewTensor
+from olive_ext.remedy.graph_file import NewTensor
 import onnxruntime.quantization.matmul_nbits_quantizer
 folder, K, N = Path(sys.argv[1]), 4096, 24576
 model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "n")], "g", [], [],
@@ -255,7 +255,7 @@ with (folder / "m.data").open("wb") as file:
     file.truncate(K * N * 4)
 (folder / "m.onnx").write_bytes(model.SerializeToString())
 constants = Constants(model, folder / "m.onnx")
-packed = PackedWeight(lambda: constants.view("w"), (K, N), np.dtype(np.float32), Precision(8, 32), is_symmetric=True)
+packed = PackedWeight(lambda: constants.view("w"), np.dtype(np.float32), Precision(8, 32), is_symmetric=True)
 new = {
     "a": NewTensor("a", packed.packed_shape, TensorProto.UINT8, packed.packed),
     "b": NewTensor("b", packed.scales_shape, TensorProto.FLOAT, packed.scales),

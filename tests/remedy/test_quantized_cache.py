@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 import olive_ext
 from olive_ext.errors import ModelError
 from olive_ext.remedy.loss_map import LossMap
-from olive_ext.remedy.quantized_cache import quantized_cache
+from olive_ext.remedy.roundings import quantized_cache
 from olive_ext.remedy.weights import GraphWeights
 from tests.backends import local_tasks
 from tests.exports.genai import genai_export

@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from olive_ext.remedy.constants import Array
+from olive_ext.remedy.graph_file import Array
+from olive_ext.remedy.loss_map import doubt
 from olive_ext.remedy.pairing import pair
-from olive_ext.remedy.rounding_steps import doubt, share_beyond
-from olive_ext.remedy.sources import Sources
+from olive_ext.remedy.sources import Sources, share_beyond
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 

@@ -11,8 +11,7 @@ from typing import ClassVar
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.errors import ModelError
-from olive_ext.graph.attention_rewrites import with_full_length_kv, with_total_of_all_rows
-from olive_ext.graph.edits import WHOLE_LENGTH, with_whole_length
+from olive_ext.graph.edits import WHOLE_LENGTH, with_full_length_kv, with_total_of_all_rows, with_whole_length
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import check_scoring
 from olive_ext.model import ResolvedModel

@@ -18,7 +18,7 @@ import numpy as np
 
 from olive_ext.engine.media.graphs import LateShapeError
 from olive_ext.engine.media.items import MediaItem
-from olive_ext.engine.media.shapes import MOST_GRIDS, Array, Arrays, EncoderShapes, is_padded
+from olive_ext.engine.media.shapes import MOST_GRIDS, Array, Arrays, EncoderShapes
 from olive_ext.engine.runners.ort.ort_failures import FAILURES
 from olive_ext.errors import first_line
 from olive_ext.model.spec.media_types import MediaEncoderSpec
@@ -66,10 +66,6 @@ class EncoderBatches:
         for one in chosen[1:]:
             del self._waiting[one.key]
         return chosen
-
-    def goes_with(self, arrays: Arrays, first: Arrays) -> bool:
-        """Whether what the encoder takes of an item may be joined to that of the first."""
-        return self._takes_filled or not is_padded(arrays, first)
 
     def whole(self, items: list[Item]) -> list[Item]:
         """The first of them, as many as a run may have."""

@@ -198,7 +198,7 @@ class MediaEncoder:
                 arrays = self._shapes.filled(self._arrays(item))
             except OliveExtError:  # what is wrong with it is told when it is wanted itself
                 continue
-            if self._batches.goes_with(arrays, loaded[0][1]):
+            if self._batches.takes(is_padded(arrays, loaded[0][1])):
                 loaded.append((item, arrays))
         loaded = self._batches.whole(loaded)
         return loaded if len(loaded) > 1 and self._takes_several(loaded) else loaded[:1]

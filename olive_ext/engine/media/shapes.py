@@ -128,8 +128,6 @@ class EncoderShapes:
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
-_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
-
 _ALIASES = {
     "pixel_position_ids": "image_position_ids",
     "image_position_ids": "pixel_position_ids",
@@ -167,7 +165,7 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
         raise ModelError(
             f"'{spec.files.graph}' takes '{tensor.name}' {list(tensor.shape)}; the processor gives {list(shape)}"
         )
-    return np.ascontiguousarray(array, {**_FLOATS, **DTYPES}[tensor.elem_type])
+    return np.ascontiguousarray(array, DTYPES[tensor.elem_type])
 
 
 def joined(items: Sequence[Arrays]) -> Arrays:

@@ -20,11 +20,8 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import refuse_other_source
 from olive_ext.graph.standalone_graphs import StackedTensor
 from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
+from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
-
-_FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
-"""numpy's type for the ONNX element types that features may have."""
-_INTEGERS = {6: np.int32, 7: np.int64}
 
 MOST_BATCHES = 2
 """Steps whose rows' values are kept together: rows of two lengths decode in turns."""
@@ -43,7 +40,7 @@ class Encoded:
     def mask(self, tensor: TensorSpec) -> npt.NDArray[Any]:
         """1 for each of a row's positions, [B, T], in the type that `tensor` declares."""
         lengths_B1 = np.array(self.lengths)[:, None]
-        return (np.arange(max(self.lengths)) < lengths_B1).astype(_INTEGERS[tensor.elem_type])
+        return (np.arange(max(self.lengths)) < lengths_B1).astype(DTYPES[tensor.elem_type])
 
 
 class SourceEncoder:
@@ -143,8 +140,7 @@ class SourceEncoder:
     def _encode(self, source: Source) -> Encoded:
         self.num_runs += 1
         spec = self._spec
-        dtype = {**_FLOATS, **_INTEGERS}[spec.source.elem_type]
-        binding = self._session.io_binding()
+        binding, dtype = self._session.io_binding(), DTYPES[spec.source.elem_type]
         binding.bind_cpu_input(spec.source.name, np.ascontiguousarray(source.array[None], dtype))
         if spec.mask is not None:
             binding.bind_cpu_input(spec.mask.name, _ones(spec.mask, len(source.array)))
@@ -174,4 +170,4 @@ class SourceEncoder:
 
 
 def _ones(tensor: TensorSpec, length: int) -> npt.NDArray[Any]:
-    return np.ones((1, length), _INTEGERS[tensor.elem_type])
+    return np.ones((1, length), DTYPES[tensor.elem_type])

@@ -13,7 +13,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -168,12 +167,12 @@ def read_outline(path: Path) -> Outline:
     """What `load_graph` finds, in outline; raises `ModelError` as that does."""
     import onnx
 
-    from olive_ext.model.spec.attention import graph_inputs, tensor_spec  # imported here: it brings onnx along
+    from olive_ext.graph.onnx_file import tensors_of  # imported here: they bring onnx along
+    from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 
     model = load_graph(path)
-    functions = (_node_tensors(function.node) for function in model.functions)
     locations: dict[str, int] = {}
-    for tensor in chain(_graph_tensors(model.graph), *functions):
+    for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             location, end = _external_range(path, tensor)
             locations[location] = max(end, locations.get(location, 0))
@@ -187,24 +186,8 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         location, offset, length = entries["location"], *(int(entries.get(key) or 0) for key in ("offset", "length"))
+        if min(offset, length) < 0:
+            raise ValueError("below 0")
     except (KeyError, ValueError) as error:
         raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
-    if min(offset, length) < 0:
-        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}")
     return location, offset + length
-
-
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _node_tensors(graph.node)
-
-
-def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    """Tensors in the attributes of `nodes`, and in their graphs. For an attribute that is neither, protobuf gives an
-    empty tensor, which has no location."""
-    for attribute in (attribute for node in nodes for attribute in node.attribute):
-        yield from (*attribute.tensors, attribute.t)
-        for graph in (*attribute.graphs, attribute.g):
-            yield from _graph_tensors(graph)

@@ -5,7 +5,8 @@ A file may hold more than is declared here: other programs read it, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,11 +123,18 @@ def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[st
     """
     written = _without_null(json_object(path, is_strict=form is GenaiConfig))
     if form is not None:
-        try:
+        with mistakes_in(path):
             form.parse(written)
-        except ConfigError as error:
-            raise ModelError(f"'{path}': {error}") from error
     return written
+
+
+@contextmanager
+def mistakes_in(file: Path) -> Iterator[None]:
+    """A mistake in what the file holds is a `ModelError` that names it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ModelError(f"'{file}': {error}") from error
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,7 @@ prediction network, a joint network, and the features of a chunk. Opens no graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from olive_ext.config.base import not_bool
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, read_json
+from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, mistakes_in, read_json
 from olive_ext.model.files.package_files import inside
 
 TYPES = ("nemotron_speech",)
@@ -129,7 +128,7 @@ def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig
     """The package in `folder`. Raises `ModelError` for a key that is missing, of a wrong value, or contradicts another,
     and for a graph that is not there."""
     file = folder / "genai_config.json"
-    with _told(file):
+    with mistakes_in(file):
         read = TransducerConfig.parse(dict(config.get("model", {})), "model")
     most = f"at most 'model.fft_size', which is {read.fft_size}"
     for name, is_right, accepted in (
@@ -146,18 +145,10 @@ def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig
 
 def blank_penalty(config: Mapping[str, Any], folder: Path) -> float:
     """What is taken from the blank's logit. Raises `ModelError` where the section `search` has no number there."""
-    with _told(folder / "genai_config.json"):
+    with mistakes_in(folder / "genai_config.json"):
         if not isinstance(section := config.get("search", {}), Mapping):
             raise ConfigError(f"'search' = {section!r}: give a mapping")
         return _Search.parse(section, "search").blank_penalty
-
-
-@contextmanager
-def _told(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ModelError(f"'{file}': {error}") from error
 
 
 def graph_file(folder: Path, name: str, part: str) -> Path:

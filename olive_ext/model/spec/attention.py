@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import onnx
 
 from olive_ext.errors import ModelError
+from olive_ext.graph.nodes import attribute
 from olive_ext.model.types import KvTensor, TensorSpec
 
 _ONE_SCALE = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
@@ -46,14 +47,14 @@ class AttentionNodes:
     def number(self, past: str, name: str) -> int:
         """The attribute `name` of the only reader of `past`; 0 where it has none."""
         node = self.node(past)
-        return 0 if node is None else attribute(node, name)
+        return 0 if node is None else int(attribute(node, name, 0))
 
     def window(self, past: str) -> int | None:
         """Positions that the layer keeps where it drops older ones (sliding_window_cache=1); None for all."""
         node = self.node(past)
-        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache"):
+        if node is None or node.op_type != "GroupQueryAttention" or not attribute(node, "sliding_window_cache", 0):
             return None
-        return attribute(node, "local_window_size")
+        return int(attribute(node, "local_window_size", 0))
 
     def stored(self, past: str, head_size: int) -> int:
         """Numbers that the cache holds for `head_size` of the attention: 4-bit caches hold two in a byte."""
@@ -62,7 +63,7 @@ class AttentionNodes:
     def head_size(self, past: str) -> int | None:
         """Size of the cache's last axis, from that of the attention's output; None where the graph does not give it."""
         node = self.node(past)
-        if node is None or not (num_heads := attribute(node, "num_heads")):
+        if node is None or not (num_heads := self.number(past, "num_heads")):
             return None
         for value in self._graph.value_info:
             if value.name == node.output[0] and isinstance(width := tensor_spec(value).shape[-1], int):
@@ -72,7 +73,7 @@ class AttentionNodes:
 
 def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
     """Rows of the smallest table that the token ids `tokens` are looked up in; None where there is none."""
-    dims = {tensor.name: tensor.dims for tensor in graph.initializer}
+    dims = _dims(graph)
     tables = (
         dims.get(node.input[0])
         for node in graph.node
@@ -105,11 +106,6 @@ def graph_inputs(graph: onnx.GraphProto) -> dict[str, TensorSpec]:
     return {value.name: tensor_spec(value) for value in graph.input if value.name not in weights}
 
 
-def attribute(node: onnx.NodeProto, name: str) -> int:
-    """The integer attribute `name`; 0 where the node has none."""
-    return next((int(entry.i) for entry in node.attribute if entry.name == name), 0)
-
-
 def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
     """Nodes that give all tokens of a step one scale, so that what is fed together changes the numbers."""
     return sum(node.op_type in _ONE_SCALE for node in nodes)
@@ -120,16 +116,15 @@ def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
     fused = {node.output[0] for node in nodes if _is_fused_weight(node)}
     return sum(
         node.op_type == "QuantizeLinear"
-        or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level") == _INT8)
+        or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8)
         or (node.op_type in ("MatMul", "Gemm") and node.input[1] in fused)
         for node in nodes
     )
 
 
 def _is_fused_weight(node: onnx.NodeProto) -> bool:
-    if node.op_type != "DequantizeLinear" or attribute(node, "block_size") < _FUSED_BLOCK:
-        return False
-    return any(entry.name == "axis" and entry.i == 0 for entry in node.attribute)
+    is_blocked = node.op_type == "DequantizeLinear" and attribute(node, "block_size", 0) >= _FUSED_BLOCK
+    return is_blocked and attribute(node, "axis", 1) == 0
 
 
 def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:
@@ -177,7 +172,7 @@ def refuse_rotary(graph: onnx.GraphProto, head_sizes: Mapping[str, int]) -> None
         )
         if dims[cosines] != dims[sines]:
             raise ModelError(f"{tables} differ in shape, which {node.op_type} refuses")
-        width, rotated = dims[cosines][-1], attribute(node, "rotary_embedding_dim")
+        width, rotated = dims[cosines][-1], attribute(node, "rotary_embedding_dim", 0)
         if node.op_type == "RotaryEmbedding":
             if rotated and not node.domain and width != rotated // 2:  # the other one takes half of a head as well
                 raise ModelError(f"{tables} are {width} wide; 'rotary_embedding_dim' = {rotated} needs {rotated // 2}")
@@ -198,6 +193,6 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
     for node in graph.node:
         key = node.op_type if node.op_type == "GroupQueryAttention" else (node.domain, node.op_type)
         indices = _TABLES.get(key)
-        is_on = node.op_type != "GroupQueryAttention" or attribute(node, "do_rotary")
+        is_on = node.op_type != "GroupQueryAttention" or attribute(node, "do_rotary", 0)
         if indices is not None and is_on and len(node.input) > indices[1] and node.input[indices[0]]:
             yield node, node.input[indices[0]], node.input[indices[1]]

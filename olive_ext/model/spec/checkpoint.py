@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from olive_ext.errors import ModelError
 from olive_ext.model.spec.media_types import PLACEHOLDER_KEYS, MediaInput, MediaSpec, Modality
 from olive_ext.model.types import SourceKind, TensorSpec
 
@@ -56,6 +57,18 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
         last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
         lengths |= {int(last)} if last else set()
     return tuple(sorted(lengths)) if is_by_length else None
+
+
+def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
+    """The context length by several sources, of which some say nothing, and a sentence on whose it is. Raises
+    `ModelError` where none says it."""
+    known = {origin: int(limit) for origin, limit in limits.items() if limit}
+    if not known:
+        raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+    winner = min(known, key=known.__getitem__)
+    others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
+    told = f"the context length {known[winner]} is that of {winner}"
+    return known[winner], f"{told} (not {others})" if others else told
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

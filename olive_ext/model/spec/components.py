@@ -37,7 +37,7 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
         tensor
         for file in parts
         for tensor in others[file].inputs.values()
-        if len(tensor.shape) == 2 and _floats(tensor)
+        if len(tensor.shape) == 2 and tensor.elem_type in (1, 10, 11, 16)  # of floats
     ]
     for file, graph in others.items():
         if file not in parts and (feature := _feature_of(graph, features)) is not None:
@@ -99,7 +99,3 @@ def width_fits(tensor: TensorSpec, feature: TensorSpec) -> bool:
     width = tensor.shape[-1] if tensor.shape else None
     is_width = width == feature.shape[-1] or isinstance(width, str)
     return len(tensor.shape) in (2, 3) and tensor.elem_type == feature.elem_type and is_width
-
-
-def _floats(tensor: TensorSpec) -> bool:
-    return tensor.elem_type in (1, 10, 11, 16)

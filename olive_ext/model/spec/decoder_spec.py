@@ -84,7 +84,8 @@ class _Reader:
         self._refuse_others(
             {entry.tensor.name for entry in roles} | {*kv_names, *state_names, *embeddings, *cross.names}
         )
-        if not embeddings and not any(entry.role is Role.INPUT_IDS for entry in roles):
+        tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
+        if not embeddings and tokens is None:
             raise ModelError(f"the decoder has no input 'input_ids'; it has {listed(self._inputs)}")
         if not kv_names and not state_names:
             raise ModelError(NO_CACHE)
@@ -109,30 +110,25 @@ class _Reader:
             is_kv_in_place=obstacle is None,
             states=states,
             embeddings=embeddings,
-            embedding_rows=self._embedding_rows(roles),
+            embedding_rows=None if tokens is None else attention.embedding_rows(self._graph, tokens),
             cross=cross,
             is_splittable=not attention.num_step_scales(self._graph.node) and not choices.leak,
             choices=choices,
-            item_masks=self._item_masks(embeddings, kv_names),
+            item_masks=self._item_masks(tokens if embeddings else None, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
-    def _item_masks(self, embeddings: tuple[str, ...], past: Iterable[str]) -> ItemMasks:
+    def _item_masks(self, tokens: str | None, past: Iterable[str]) -> ItemMasks:
         """In which layers an item's tokens see each other: where masks look for their placeholder (Gemma 4)."""
-        tokens = self._input(Role.INPUT_IDS) if embeddings else None
-        if tokens is None or not (placeholders := compared_ids(self._graph, tokens.tensor.name)):
+        if tokens is None or not (placeholders := compared_ids(self._graph, tokens)):
             return ItemMasks()
         window = self._hf_config.get("text_config", self._hf_config).get("sliding_window", 0)
-        return read_item_masks(self._model, tokens.tensor.name, tuple(past), placeholders, max(window, 0) + 2)
+        return read_item_masks(self._model, tokens, tuple(past), placeholders, max(window, 0) + 2)
 
     def _head_size(self, tensor: KvTensor) -> int:
         """The attention's head size; a cache of 4 bits holds two numbers in a byte."""
         return tensor.head_size * (2 if self._attention.number(tensor.past, "kv_cache_bit_width") == 4 else 1)
-
-    def _embedding_rows(self, roles: Iterable[InputSpec]) -> int | None:
-        tokens = next((entry.tensor.name for entry in roles if entry.role is Role.INPUT_IDS), None)
-        return None if tokens is None else attention.embedding_rows(self._graph, tokens)
 
     def read_embedding(self, wanted: tuple[str, ...]) -> EmbeddingSpec:
         missing = [name for name in wanted if name not in self._outputs]
@@ -254,16 +250,13 @@ class _Reader:
             "the static KV cache": min((tensor.capacity for tensor in kv if tensor.capacity), default=None),
             "max_length": max_length,
         }
-        known = {origin: int(limit) for origin, limit in limits.items() if limit}
-        if not known:
-            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
-        if max_length is not None and max_length > min(known.values()):
-            text = "'max_length' = %d is beyond the model's context length, which is used: %d"
-            logger.warning(text, max_length, min(known.values()))
-        winner = min(known, key=lambda origin: known[origin])
-        others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
-        self._note(f"the context length {known[winner]} is that of {winner}" + (f" (not {others})" if others else ""))
-        return known[winner]
+        length, note = checkpoint.least_limit(limits)
+        if max_length is not None and max_length > length:
+            logger.warning(
+                "'max_length' = %d is beyond the model's context length, which is used: %d", max_length, length
+            )
+        self._note(note)
+        return length
 
     def _in_place_obstacle(self, kv: Iterable[KvTensor], states: tuple[StateTensor, ...]) -> str | None:
         """Why past and present cannot be one buffer; None where they can."""

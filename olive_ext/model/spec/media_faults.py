@@ -6,7 +6,7 @@ Knows no session, and no picture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +34,12 @@ def read_item_masks(
     """The masks behind `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
     are made for `num_tokens` tokens, more than a window has, all of text and all of one item; behind a window of more
     than `MOST_TOKENS` nothing is looked at."""
+    from olive_ext.graph.nodes import nodes_behind
+
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]
-    nodes = {name: _nodes_behind(model.graph.node, name) for name in {*inputs} - {""}}
+    nodes = {name: nodes_behind(model.graph.node, [name]) for name in {*inputs} - {""}}
     made = [name for name, behind in nodes.items() if tokens in {value for node in behind for value in node.input}]
     layers = [(layer, name) for layer, name in enumerate(inputs) if name in made]
     seen: list[dict[str, Array]] = []
@@ -48,15 +50,6 @@ def read_item_masks(
     joined = [(layer, name) for layer, name in layers if any(item[name][0, 1] for item in items)]
     further = [layer for layer, name in joined if not text[name][-1, 0] and any(item[name][-1, 0] for item in items)]
     return ItemMasks(tuple(layer for layer, _ in joined), tuple(further))
-
-
-def _nodes_behind(nodes: Iterable[onnx.NodeProto], name: str) -> list[onnx.NodeProto]:
-    wanted, behind = {name}, []
-    for node in reversed(list(nodes)):
-        if wanted.intersection(node.output):
-            wanted.update(node.input)
-            behind.append(node)
-    return behind[::-1]
 
 
 def _given(arrays: dict[str, Array], past: Collection[str], num_tokens: int) -> Callable[[onnx.ValueInfoProto], Array]:

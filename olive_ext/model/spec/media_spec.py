@@ -53,11 +53,10 @@ def read_media(
             raise ModelError(
                 f"'{files.graph}' encodes an {modality.value}; the embedding graph takes {_names(interface.features)}"
             )
-        (output, feature), *more = _outputs(files, proto, taken)
-        inputs = tuple(graph_inputs(proto.graph).values())
+        outputs, inputs = _outputs(files, proto, taken), tuple(graph_inputs(proto.graph).values())
         placeholder = _placeholder(modality, graph.graph, taken, interface, configs)
-        real = _real_rows(proto, output)
-        specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, output, feature, tuple(more), real))
+        real = _real_rows(proto, outputs[0])
+        specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, outputs, tuple(taken), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, notes)
@@ -79,10 +78,8 @@ def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:
         )
 
 
-def _outputs(
-    files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]
-) -> list[tuple[TensorSpec, TensorSpec]]:
-    """(output, the embedding graph's input that it is); several are told by their names alone."""
+def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The outputs that are these inputs of the embedding graph; several are told by their names alone."""
     returned = [value.name for value in proto.graph.output]
     missing = [feature.name for feature in features if feature.name not in returned]
     if len(features) > 1 and missing:
@@ -90,7 +87,7 @@ def _outputs(
             f"the embedding graph takes {_names(features)}; '{files.graph}' returns {listed(returned)}: not "
             f"'{missing[0]}'"
         )
-    return [(_output(files, proto, feature), feature) for feature in features]
+    return tuple(_output(files, proto, feature) for feature in features)
 
 
 def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> TensorSpec:
@@ -152,7 +149,9 @@ def _placeholder(
 
 def compared_ids(graph: onnx.GraphProto, tokens: str) -> set[int]:
     """The numbers that a graph compares its input `tokens` with."""
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if _is_number(tensor)}
+    constants = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if list(tensor.dims) in ([], [1])
+    }
     for node in graph.node:
         if node.op_type == "Constant":
             value = onnx.helper.get_attribute_value(node.attribute[0])
@@ -161,10 +160,6 @@ def compared_ids(graph: onnx.GraphProto, tokens: str) -> set[int]:
             )
     names = {name for node in graph.node if node.op_type == "Equal" and tokens in node.input for name in node.input}
     return {int(constants[name].item()) for name in names if name in constants and constants[name].size == 1}
-
-
-def _is_number(tensor: TensorProto) -> bool:
-    return list(tensor.dims) in ([], [1])
 
 
 def _names(tensors: Iterable[TensorSpec]) -> str:

@@ -80,29 +80,16 @@ class MediaEncoderSpec(MediaInput):
 
     files: GraphFiles
     inputs: tuple[TensorSpec, ...]
-    output: TensorSpec
-    """Features: [rows, size], or with axes in front that are joined with the rows."""
+    outputs: tuple[TensorSpec, ...]
+    """What it returns of features: [rows, size], or with axes in front that are joined with the rows. Where features
+    are several tensors, rows of all belong to the same placeholders."""
 
-    feature: TensorSpec
-    """The embedding graph's input for them, [rows, size]."""
-
-    more: tuple[tuple[TensorSpec, TensorSpec], ...] = ()
-    """Further outputs and the embedding graph's inputs that they are, where features are several tensors: rows of all
-    belong to the same placeholders."""
+    features: tuple[TensorSpec, ...]
+    """The embedding graph's inputs for them, [rows, size], in the order of `outputs`."""
 
     real_rows: TensorSpec | None = None
     """The output that tells which rows of the features are of the item and not of its padding: their number [B], or a
     mask [B, rows]. None where all are."""
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """What it returns of features."""
-        return (self.output, *(output for output, _ in self.more))
-
-    @property
-    def features(self) -> tuple[TensorSpec, ...]:
-        """The embedding graph's inputs for them, in the order of `outputs`."""
-        return (self.feature, *(feature for _, feature in self.more))
 
     @property
     def one_by_one(self) -> str:
@@ -133,7 +120,7 @@ class MediaEncoderSpec(MediaInput):
     def num_rows(self) -> int | None:
         if self.real_rows is not None:
             return None
-        return next((size for size in self.output.shape[-2:-1] if isinstance(size, int)), None)
+        return next((size for size in self.outputs[0].shape[-2:-1] if isinstance(size, int)), None)
 
 
 @dataclass(frozen=True)

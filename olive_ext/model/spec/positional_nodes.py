@@ -22,6 +22,7 @@ from onnx.reference.ops.op_range import Range
 from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
+from olive_ext.graph.nodes import attribute, subgraphs
 from olive_ext.model.spec.role_inputs import StepArrays, input_array
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor
 
@@ -54,26 +55,17 @@ MOST_VALUES = 2**24
 """Numbers of a tensor that an operator may make of sizes that it reads."""
 
 
-def tensor_of(node: onnx.NodeProto | None) -> onnx.TensorProto | None:
-    """The value of a Constant; None for none, and for a constant in another form."""
-    return next((entry.t for entry in node.attribute if entry.name == "value"), None) if node is not None else None
-
-
 def _read(node: onnx.NodeProto) -> Iterator[str]:
     yield from (name for name in node.input if name)
-    for body in _bodies(node):
+    for body in subgraphs(node):
         made = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
         made |= {name for inner in body.node for name in inner.output}
         yield from (name for inner in body.node for name in _read(inner) if name not in made)
         yield from (value.name for value in body.output if value.name not in made)
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    return (entry.g for entry in node.attribute if entry.type == onnx.AttributeProto.GRAPH)
-
-
 def _repeats(node: onnx.NodeProto) -> bool:
-    return node.op_type in _REPEATING or any(_repeats(inner) for body in _bodies(node) for inner in body.node)
+    return node.op_type in _REPEATING or any(_repeats(inner) for body in subgraphs(node) for inner in body.node)
 
 
 class PositionalNodes:
@@ -141,7 +133,8 @@ class PositionalNodes:
 
     def constants(self) -> list[int]:
         """Whole numbers in the nodes, ascending."""
-        tensors = [tensor for node in self.nodes if (tensor := tensor_of(node)) is not None]
+        values = (attribute(node, "value", None) for node in self.nodes)
+        tensors = [value for value in values if isinstance(value, TensorProto)]
         read = {name for node in self.nodes for name in node.input}
         tensors += [tensor for tensor in self._model.graph.initializer if tensor.name in read]
         numbers = set()
@@ -216,8 +209,7 @@ class PositionalNodes:
             sizes = self._sizes(rows)
             dims = self._hints[name].type.tensor_type.shape.dim
             shape = [dim.dim_value if dim.HasField("dim_value") else sizes[dim.dim_param] for dim in dims]
-        entries = {entry.name: entry.i for entry in node.attribute}
-        return np.array(shape, np.int64)[entries.get("start", 0) : entries.get("end", len(shape))]
+        return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
 
     def _sizes(self, rows: Rows) -> dict[str, int]:
         arrays = _arrays_of(rows)
@@ -274,7 +266,7 @@ def _without_weights(nodes: Iterable[onnx.NodeProto]) -> tuple[list[onnx.NodePro
     made_up: dict[str, Array] = {}
 
     def edited(node: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
-        tensor = tensor_of(node) if node.op_type == "Constant" else None
+        tensor = attribute(node, "value", None) if node.op_type == "Constant" else None
         if tensor is not None and tensor.data_location == TensorProto.EXTERNAL:
             name = f"{prefix}{node.output[0]}/made_up"
             made_up[name] = _made_up(tensor) + len(made_up)

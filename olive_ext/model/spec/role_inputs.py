@@ -17,8 +17,8 @@ from olive_ext.model.types import InputSpec, Role, TensorSpec
 
 Array = npt.NDArray[Any]
 
-DTYPES = {6: np.int32, 7: np.int64, 9: np.bool_}
-"""numpy's type for the ONNX element types that such inputs have (INT32, INT64, BOOL)."""
+DTYPES = {1: np.float32, 6: np.int32, 7: np.int64, 9: np.bool_, 10: np.float16, 11: np.float64}
+"""numpy's type for the ONNX element types of such inputs (INT32, INT64, BOOL) and features (FLOAT, FLOAT16, DOUBLE)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from olive_ext.model.spec.positional_nodes import PositionalNodes, UnrunnableError, tensor_of
+from olive_ext.graph.nodes import attribute
+from olive_ext.model.spec.positional_nodes import PositionalNodes, UnrunnableError
 from olive_ext.model.spec.step_comparison import CHUNK, StepComparison
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, StepChoices
 
@@ -111,16 +112,16 @@ def _whole_reduction(graph: onnx.GraphProto) -> onnx.NodeProto | None:
     """The first reduction of floats that leaves neither rows nor tokens of a step."""
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
-    known = {tensor.name: tensor for tensor in graph.initializer}
-    constants = {node.output[0]: node for node in graph.node if node.op_type == "Constant"}
+    known = {node.output[0]: attribute(node, "value", None) for node in graph.node if node.op_type == "Constant"}
+    known |= {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type not in _REDUCTIONS or types.get(node.input[0]) not in floats:
             continue
-        axes = next((list(entry.ints) for entry in node.attribute if entry.name == "axes"), None)
+        axes = attribute(node, "axes", None)
         if axes is None and len(node.input) > 1 and node.input[1]:
-            given = known.get(node.input[1]) or tensor_of(constants.get(node.input[1]))
+            given = known.get(node.input[1])
             axes = [-1] if given is None else numpy_helper.to_array(given).reshape(-1).tolist()
-        is_noop = any(entry.name == "noop_with_empty_axes" and entry.i for entry in node.attribute)
+        is_noop = attribute(node, "noop_with_empty_axes", 0)
         if (not axes and not is_noop) or (axes and {0, 1} <= set(axes)):
             return node
     return None

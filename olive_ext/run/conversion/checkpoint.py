@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import ConfigError, ModelError, first_line
-from olive_ext.graph.number_types import half_type, quantizing_operator
+from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 from olive_ext.run.conversion.agreement import Agreement, Difference, Omission

@@ -17,8 +17,7 @@ from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.errors import OliveExtError, RunError, WorkerError, one_line
 from olive_ext.session.executor import OnChunk
 from olive_ext.session.workers.feed import ChunkFeed, Piece
-from olive_ext.session.workers.served_model import to_send
-from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError
+from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from typing_extensions import override
 from olive_ext import errors
 from olive_ext.engine.requests import Request
 from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve
-from olive_ext.session.workers.served_model import Respondent, ServedModel
 from olive_ext.session.workers.worker import (
     Reply,
+    Respondent,
     Served,
+    ServedModel,
     Watchdog,
     Worker,
     WorkerJob,

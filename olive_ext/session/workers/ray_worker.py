@@ -21,9 +21,9 @@ from olive_ext.config.execution import WorkerSettings
 from olive_ext.engine.requests import Pulse, Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.python_processes import BEAT_S, import_path
-from olive_ext.session.workers.served_model import Respondent
 from olive_ext.session.workers.worker import (
     Reply,
+    Respondent,
     Served,
     Watchdog,
     Worker,

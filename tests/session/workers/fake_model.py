@@ -23,7 +23,7 @@ SERVED = Served({OWN: ModelFacts(512, 2, Traits(512), {})}, None)
 
 
 class FakeServed:
-    """Answers as `served_model.ServedModel` does. `job` is passed over."""
+    """Answers as `worker.ServedModel` does. `job` is passed over."""
 
     facts = SERVED
 

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper
 
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.nodes import all_names, attribute, reads, take_attribute
+from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
 
 POSITIONS = "olive_ext/branch_positions"
 BIAS = "olive_ext/branch_bias"
@@ -98,21 +98,14 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
-        given = {value.name for value in graph.input}.intersection(_behind(graph, table))
+        read = {table, *reads(nodes_behind(graph.node, [table]))}
+        given = read.intersection(value.name for value in graph.input)
         if table not in known or not given <= {WHOLE_LENGTH}:
             raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
         made[table] = f"{TABLE}_{len(made)}"
         place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1
         graph.node.insert(place, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
     return made[table]
-
-
-def _behind(graph: onnx.GraphProto, value: str) -> set[str]:
-    found = {value}
-    for node in reversed(graph.node):
-        if found.intersection(node.output):
-            found.update(reads([node]))
-    return found
 
 
 def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:

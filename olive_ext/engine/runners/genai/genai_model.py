@@ -21,6 +21,7 @@ from olive_ext.errors import ModelError, OliveExtError, ProviderError, joined_li
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.attention import rotary_rows
+from olive_ext.model.spec.checkpoint import least_limit, read_length
 from olive_ext.model.types import ModelFiles
 
 _SEARCH = {"batch_size": 1, "num_beams": 1, "num_return_sequences": 1, "do_sample": False}
@@ -94,21 +95,17 @@ class GenaiModel:
         return find_traits(new_generator, tokens, self.logits_name, may_rewind=may_rewind, window_size=window)
 
     def _context_length(self, files: ModelFiles, max_length: int | None) -> int:
-        text_config = files.hf_config.get("text_config", files.hf_config)
         graphs = [files.decoder, *(file for file in files.weights if file.suffix == ".onnx")]
         rows = [rotary_rows(load_graph(graph).graph) for graph in graphs]
         limits = {
             "genai_config.json": files.genai_config["model"].get("context_length"),
-            "config.json": text_config.get("max_position_embeddings"),
+            "config.json": read_length(files.hf_config),
             "the rows of the rotary cache": min((number for number in rows if number), default=None),
             "max_length": max_length,
         }
-        known = {origin: int(limit) for origin, limit in limits.items() if limit}
-        if not known:
-            raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
-        winner = min(known, key=lambda origin: known[origin])
-        self._notes.append(f"the context length {known[winner]} is that of {winner}")
-        return known[winner]
+        length, note = least_limit(limits)
+        self._notes.append(note)
+        return length
 
 
 def _import() -> Any:

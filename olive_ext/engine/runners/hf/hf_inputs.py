@@ -8,7 +8,7 @@ see each other, which no pass behind a cache does. Knows no cache of the decoder
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.media.items import Media, filled_up, rotary_positions
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.hf.hf_model import new_cache
 from olive_ext.engine.runners.runner import refuse_other_source
 from olive_ext.engine.step import FIRST_CELL, Row, Step, visible_cells
 from olive_ext.model.spec.media_types import Modality
@@ -128,9 +129,8 @@ class SourceStates:
 class HfSharedPrefix:
     """The shared-prefix cache: a cache of transformers whose places are cells, less cell 0, which no token sees."""
 
-    def __init__(self, model: Any, new_cache: Callable[[], Any]) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._new_cache = new_cache
         self._cache: Any = None
 
     def forget(self) -> None:
@@ -164,7 +164,7 @@ class HfSharedPrefix:
 
         assert step.first_cell is not None
         if self._cache is None:
-            self._cache = self._new_cache()
+            self._cache = new_cache(self._model.config)
         for move in step.moves:
             sources, target = move.source_N - FIRST_CELL, move.target - FIRST_CELL
             for layer in self._cache.layers:

@@ -80,7 +80,7 @@ class HfRunner(Runner):
         self._is_rotary_grid = hasattr(getattr(model, "model", None), "get_rope_index")
         self._keeps_cache = "past_key_values" in parameters
         self._picks_rows = "logits_to_keep" in parameters
-        self._is_croppable = self._keeps_cache and is_croppable(self._new_cache())
+        self._is_croppable = self._keeps_cache and is_croppable(new_cache(model.config))
         self._cache: Any = None
         self._cached: list[int] = []
         self._slot: list[int] = []
@@ -90,7 +90,7 @@ class HfRunner(Runner):
         lengths = read_rotary_lengths(model.config.to_dict())
         takes_masks = "position_ids" in parameters and getattr(model.config, "_attn_implementation", None) in _MASKED
         has_tree_batches = self._is_croppable and self._picks_rows and takes_masks and media is None and lengths is None
-        self._shared_prefix = HfSharedPrefix(model, self._new_cache) if has_tree_batches else None
+        self._shared_prefix = HfSharedPrefix(model) if has_tree_batches else None
         is_cut = self._is_croppable
         kind, taken = source or (None, None)
         traits = Traits(length, can_rewind=is_cut, chunked_prefill=is_cut and lengths is None)
@@ -174,9 +174,6 @@ class HfRunner(Runner):
         if self._shared_prefix is not None:
             self._shared_prefix.forget()
 
-    def _new_cache(self) -> Any:
-        return new_cache(self._model.config)
-
     def _run_row(self, step: Step) -> torch.Tensor:
         """The logits [max(R, 1), V] of the step's logits rows, in fp32."""
         import torch
@@ -211,20 +208,13 @@ class HfRunner(Runner):
         shared = common_prefix(np.array(self._cached, np.int32), np.array(past, np.int32))
         if self._cache is not None and (shared == held or self._is_croppable):
             if shared < held:
-                self._cut(held - shared)
+                self._cache.crop(shared - held)  # a negative number takes that many away, in every version 5
             return shared
         self._begin_anew()
         return 0
 
-    def _cut(self, num_tokens: int) -> None:
-        if self._is_croppable:
-            self._cache.crop(-num_tokens)  # a negative number takes that many away, in every version 5
-        else:
-            self._begin_anew()
-            self._cached = []
-
     def _begin_anew(self) -> None:
-        self._cache = self._new_cache() if self._keeps_cache else None
+        self._cache = new_cache(self._model.config) if self._keeps_cache else None
         forget_lengths(self._model)
 
     def _score(self, logits_RV: torch.Tensor, step: Step) -> StepOutput:

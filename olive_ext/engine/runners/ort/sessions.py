@@ -21,8 +21,7 @@ from olive_ext.engine.runners.ort.bound_weights import BoundWeights
 from olive_ext.engine.runners.ort.head import HeadPlan, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.errors import ModelError, ProviderError
-from olive_ext.graph.attention_rewrites import cross_graph, with_attention_bias
-from olive_ext.graph.edits import NUM_ROWS, clips_as_max, drop_shape_hints, pad_rows
+from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
 from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
 from olive_ext.model import ResolvedModel
