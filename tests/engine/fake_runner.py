@@ -83,6 +83,7 @@ class FakeRunner(Runner):
         answer_steps: bool = False,
         overlaps_steps: bool = False,
         most_blocks: int = UNLIMITED,
+        most_positions: int = UNLIMITED,
         row_mix: AlikeRows = ALIKE,
     ) -> None:
         form = row_mix if form is ALIKE else form
@@ -92,7 +93,7 @@ class FakeRunner(Runner):
         super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
         self._most_blocks = most_blocks
-        self.capacity = Capacity(num_slots)
+        self.capacity = Capacity(num_slots, most_positions=most_positions)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
         self._cells: list[tuple[int, int]] = []

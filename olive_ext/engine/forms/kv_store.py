@@ -16,7 +16,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.step import NO_BLOCKS, Blocks, Copy, Move, Row, Step
+from olive_ext.engine.step import NO_BLOCKS, UNLIMITED, Blocks, Copy, Move, Row, Step
 from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec
@@ -173,6 +173,11 @@ class KvStore(ABC):
             return False
         self.num_slots //= 2
         return True
+
+    @property
+    def most_positions(self) -> int:
+        """Positions that all slots together may hold, where memory bounds them beside their number."""
+        return UNLIMITED if self._place.most_positions is None else self._place.most_positions
 
     @property
     def num_cells(self) -> int:

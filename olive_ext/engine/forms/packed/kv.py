@@ -100,7 +100,7 @@ class PagedKv(KvStore):
         super().__init__(place)
         if place.spec.gathered_bytes:
             self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
-        self._most_blocks = UNLIMITED if place.most_positions is None else place.most_positions // BLOCK_SIZE
+        self._most_blocks = super().most_positions // BLOCK_SIZE
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
@@ -111,6 +111,11 @@ class PagedKv(KvStore):
     @override
     def blocks(self) -> Blocks:
         return Blocks(self._tables.num_blocks, BLOCK_SIZE)
+
+    @property
+    @override
+    def most_positions(self) -> int:
+        return UNLIMITED  # blocks bound them
 
     @override
     def halve(self) -> bool:

@@ -24,7 +24,7 @@ from olive_ext.engine.runners.ort.head import ScoringHead, output_rows
 from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error, named_failure, named_ort_failures
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.step import Capacity, IntArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import UNLIMITED, Capacity, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line
 from olive_ext.model.providers.compiled import Compiled
 
@@ -111,7 +111,8 @@ class OrtRunner(Runner):
     @property
     @override
     def capacity(self) -> Capacity:
-        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells, self._kv.blocks)
+        kv = self._kv
+        return Capacity(kv.num_slots, kv.capacity, kv.num_cells, kv.blocks, kv.most_positions)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
@@ -181,6 +182,7 @@ class OrtRunner(Runner):
         return {
             **self._facts,
             "num_slots": self.capacity.num_slots,
+            **({"slot_positions": most} if (most := self.capacity.most_positions) < UNLIMITED else {}),
             "providers": self._session.get_providers(),
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
