@@ -64,9 +64,9 @@ FLOORS = {
         ["pool"],
     ],
     "olive_ext.engine": [
-        ["media.items"],
+        ["media.items", "capacity"],
         ["requests"],
-        ["step", "capacity", "scheduling.sampling"],
+        ["step", "scheduling.sampling"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["scheduling.chosen_rows"],
         ["forms.base"],

@@ -54,9 +54,11 @@ WORKS = {
     "prompts": Work(8, 512, 1, 1),
     "16 rows": Work(16, 16, 64, 64),
     "64 rows": Work(64, 16, 32, 32),
+    "any length": Work(96, 60, 8, 128),
     "like GSM8K": Work(16, 1130, 64, 192),
 }
-"""Every position of a long text; prompts alone; decoding almost alone; both, with answers of several lengths."""
+"""Every position of a long text; prompts alone; decoding almost alone; short prompts and long ones, with
+answers of several lengths."""
 
 TINY = {"tiny window": Work(1, 64), "tiny prompts": Work(2, 32, 1, 1), "3 rows": Work(3, 8, 4, 8)}
 Answer = list[list[float]]

@@ -14,6 +14,9 @@ class Blocks(NamedTuple):
 
 NO_BLOCKS = Blocks(0, 0)
 
+UNLIMITED = 2**31
+"""The most tokens of a step, or positions of all slots, where nothing limits them."""
+
 
 class Capacity(NamedTuple):
     """The memory that a runner has allocated. It changes as requests need more, or memory turns out to be short."""
@@ -28,8 +31,17 @@ class Capacity(NamedTuple):
     blocks: Blocks = NO_BLOCKS
     """That slots take as they grow: there may be fewer than all of them could need."""
 
+    most_positions: int = UNLIMITED
+    """Positions of all slots together that memory holds."""
+
+    def for_sequences(self, positions: int) -> Capacity:
+        """With as many slots as may hold sequences of so many positions."""
+        fitting = max(1, self.most_positions // max(1, positions))
+        return self if fitting >= self.num_slots else self._replace(num_slots=fitting)
+
     def both(self, other: Capacity) -> Capacity:
         """The lesser of each kind of memory."""
         blocks = [one.blocks for one in (self, other) if one.blocks.number]
         positions, cells = min(self.positions, other.positions), min(self.cells, other.cells)
-        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS))
+        most = min(self.most_positions, other.most_positions)
+        return Capacity(min(self.num_slots, other.num_slots), positions, cells, min(blocks, default=NO_BLOCKS), most)

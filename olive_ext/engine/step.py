@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Notes, Source, integers
 
@@ -34,10 +35,6 @@ class Copy:
     length: int
     num_equal: int = 0
     """Of these positions so many are the same in both slots already, and need not be copied."""
-
-
-UNLIMITED = 2**31
-"""The most tokens of a step where nothing limits them."""
 
 
 class Side(NamedTuple):

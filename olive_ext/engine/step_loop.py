@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import Tap
@@ -20,7 +20,7 @@ from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
-from olive_ext.engine.step import UNLIMITED, Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class StepLoop:
         self._counters = counters
         self._steps = self.traits.form.scored_steps(self._chunk_size, rule)
         self._limit = UNLIMITED
-        self._cells = 0
+        self._positions = self._cells = 0
         self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
@@ -80,8 +80,9 @@ class StepLoop:
     def has_room(self, requests: Sequence[Request]) -> bool:
         """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
         positions, cells = self._needed(*_longest(requests))
-        capacity = self.capacity
-        is_reserved = positions <= capacity.positions and cells <= capacity.cells
+        capacity, in_use = self.capacity, self._in_use
+        has_slots = in_use.for_sequences(positions) == in_use
+        is_reserved = positions <= capacity.positions and cells <= capacity.cells and has_slots
         return is_reserved or not self._scheduler.has_work
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
@@ -103,8 +104,8 @@ class StepLoop:
             self.reset()  # what was timed has overwritten what was resident
         positions, cells = self._needed(scored, generated)
         self.reserve(positions, cells)
+        self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
-        self._cells = max(self._cells, cells)
         if self._scheduler.key != (self._in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
@@ -152,7 +153,7 @@ class StepLoop:
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
-        self._cells = 0
+        self._positions = self._cells = 0
         self.under_way = "", 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
@@ -189,12 +190,13 @@ class StepLoop:
 
     def _check_beams(self, items: Sequence[tuple[Hashable, Request]]) -> None:
         """Raises `OliveExtError` for a search whose beams do not fit in the KV cache together."""
-        number, size = self.capacity.blocks
-        for key, request in items if number else ():
+        (number, size), slots, most = self.capacity.blocks, self._in_use.num_slots, self.capacity.most_positions
+        for key, request in items:
             beams = request.generation.num_slots if request.generation is not None else 1
-            if beams > 1 and beams * -(-request.num_positions // size) > number:
+            if beams > 1 and (beams * -(-request.num_positions // size) > number if number else beams > slots):
                 shown = f"'num_beams' = {beams}, of up to {request.num_positions} positions each"
-                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {number * size} positions")
+                most = number * size or most
+                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {most} positions")
 
     def _needed(self, scored: int, generated: int) -> tuple[int, int]:
         traits = self.traits
@@ -222,9 +224,9 @@ class StepLoop:
 
     @property
     def _in_use(self) -> Capacity:
-        """The capacity with the cells needed since the last reset. More may be there from earlier requests, but steps
-        follow from the present ones alone, and so do the bits of their numbers."""
-        capacity = self.capacity
+        """The capacity with the cells and the slots for what was needed since the last reset. More may be there from
+        earlier requests, but steps follow from the present ones alone, and so do the bits of their numbers."""
+        capacity = self.capacity.for_sequences(self._positions)
         return capacity._replace(cells=min(self._cells, capacity.cells))
 
     def _new_scheduler(self) -> Scheduler:

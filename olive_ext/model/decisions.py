@@ -16,12 +16,13 @@ from olive_ext.model.types import DecoderSpec
 
 State = Literal["decided", "predicted", "tried"]
 
-MOST_SLOTS = {"cpu": 32, "cuda": 64}
-"""Rows that are decoded together at most, by device. A step reads all weights once for all its rows, so that more rows
-cost little until the arithmetic takes as long as that. On a CPU: 64 answers of 48 tokens of SmolLM2-135M's shape take
-0.87 of 16 rows' processor time with 32 and 0.79 with 64 (fp32; int4 0.97 and 1.03), but slots are memory, and filled
-with zeros. On a GPU one or two hundred (its operations for each byte of memory). There the rows' own KV is the limit
-sooner: 64 slots of a thousand positions are as much to read as the weights of a 1B model."""
+MOST_SLOTS = 64
+"""Rows that are decoded together at most. A step reads all weights once for all its rows, so that more rows cost little
+until the arithmetic takes as long as that. On a CPU: 64 answers of 32 tokens to prompts of 16 with SmolLM2-135M's
+shape take 392, 441, 481 and 551 tokens a second of one thread with 16, 31, 32 and 64 rows (fp32; int4: 659, -, 692 and
+714; behind prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
+each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions are as much to read
+as the weights of a 1B model."""
 
 MOST_ROWS = 512
 """The same over a paged cache, of which sequences take blocks as they grow: a row that has few tokens reads few, and
@@ -70,7 +71,8 @@ def choose_num_slots(
 ) -> tuple[int, str]:
     """The number of KV slots and which rule gave it: the user's number, or as many as memory holds: the free memory, or
     where runs are to repeat half of all memory, which other processes do not change. `is_paged`: slots take blocks of
-    it as they grow, by default where the graph has a paged cache.
+    it as they grow, by default where the graph has a paged cache. On a CPU memory of slots that no sequence takes is
+    not there, so that so many are the most of any call: long requests take fewer (`shared_positions`).
 
     Final once the weights are on the device; `read` gives the memory of a device, by kind and number, or raises
     `UnmeasuredError`.
@@ -88,12 +90,20 @@ def choose_num_slots(
         return number, f"auto: {number}, {error}{limited if number < DEFAULT_SLOTS else ''}"
     free, kind = _free(settings, memory), "half of all" if settings.deterministic is True else "free"
     slot_bytes = (spec.bytes_per_position + spec.gathered_bytes) * planned_positions(spec) + spec.bytes_of_source
-    unit, most = "a slot", MOST_SLOTS[device.kind]
+    unit, most = "a slot", MOST_SLOTS
     if (spec.is_paged if is_paged is None else is_paged) and not spec.gathered_bytes:
         slot_bytes, unit, most = spec.bytes_per_position * BLOCK_SIZE, f"a block of {BLOCK_SIZE} positions", MOST_ROWS
+    elif _takes_slots_by_need(settings, spec, device):
+        slot_bytes, unit = spec.bytes_per_position * BLOCK_SIZE, f"{BLOCK_SIZE} positions of a slot"
     fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
     why = f"auto: {slot_bytes / 2**20:.1f} MiB {unit}, {free / 2**20:.0f} MiB {kind}, at most {most}"
     return min(most, fitting, cap or most), why + limited
+
+
+def _takes_slots_by_need(settings: ModelSettings, spec: DecoderSpec, device: Device) -> bool:
+    """Whether a call has as many slots as its longest request leaves room for."""
+    is_auto = settings.engine.num_slots == "auto" and not isinstance(settings.batch_size, int)
+    return device.kind == "cpu" and is_auto and not spec.bytes_of_source
 
 
 def _free(settings: ModelSettings, memory: Memory) -> int:
@@ -103,13 +113,15 @@ def _free(settings: ModelSettings, memory: Memory) -> int:
 def shared_positions(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> int | None:
-    """Positions of all slots of a paged cache together; None where memory is not known, or the cache not paged."""
+    """Positions of all slots together that memory holds, of a paged cache or of slots that a call takes by need; None
+    where memory is not known, and for other slots."""
     try:
         free = _free(settings, read(device.kind, device.index))
     except UnmeasuredError:
         return None
     per_position = spec.bytes_per_position + spec.gathered_bytes
-    return int(free * MEMORY_SHARE[device.kind] / max(1, per_position)) if spec.is_paged else None
+    is_shared = spec.is_paged or _takes_slots_by_need(settings, spec, device)
+    return int(free * MEMORY_SHARE[device.kind] / max(1, per_position)) if is_shared else None
 
 
 def planned_positions(spec: DecoderSpec) -> int:

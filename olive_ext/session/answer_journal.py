@@ -47,6 +47,7 @@ _DECIDING = (
     "providers",
     "max_length",
     "num_slots",
+    "slot_positions",
     "chunk_size",
     "batching",
     "row_group",

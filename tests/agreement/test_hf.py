@@ -148,3 +148,17 @@ def test_chat_template_gives_the_same_prompt_and_answer(export: tuple[str, str |
     prompt = hf.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     (found,) = session.generate([GenerationRequest(messages, max_new_tokens=20)])
     assert list(found.tokens) == _reference(export[0]).generate(prompt, 20)
+
+
+def test_answers_whose_caches_move_together_are_those_of_transformers(export: tuple[str, str | None]) -> None:
+    """Ten prompts and answers of many lengths: what ends early leaves no idle row, and no other answer changes."""
+    rng = random.Random(9)
+    lengths = [rng.randint(2, 24) for _ in range(10)]
+    prompts = [[rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 20))] for _ in lengths]
+    with _open(export) as session:
+        asked = zip(prompts, lengths, strict=True)
+        found = session.generate([GenerationRequest(prompt, max_new_tokens=most) for prompt, most in asked])
+        counters = session.describe_execution()["counters"]
+    expected = [_reference(export[0]).generate(*pair) for pair in zip(prompts, lengths, strict=True)]
+    assert [list(output.tokens)[: len(tokens)] for output, tokens in zip(found, expected, strict=True)] == expected
+    assert counters["idle_rows"] == 0 < counters["copies"]

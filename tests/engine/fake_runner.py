@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.capacity import Blocks
+from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
 from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.returned.steps import AlikeRows
@@ -26,7 +26,7 @@ from olive_ext.engine.requests import FinishReason, Generation, Request, Result,
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.step import UNLIMITED, Candidates, Columns, Row, Step, StepOutput
+from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
@@ -84,6 +84,7 @@ class FakeRunner(Runner):
         answer_steps: bool = False,
         overlaps_steps: bool = False,
         most_blocks: int = UNLIMITED,
+        most_positions: int = UNLIMITED,
         row_mix: AlikeRows = ALIKE,
     ) -> None:
         form = row_mix if form is ALIKE else form
@@ -93,7 +94,7 @@ class FakeRunner(Runner):
         super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
         self._most_blocks = most_blocks
-        self.capacity = Capacity(num_slots)
+        self.capacity = Capacity(num_slots, most_positions=most_positions)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
         self._cells: list[tuple[int, int]] = []

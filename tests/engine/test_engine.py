@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.requests import FinishReason, Generation, Pulse, Request, Result, Sampling, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Pulse, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
@@ -293,6 +293,74 @@ def test_released_memory_is_allocated_anew_and_changes_no_result(
             assert_equal(found, oracle(request))
         engine.release_memory()
         assert runner.capacity == Capacity(2)
+
+
+@given(
+    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
+    batching=st.sampled_from([RANGE, ALIKE]),
+    most_positions=st.integers(1, 300),
+    is_deterministic=st.booleans(),
+)
+def test_memory_of_few_positions_changes_no_result_and_is_never_exceeded(
+    calls: list[list[Request]], batching: StepForm, most_positions: int, is_deterministic: bool
+) -> None:
+    """Slots that are in use hold no more positions together than memory does, but for a single one."""
+    runner = FakeRunner(8, batching, most_positions=most_positions)
+    assert_runs_as_oracle(Engine(runner, 7, is_deterministic=is_deterministic), calls)
+    slots = {row.slot for step in runner.steps for row in step.rows}
+    longest = max((one.num_positions for requests in calls for one in requests), default=1)
+    if len(calls) == 1:
+        assert not slots or len(slots) * longest <= max(most_positions, longest)
+
+
+def test_steps_of_a_call_follow_from_its_own_requests_whatever_was_longer_before() -> None:
+    """Eight short answers after a long one have the steps of eight short answers alone, three of the long ones fit."""
+    short = [Request((first, 1), 0, Generation(5)) for first in range(8)]
+    long = [Request((first, *range(2, 90)), 0, Generation(12)) for first in range(8)]
+    runner = FakeRunner(8, RANGE, most_positions=300)
+    engine = Engine(runner, 64, is_deterministic=True)
+    engine.run(long)
+    assert max(len(step.rows) for step in runner.steps) == 3
+    num_steps = len(runner.steps)
+    engine.run(short)
+    alone = FakeRunner(8, RANGE, most_positions=300)
+    Engine(alone, 64).run(short)
+    assert [step.rows for step in runner.steps[num_steps:]] == [step.rows for step in alone.steps]
+    assert max(len(step.rows) for step in alone.steps) == 8
+
+
+def test_requests_that_come_while_others_run_wait_where_they_would_change_the_slots() -> None:
+    """A long request behind short ones, in slots that are long enough for it."""
+    runner = FakeRunner(8, RANGE, most_positions=300)
+    engine = Engine(runner, 64)
+    long = Request(tuple(range(90)), 0, Generation(9))
+    requests = [long, *[Request((first, 1), 0, Generation(20)) for first in range(6)], long]
+    engine.run([long])
+    engine.reset()
+    items = [None if number == 4 else (number, request) for number, request in enumerate(requests)]
+    found = dict(engine.run_continuous(iter(items)))
+    assert sorted(found) == [0, 1, 2, 3, 5, 6, 7]
+    for number, request in enumerate(requests):
+        if number in found:
+            assert_equal(found[number], oracle(request))
+
+
+def test_beams_that_memory_cannot_hold_together_are_refused_by_name() -> None:
+    """Four beams of 60 positions, where there is room for 200."""
+    engine = Engine(FakeRunner(8, RANGE, most_positions=200), 64)
+    request = Request(tuple(range(50)), 0, Generation(10, beams=Beams(4)))
+    with pytest.raises(OliveExtError, match=r"'num_beams' = 4, of up to .* beyond the KV cache's 200 positions"):
+        engine.run([request])
+
+
+def test_answers_that_end_early_leave_no_idle_rows_behind() -> None:
+    """Those that go on move together once nothing waits for their slots; what they say is the oracle's."""
+    lengths = [3, 20, 4, 30, 5, 6, 40, 2, 25, 9]
+    requests = [Request((first, 1, 2), 0, Generation(most)) for first, most in enumerate(lengths)]
+    engine = Engine(FakeRunner(8, RANGE), 64)
+    assert_runs_as_oracle(engine, [requests])
+    assert engine.counters.idle_rows == 0
+    assert engine.counters.copies > 0
 
 
 def test_empty_call_gives_empty_list() -> None:

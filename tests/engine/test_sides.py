@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.requests import Beams, Generation, Request
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, SidedRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of

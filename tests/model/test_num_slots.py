@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.model.decisions import DEFAULT_SLOTS, choose_num_slots
+from olive_ext.model.decisions import DEFAULT_SLOTS, MEMORY_SHARE, choose_num_slots, shared_positions
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Device, Memory, UnmeasuredError
 from olive_ext.model.spec.decoder_spec import read_spec
@@ -34,13 +34,24 @@ def has(slots: float, spec: DecoderSpec) -> Callable[[str, int], Memory]:
 
 @pytest.mark.parametrize(
     ("kind", "room", "expected"),
-    [("cpu", 40.5, 10), ("cpu", 4000, 32), ("cuda", 40.5, 20), ("cuda", 4000, 64), ("cuda", 0.1, 1), ("cpu", 0, 1)],
+    [("cpu", 40.5, 20), ("cpu", 4000, 64), ("cuda", 40.5, 20), ("cuda", 4000, 64), ("cuda", 0.1, 1), ("cpu", 0, 1)],
 )
 def test_auto_takes_a_share_of_the_free_memory(kind: str, room: float, expected: int, spec: DecoderSpec) -> None:
     slots, why = choose_num_slots(settings(), spec, Device(kind), has(room, spec))
     assert slots == expected
     assert why.startswith("auto: ")
     assert "MiB free" in why
+
+
+def test_slots_of_the_host_are_bounded_by_the_positions_of_all_together(spec: DecoderSpec) -> None:
+    """A quarter of the free memory, half of all where runs repeat, and no bound where the user says how many."""
+    device, read, share = Device("cpu"), has(40, spec), MEMORY_SHARE["cpu"]
+    positions = 40 * spec.context_length * share
+    assert shared_positions(settings(), spec, device, read) == positions
+    assert shared_positions(settings(deterministic=True), spec, device, read) == positions
+    by_user = (settings(batch_size=3), settings(engine=EngineConfig(num_slots=3)))
+    assert [shared_positions(given, spec, device, read) for given in by_user] == [None, None]
+    assert shared_positions(settings(), spec, Device("cuda"), read) is None
 
 
 def test_the_device_that_runs_the_model_is_asked(spec: DecoderSpec) -> None:
@@ -73,7 +84,7 @@ def test_what_the_user_says_goes_before(spec: DecoderSpec) -> None:
     assert choose_num_slots(settings(batch_size=3), spec, Device("cuda"), has(9, spec)) == (3, "batch_size")
 
 
-@pytest.mark.parametrize(("cap", "expected"), [(64, 32), (16, 16), (4, 4)])
+@pytest.mark.parametrize(("cap", "expected"), [(96, 64), (16, 16), (4, 4)])
 def test_the_largest_batch_caps_what_auto_takes_and_is_no_number_of_its_own(
     cap: int, expected: int, spec: DecoderSpec
 ) -> None:

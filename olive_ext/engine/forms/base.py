@@ -88,6 +88,9 @@ class StepForm(ABC):
     splits_rows: ClassVar[bool] = True
     """A step of several rows can be cut into two steps of fewer rows."""
 
+    spans_slots: ClassVar[bool] = False
+    """A step has rows for all slots from the first to the last of its sequences."""
+
     mixes_pasts: bool = True
     """Rows of one token each may be behind different numbers of positions."""
 

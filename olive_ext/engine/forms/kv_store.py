@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import NO_BLOCKS, Blocks
+from olive_ext.engine.capacity import NO_BLOCKS, UNLIMITED, Blocks
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.step import Copy, Move, Row, Step
 from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
@@ -174,6 +174,11 @@ class KvStore(ABC):
             return False
         self.num_slots //= 2
         return True
+
+    @property
+    def most_positions(self) -> int:
+        """Positions that all slots together may hold, where memory bounds them beside their number."""
+        return UNLIMITED if self._place.most_positions is None else self._place.most_positions
 
     @property
     def num_cells(self) -> int:

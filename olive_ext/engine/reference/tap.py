@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Notes, Request, Result, Source
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import UNLIMITED, IntArray, Step, StepOutput
+from olive_ext.engine.step import IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
 from olive_ext.stats.compared_fields import COMPARED
 

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
 from olive_ext.engine.media.items import ItemLimit, Media, MediaItem
 from olive_ext.engine.requests import Source
-from olive_ext.engine.step import UNLIMITED, Side, Step, StepOutput
+from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import WORDS

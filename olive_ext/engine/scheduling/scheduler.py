@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoredBatches, ScoredSteps
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
@@ -26,7 +26,7 @@ from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.scheduling.planned_step import NonFinite, PlannedStep, planned, put_scores
 from olive_ext.engine.scheduling.sequences import PendingAnswer, Sequence
 from olive_ext.engine.scheduling.slot_steps import SlotSteps
-from olive_ext.engine.step import ONE_SIDE, UNLIMITED, IntArray, Side, Step, StepOutput
+from olive_ext.engine.step import ONE_SIDE, IntArray, Side, Step, StepOutput
 
 
 class Scheduler:

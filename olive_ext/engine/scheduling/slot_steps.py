@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences
 from olive_ext.engine.requests import Counters
 from olive_ext.engine.runners.runner import Traits
@@ -18,7 +18,7 @@ from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.planned_step import PlannedStep, planned
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.step import IDLE_TOKEN, UNLIMITED, Candidates, Row, Side
+from olive_ext.engine.step import IDLE_TOKEN, Candidates, Row, Side
 
 
 class SlotSteps:
@@ -60,6 +60,7 @@ class SlotSteps:
             ready = [one for one in self._running.values() if one.computed < one.end]
             if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
                 return None
+            self._close_gaps()
             chosen = self._rows(ready)
             if self.slots.make_room(chosen.rows, self.waiting.wanted):
                 return self._step(chosen, found)
@@ -129,6 +130,24 @@ class SlotSteps:
                 beams = BeamGroup(sequence, self.slots, self.waiting.wanted)
                 self._running |= {one.slot: one for one in beams.members}
                 self.beams |= {one.slot: beams for one in beams.members}
+
+    def _close_gaps(self) -> None:
+        """Moves the last of the sequences that decode into free slots between them, where none waits for these: a copy
+        costs about as much as an idle row, which every step would have. Not where steps overlap, because devices do
+        many rows at once."""
+        if not self._form.spans_slots or self._traits.overlaps_steps or self.waiting.num_waiting or self.beams:
+            return
+        if not all(one.is_input_computed for one in self._running.values()):
+            return
+        taken = sorted(self._running)
+        for target in [slot for slot in range(taken[0], taken[-1]) if self.slots.is_free(slot)]:
+            source = taken.pop()
+            if source < target:
+                return
+            sequence = self._running.pop(source)
+            self.slots.move(source, target)
+            sequence.slot, self._running[target] = target, sequence
+            self._counters.copies += 1
 
     def _rows(self, ready: list[Sequence]) -> ChosenRows:
         """The next rows: but for plain ones in the order of their slots, with idle ones where the runner needs them."""

@@ -139,6 +139,12 @@ class Slots:
         self._seize(slot)
         return slot
 
+    def move(self, source: int, target: int) -> None:
+        """Makes all that is resident in `source` resident in the free slot `target`; then `source` is free."""
+        self._seize(target)
+        self.fork(source, target)
+        self.release(source)
+
     def fork(self, source: int, target: int) -> None:
         """Makes all that is resident in `source` resident in `target`, too."""
         length = int(self._lengths_S[source])

@@ -254,8 +254,8 @@ class Crew:
         """Notes a worker that is open again, on another node or with less memory, and does not work as the first."""
         self.unlike.pop(worker.name, None)
         for which, first in self.served.models.items():
-            if (own := served.models[which]).num_slots != first.num_slots:
-                difference = f"room for {own.num_slots} sequences, at first {first.num_slots}"
+            if (own := served.models[which]).room != first.room:
+                difference = f"room for {own.room}, at first for {first.room}"
                 self.unlike[worker.name] = difference
                 text = "%s has %s, so that its numbers may differ by rounding: set 'engine.num_slots'"
                 logger.warning(text, worker.name, difference)

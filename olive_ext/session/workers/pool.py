@@ -125,12 +125,12 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
     from olive_ext.session.workers.ray_worker import ray_workers
 
     crew = Crew(ray_workers(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
-    num_slots = {served.models[OWN].num_slots for served in crew.all_served}
-    if len(num_slots) > 1:
+    rooms = {served.models[OWN].room for served in crew.all_served}
+    if len(rooms) > 1:
         crew.stop()
         raise RunError(
-            f"the workers have room for different numbers of sequences ({sorted(num_slots)}), so that their numbers "
-            "would differ by rounding: set 'engine.num_slots'"
+            f"the workers have room for different numbers of sequences ({'; '.join(sorted(rooms))}), so that their "
+            "numbers would differ by rounding: set 'engine.num_slots'"
         )
     return crew
 

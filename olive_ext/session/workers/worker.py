@@ -58,6 +58,12 @@ class ModelFacts:
     execution: Mapping[str, Any]
     """`Engine.describe`."""
 
+    @property
+    def room(self) -> str:
+        """What decides how many sequences share a step."""
+        positions = self.execution.get("slot_positions")
+        return f"{self.num_slots} sequences" + (f" of {positions} positions in all" if positions else "")
+
 
 @dataclass(frozen=True)
 class Served:

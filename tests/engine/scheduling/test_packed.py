@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling, ThinkingBudget
-from olive_ext.engine.step import UNLIMITED
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Pulse, Request, Result
+from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import RunError, TaskError, WorkerError
 from olive_ext.session.workers.crew import PAUSES_S, Crew
 from olive_ext.session.workers.feed import AHEAD
 from olive_ext.session.workers.pool import WorkerPool
-from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
+from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.engine.strategies import assert_equal
 from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
@@ -275,9 +276,11 @@ class MovedWorker(FakeWorker):
 def test_a_worker_that_comes_up_otherwise_is_named(caplog: pytest.LogCaptureFixture) -> None:
     pool = WorkerPool(Crew([MovedWorker("one", losses=[1])]))
     run(pool._crew, [requests_of(3)])
-    told = "room for 3 sequences, at first 2"
+    told = "room for 3 sequences, at first for 2 sequences"
     assert pool.describe()["workers"] == {"names": ["one"], "lost": 1, "unlike": {"one": told}}
     assert f"one has {told}, so that its numbers may differ by rounding: set 'engine.num_slots'" in caplog.text
+    facts = ModelFacts(512, 2, Traits(512), {"slot_positions": 9})
+    assert facts.room == "2 sequences of 9 positions in all"
     same = WorkerPool(Crew([FakeWorker("one", losses=[1])]))
     run(same._crew, [requests_of(3)])
     assert "unlike" not in same.describe()["workers"]

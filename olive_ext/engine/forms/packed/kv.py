@@ -16,13 +16,13 @@ import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Blocks
+from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED, Columns, Copy, Row, Step
+from olive_ext.engine.step import Columns, Copy, Row, Step
 from olive_ext.graph.standalone_graphs import fork_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
@@ -113,7 +113,7 @@ class PagedKv(KvStore):
         self._num_spare = int(has_idle_rows)
         if place.spec.gathered_bytes:
             self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
-        self._most_blocks = UNLIMITED if place.most_positions is None else place.most_positions // BLOCK_SIZE
+        self._most_blocks = super().most_positions // BLOCK_SIZE
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None
         self._pools: list[Pool] = []
@@ -125,6 +125,11 @@ class PagedKv(KvStore):
     @override
     def blocks(self) -> Blocks:
         return Blocks(self._tables.num_blocks, BLOCK_SIZE)
+
+    @property
+    @override
+    def most_positions(self) -> int:
+        return UNLIMITED  # blocks bound them
 
     @override
     def halve(self) -> bool:

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import ReadySequences, StepForm
 from olive_ext.engine.media.items import runs_within
 from olive_ext.engine.requests import Source
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
-from olive_ext.engine.step import UNLIMITED
 
 
 @dataclass(frozen=True)

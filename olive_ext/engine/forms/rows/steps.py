@@ -65,6 +65,7 @@ class NeighbouringSlots(SlotRows):
     """A step decodes neighbouring slots; a gap between two rows is filled with an idle row."""
 
     name: ClassVar[str] = "range"
+    spans_slots: ClassVar[bool] = True
 
     @override
     def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
@@ -103,8 +104,9 @@ class AnswerSteps(ScoredSteps):
 
     @override
     def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
-        tokens = [one.end - one.num_shared for one in sequences if one.generation is None]
-        num_slots = target.capacity.num_slots
+        scored = [one for one in sequences if one.generation is None]
+        tokens = [one.end - one.num_shared for one in scored]
+        num_slots = target.capacity.for_sequences(max((one.end for one in scored), default=1)).num_slots
         if tokens and num_slots > 1:
             self.answer_tokens, self.reason = choose_limit(tokens, num_slots)
             self.name = "answers" if self.answer_tokens else "rows"

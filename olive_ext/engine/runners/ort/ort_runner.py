@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.media.embedding import Embedding
@@ -112,7 +112,8 @@ class OrtRunner(Runner):
     @property
     @override
     def capacity(self) -> Capacity:
-        return Capacity(self._kv.num_slots, self._kv.capacity, self._kv.num_cells, self._kv.blocks)
+        kv = self._kv
+        return Capacity(kv.num_slots, kv.capacity, kv.num_cells, kv.blocks, kv.most_positions)
 
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where the encoder cannot take `source`, or there is none."""
@@ -182,6 +183,7 @@ class OrtRunner(Runner):
         return {
             **self._facts,
             "num_slots": self.capacity.num_slots,
+            **({"slot_positions": most} if (most := self.capacity.most_positions) < UNLIMITED else {}),
             "providers": self._session.get_providers(),
             "capacity": self.capacity.positions,
             "context_length": self.traits.context_length,
