@@ -40,7 +40,7 @@ class StepLoop:
         reports_non_finite: bool = False,
     ) -> None:
         """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
-        self._runner = runner
+        self._runner, self._runners = runner, (runner, *tap.runners)
         self._reports_non_finite = reports_non_finite
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
@@ -134,8 +134,8 @@ class StepLoop:
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes room on the runner, and where the tap has a model of its own."""
-        self._runner.reserve(positions, cells)
-        self._tap.reserve(positions, cells)
+        for runner in self._runners:
+            runner.reserve(positions, cells)
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
@@ -172,8 +172,8 @@ class StepLoop:
     def _check(self, requests: Sequence[Request]) -> None:
         """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
         for source in dict.fromkeys([request.source for request in requests]):
-            self._runner.check_source(source)
-            self._tap.check_source(source)
+            for runner in self._runners:
+                runner.check_source(source)
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
             self._tap.check_media(media)
