@@ -78,7 +78,7 @@ class OnnxRuntime(Runtime):
 
     @override
     def decisions(self, model: ResolvedModel) -> Iterator[Decision]:
-        from olive_ext.engine.forms.registry import scoring_decision  # imported here: it brings onnxruntime along
+        from olive_ext.engine.forms.registry import choose  # imported here: it brings onnxruntime along
 
         settings, engine, spec = model.settings, model.settings.engine, model.spec
         names = [provider.name for provider in model.providers]
@@ -90,7 +90,7 @@ class OnnxRuntime(Runtime):
         windows = sum(tensor.window is not None for tensor in spec.kv)
         yield Decision("full_length_kv", windows, f"of {len(spec.kv)} KV tensors drop old positions in the file")
         yield Decision("graph", engine.graph, "engine.graph")
-        scoring = scoring_decision(model)
+        _, scoring = choose(model)
         slots = decisions.choose_num_slots(settings, spec, model.device, is_paged=scoring.value == "packed")
         yield Decision("num_slots", *slots, "predicted")
         size, why = model.chunk_size

@@ -182,13 +182,8 @@ def _write_repro(
         inputs = _shared(work, _INPUTS, _arrays)
         names = zip(("one", "other"), graphs, inputs, places, strict=True)
         first, second = (_result(*result) for result in names)
-        script = _SCRIPT.format(
-            what=what.replace("\n", " "),
-            libraries=_libraries(places),
-            tolerance=tolerance,
-            first=first,
-            second=second,
-        )
+        told = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
+        script = _SCRIPT.format(**told, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
         work.chmod(0o755)
         if folder.exists():

@@ -16,11 +16,10 @@ from olive_ext.model.decisions import Decision
 FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
 """In the order in which they are asked; the last one takes every model that the others leave."""
 
-NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
 
-
-def choose(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> tuple[GraphForm, Decision]:
-    """The form that `model` is opened with, and why; `problems`: those of forms, by name. Raises `ConfigError`."""
+def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
+    """The form that `model` is opened with, and why, as far as no session has to be open for it; `problems`: those of
+    forms, by name. Raises `ConfigError`."""
     reasons: list[str] = []
     for form in FORMS:
         reason = problems.get(form.name) or form.against(model)
@@ -29,11 +28,6 @@ def choose(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> t
         if reason:
             reasons.append(form.refused(model, reason))
     raise AssertionError("the last form takes every model")
-
-
-def scoring_decision(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> Decision:
-    """How texts that are scored share steps, as far as no session has to be open for it."""
-    return choose(model, problems)[1]
 
 
 def notes_on_form(decision: Decision, problems: Mapping[str, str]) -> tuple[str, ...]:

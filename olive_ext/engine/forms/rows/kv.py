@@ -47,7 +47,7 @@ class ViewKv(KvStore):
 
     @override
     def reserve(self, capacity: int) -> None:
-        self._free()
+        self.close()
         self.capacity = capacity
         for tensor in self._spec.kv:
             self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._place))
@@ -96,9 +96,6 @@ class ViewKv(KvStore):
 
     @override
     def close(self) -> None:
-        self._free()
-
-    def _free(self) -> None:
         self._bindings.clear()
         self._buffers.clear()
 

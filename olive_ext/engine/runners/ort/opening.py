@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
@@ -180,7 +179,15 @@ def _decoder(
         notes.append(f"steps are not captured: {reason}")
     captured_by = PackedCapture if spec.is_paged else Capture
     weights = sessions.weights.get(model.files.decoder)
-    facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
+    facts = {
+        "model": str(model.files.decoder),
+        "runtime": model.runtime.name,
+        "runtime_origin": model.runtime_reason,
+        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
+        "num_slots_origin": origin,
+        "notes": notes,
+        **adapters.describe(),
+    }
     parts = OrtParts(
         compiled=sessions.compiled,
         embedding=sessions.embedding(spec, device) if spec.embeddings else None,
@@ -213,12 +220,3 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
     numbers = spec.choices.numbers if spec.choices is not None else ()
     if problem := check_steps(decoder.runner, spec.vocab_size, longest, numbers, affordable(model.size)):
         raise PartsDifferError(problem)
-
-
-def _facts(model: ResolvedModel) -> dict[str, Any]:
-    return {
-        "model": str(model.files.decoder),
-        "runtime": model.runtime.name,
-        "runtime_origin": model.runtime_reason,
-        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
-    }
