@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 KEPT_ITEMS = 64
 """Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
 
-
 Items = Sequence[tuple[int, Request]]
 """Numbered requests."""
 
