@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
@@ -65,7 +66,7 @@ class StepLoop:
     @property
     def capacity(self) -> Capacity:
         """The memory that both the runner and the tap have."""
-        return self._tap.capacity(self._runner)
+        return reduce(Capacity.both, [runner.capacity for runner in self._runners])
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +99,8 @@ class StepLoop:
             items = [(key, self._media_ids.put(request)) for key, request in items]
             for request in requests:
                 self._runner.expect_media(request.media)
-                self._tap.expect_media(request.media)
+                for other in self._tap.runners:
+                    other.expect_media(self._tap.own_media(request.media))
         plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
         if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
             self.reset()  # what was timed has overwritten what was resident
@@ -176,7 +178,8 @@ class StepLoop:
                 runner.check_source(source)
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
-            self._tap.check_media(media)
+            for other in self._tap.runners:
+                other.check_media(self._tap.own_media(media))
             for run in media:
                 self.traits.item_limit.check(run.item)
         generations = [request.generation for request in requests if request.generation is not None]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.reference.kernels import DivergenceKernels
@@ -62,17 +62,11 @@ class Tap(ABC):
         """What noted steps of `runner` can do: all but overlap, since a step is noted before the next one runs."""
         return replace(runner.traits, overlaps_steps=False)
 
-    def capacity(self, runner: Runner) -> Capacity:
-        """The memory that noted steps of `runner` may use."""
-        return runner.capacity
+    def own_media(self, media: Media) -> Media:
+        """The pictures and sounds of a request as the tap's `runners` take them."""
+        return media
 
-    def check_media(self, media: Media) -> None:  # noqa: B027 (most taps have no model of their own)
-        """As `Runner.check_media`, for a model of the tap's own."""
-
-    def expect_media(self, media: Media) -> None:  # noqa: B027
-        """As `Runner.expect_media`, for a model of the tap's own."""
-
-    def miss(self, step: Step) -> None:  # noqa: B027
+    def miss(self, step: Step) -> None:  # noqa: B027 (most taps have no model of their own)
         """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
 
     def forget(self) -> None:  # noqa: B027
@@ -150,18 +144,6 @@ class ResidentTap(Tap):
             lengths=tuple(sorted({*own.lengths, *other.lengths})),
         )
 
-    def capacity(self, runner: Runner) -> Capacity:
-        """The lesser of each kind of memory."""
-        return runner.capacity.both(self._reference.capacity)
-
-    @override
-    def check_media(self, media: Media) -> None:
-        self._reference.check_media(self._own_media(media))
-
-    @override
-    def expect_media(self, media: Media) -> None:
-        self._reference.expect_media(self._own_media(media))
-
     def miss(self, step: Step) -> None:
         """Keeps the step for the reference, which has not made its copies and moves."""
         self._missed = (*self._missed, step)
@@ -176,7 +158,7 @@ class ResidentTap(Tap):
         copies = tuple(copy for one in missed for copy in one.copies)
         moves = tuple(move for one in missed for move in one.moves)
         begin = time.perf_counter()
-        rows = tuple(row._replace(media=self._own_media(row.media)) if row.media else row for row in step.rows)
+        rows = tuple(row._replace(media=self.own_media(row.media)) if row.media else row for row in step.rows)
         reference = self._reference.run(replace(step, rows=rows, copies=copies, moves=moves))
         self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
@@ -192,7 +174,8 @@ class ResidentTap(Tap):
         notes_T["same_top"] = (reference.greedy_ids == output.greedy_ids)[rows_T]
         return notes_T
 
-    def _own_media(self, media: Media) -> Media:
+    @override
+    def own_media(self, media: Media) -> Media:
         prepared = tuple(replace(run, item=self._own(run.item)) for run in media)
         if not self._has_warned and media != prepared:
             self._has_warned = True
