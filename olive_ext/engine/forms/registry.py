@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm
+from olive_ext.engine.forms.graph_form import GraphForm
 from olive_ext.engine.forms.packed.graph import PackedOnGraph
 from olive_ext.engine.forms.returned.graph import ReturnedOnGraph
 from olive_ext.engine.forms.rows.graph import RowsOnGraph
@@ -28,10 +28,3 @@ def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType(
         if reason:
             reasons.append(form.refused(model, reason))
     raise AssertionError("the last form takes every model")
-
-
-def notes_on_form(decision: Decision, problems: Mapping[str, str]) -> tuple[str, ...]:
-    """Why scored texts share no steps, where a user may have expected that they do."""
-    if problems:
-        return tuple(f"{ONE_BY_ONE}: {problem}" for problem in problems.values())
-    return (decision.reason,) if decision.reason.startswith(ONE_BY_ONE) else ()

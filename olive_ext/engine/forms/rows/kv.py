@@ -47,7 +47,7 @@ class ViewKv(KvStore):
 
     @override
     def reserve(self, capacity: int) -> None:
-        self.close()
+        self._free()
         self.capacity = capacity
         for tensor in self._spec.kv:
             self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._place))
@@ -96,6 +96,10 @@ class ViewKv(KvStore):
 
     @override
     def close(self) -> None:
+        self._free()
+
+    def _free(self) -> None:
+        """Its own memory alone: what a store keeps beside the slots stays where these are allocated anew."""
         self._bindings.clear()
         self._buffers.clear()
 

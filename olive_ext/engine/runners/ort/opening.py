@@ -23,7 +23,7 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.packed.capture import PackedCapture
-from olive_ext.engine.forms.registry import choose, notes_on_form
+from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.forms.rows.capture import Capture
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
 from olive_ext.engine.runners.ort.head import ScoringHead
@@ -81,8 +81,11 @@ def _open(sessions: Sessions) -> OpenedRunner:
     while True:
         model = sessions.model
         form, decision = choose(model, problems)
+        notes = [f"{ONE_BY_ONE}: {problem}" for problem in problems.values()]
+        if not notes and decision.reason.startswith(ONE_BY_ONE):
+            notes = [decision.reason]
         try:
-            return _open_in(form, sessions, (*notes_on_form(decision, problems), *not_captured))
+            return _open_in(form, sessions, (*notes, *not_captured))
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
             problems[form.name] = str(error)
