@@ -67,8 +67,7 @@ def rates(given: Any) -> None:
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
     from olive_ext.places.decision import held
-    from olive_ext.places.noise import Variant, form_of, log_probabilities, moved
-    from olive_ext.places.rounding import computed_in
+    from olive_ext.places.noise import Variant, computed_in, form_of, log_probabilities, moved
 
     model = resolve(ModelSettings(model=str(given.model), deterministic=True))
     documents = [[one] for one in requests_of(given, model)]

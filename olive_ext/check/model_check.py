@@ -183,11 +183,11 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")
     if decision.name != "scoring":
         return decision
-    from olive_ext.engine.forms.registry import choose, scoring_decision
+    from olive_ext.engine.forms.registry import choose
 
     form, _ = choose(model)
     problem = form.refusal_of_graph()
-    return decision if problem is None else scoring_decision(model, {form.name: problem})
+    return decision if problem is None else choose(model, {form.name: problem})[1]
 
 
 def _add_placement(model: ResolvedModel, section: Section) -> None:

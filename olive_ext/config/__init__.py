@@ -13,7 +13,6 @@ from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings, with_na
 from olive_ext.config.remedy import LocationConfig, LocationSettings, MendingConfig, MendingSettings
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
-    LOSS_MAP_TYPE,
     MENDING_TYPE,
     PASS_TYPE,
     PASSES,
@@ -28,7 +27,6 @@ __all__ = [
     "EVALUATOR_TYPE",
     "EXPORT",
     "INPUT_MODEL",
-    "LOSS_MAP_TYPE",
     "MENDING_TYPE",
     "METRICS_TYPE",
     "PASSES",

@@ -16,10 +16,8 @@ from olive_ext.errors import ConfigError, listed
 
 METRICS_TYPE = "OrtEvaluator"
 
-
 _OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "provider_stage")
 """Keys of a reference for what tasks compare beside answers."""
-
 
 Pooling = Literal["mean", "cls", "last"]
 

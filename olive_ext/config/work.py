@@ -31,7 +31,6 @@ from olive_ext.errors import ConfigError
 
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
 
-
 INPUT_MODEL = "input_model"
 """Stands for the model that an Olive workflow started from."""
 

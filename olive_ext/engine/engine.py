@@ -49,6 +49,7 @@ class Engine:
         self.runner = runner
         self._is_deterministic = is_deterministic
         self._tap = tap or NoTap()
+        self._runners = (runner, *self._tap.runners)
         shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
         self._scoring = StepLoop(runner, self._tap, chunk_size, rule or ScoringRule(), **shared)
         self._generating = self._scoring
@@ -138,8 +139,8 @@ class Engine:
 
     def release_memory(self) -> None:
         """`reset`, and frees what has grown with use; the next run allocates it anew."""
-        self.runner.release_memory()
-        self._tap.release_memory()
+        for runner in self._runners:
+            runner.release_memory()
         self.reset()
         trim_host_memory()
 
@@ -149,8 +150,8 @@ class Engine:
             for loop in self._loops:
                 loop.close()
             self._is_closed = True
-            self.runner.close()
-            self._tap.close()
+            for runner in self._runners:
+                runner.close()
 
     def describe(self) -> dict[str, Any]:
         """Facts of the execution, stable in name."""

@@ -101,11 +101,6 @@ class Generation:
     thinking: ThinkingBudget | None = None
 
     @property
-    def needs_rows(self) -> bool:
-        """Whether the next token is drawn on the host, from the whole row of logits."""
-        return not self.sampling.is_greedy
-
-    @property
     def num_slots(self) -> int:
         """Sequences that are followed at a time."""
         return 1 if self.beams is None else self.beams.num_beams

@@ -230,11 +230,6 @@ class Candidates(NamedTuple):
     logprobs_NC: FloatArray
     ids_NC: IntArray
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that cross to the host."""
-        return self.logprobs_NC.nbytes + self.ids_NC.nbytes
-
     def rows(self) -> list[Candidates]:
         """Those of each row by themselves."""
         return [Candidates(self.logprobs_NC[n : n + 1], self.ids_NC[n : n + 1]) for n in range(len(self.ids_NC))]
@@ -275,7 +270,7 @@ class StepOutput:
     def scores_nbytes(self) -> int:
         """Bytes of the scores, the greedy tokens, the sampled rows and the candidates."""
         rows = self.target_logprobs.nbytes + self.greedy_ids.nbytes + self.sample_logits_KV.nbytes
-        return rows + self.candidates.nbytes
+        return rows + self.candidates.logprobs_NC.nbytes + self.candidates.ids_NC.nbytes
 
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
@@ -40,7 +41,7 @@ class StepLoop:
         reports_non_finite: bool = False,
     ) -> None:
         """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
-        self._runner = runner
+        self._runner, self._runners = runner, (runner, *tap.runners)
         self._reports_non_finite = reports_non_finite
         self._tap = tap
         self._chunk_size = min(chunk_size, tap.longest_step)
@@ -65,7 +66,7 @@ class StepLoop:
     @property
     def capacity(self) -> Capacity:
         """The memory that both the runner and the tap have."""
-        return self._tap.capacity(self._runner)
+        return reduce(Capacity.both, [runner.capacity for runner in self._runners])
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +99,8 @@ class StepLoop:
             items = [(key, self._media_ids.put(request)) for key, request in items]
             for request in requests:
                 self._runner.expect_media(request.media)
-                self._tap.expect_media(request.media)
+                for other in self._tap.runners:
+                    other.expect_media(self._tap.own_media(request.media))
         plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
         if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
             self.reset()  # what was timed has overwritten what was resident
@@ -134,8 +136,8 @@ class StepLoop:
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes room on the runner, and where the tap has a model of its own."""
-        self._runner.reserve(positions, cells)
-        self._tap.reserve(positions, cells)
+        for runner in self._runners:
+            runner.reserve(positions, cells)
 
     def run(self, step: Step) -> StepOutput:
         """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
@@ -172,11 +174,12 @@ class StepLoop:
     def _check(self, requests: Sequence[Request]) -> None:
         """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
         for source in dict.fromkeys([request.source for request in requests]):
-            self._runner.check_source(source)
-            self._tap.check_source(source)
+            for runner in self._runners:
+                runner.check_source(source)
         for media in [request.media for request in requests if request.media]:
             self._runner.check_media(media)
-            self._tap.check_media(media)
+            for other in self._tap.runners:
+                other.check_media(self._tap.own_media(media))
             for run in media:
                 self.traits.item_limit.check(run.item)
         generations = [request.generation for request in requests if request.generation is not None]

@@ -1,8 +1,8 @@
 """The registry of runtimes: the libraries that run a model.
 
-Each runtime is one object in one file. The package's own are listed in `BUILT_IN`; another package adds one as an entry
-point of the group `RUNTIME_GROUP`, under the name that `engine.runtime` then takes. Knows no runner: opening one is up
-to the runtime.
+Each runtime is one object. The package's own are listed in `BUILT_IN`; another package adds one as an entry point of
+the group `RUNTIME_GROUP`, under the name that `engine.runtime` then takes. Knows no runner: opening one is up to the
+runtime.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Resolved: TypeAlias = Any
 itself in their signatures."""
 
 BUILT_IN = {
-    "genai": "olive_ext.engine.runtimes.genai:Genai",
-    "onnxruntime": "olive_ext.engine.runtimes.ort:OnnxRuntime",
-    "transformers": "olive_ext.engine.runtimes.hf:Transformers",
+    "genai": "olive_ext.engine.runtimes:Genai",
+    "onnxruntime": "olive_ext.engine.runtimes:OnnxRuntime",
+    "transformers": "olive_ext.engine.runtimes:Transformers",
 }
 """Module and class of each runtime of this package, in the order in which "auto" asks them."""
 

@@ -1,4 +1,5 @@
-"""The first node whose output differs in two places on equal inputs, and its files. Knows no verdict.
+"""The first node whose output differs in two places on equal inputs, and the files of a bug report: the graph of the
+nodes that differ with its weights, their inputs, and a script that shows it in plain ONNX Runtime. Knows no verdict.
 
 Both places run one text in one step. The graph is cut where little is read across, and each piece is given in one
 place what the other one has at the cut: no error is carried on, and each piece shows its own
@@ -7,22 +8,52 @@ place what the other one has at the cut: no error is carried on, and each piece 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+from onnx.external_data_helper import load_external_data_for_model
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
 from olive_ext.graph.nodes import layer_of
+from olive_ext.model.providers.resolution import plugin_devices
 from olive_ext.places.place import HeldError, NotLocatedError, Place, Runs
-from olive_ext.places.repro import write_repro
 from olive_ext.places.search import Found, Search, VanishedError
+from olive_ext.places.tolerance import Array
 from olive_ext.report.numbers import nats
 
 MOST_APART = 10
 """Times by which logits of a plain pass and a log-probability of another form may differ in what they are apart."""
+
+
+_GRAPHS, _INPUTS = ("model.onnx", "reference.onnx"), ("inputs.npz", "reference_inputs.npz")
+"""The candidate's file and the other's, which is only there where it holds something else."""
+
+INLINE_BYTES = 1 << 30
+"""Weights beyond this size lie beside their graph: a protobuf holds 2 GB."""
+
+_SCRIPT = """# {what}
+# Two results on the same inputs; exits with 1 where they are further apart than rounding brings them.
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+HERE = Path(__file__).resolve().parent
+{libraries}{first}
+{second}
+is_equal = (one == other) | (np.isnan(one) & np.isnan(other))
+error = np.nan_to_num(np.abs(one[~is_equal] - other[~is_equal]), nan=np.inf).max(initial=0)
+print(f"ONNX Runtime {{ort.__version__}}: {{error:.3g}} apart, {tolerance:.3g} is rounding")
+sys.exit(bool(error > {tolerance!r}))
+"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +144,7 @@ def first_difference(
     if repro is None:
         return result
     given = search.known_before(found.begin)
-    write_repro(repro, (own, theirs), given, result.output, result.tolerance, str(result))
+    _write_repro(repro, (own, theirs), given, result.output, result.tolerance, str(result))
     return replace(result, repro=repro)
 
 
@@ -135,3 +166,80 @@ def _told(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDif
         optimization_level=level,
         explained=found.explained,
     )
+
+
+def _write_repro(
+    folder: Path, places: tuple[Place, Place], given: Mapping[str, Array], value: str, tolerance: float, what: str
+) -> None:
+    """Fills `folder`, all or nothing: the part of the graph behind `given` values that makes `value`, in both places.
+    Raises `OSError`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for place, graph, taken in zip(places, _GRAPHS, _INPUTS, strict=True):
+            _write_part(work / graph, work / taken, place, given, value)
+        graphs = _shared(work, _GRAPHS, lambda path: path.read_bytes())
+        inputs = _shared(work, _INPUTS, _arrays)
+        names = zip(("one", "other"), graphs, inputs, places, strict=True)
+        first, second = (_result(*result) for result in names)
+        told = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
+        script = _SCRIPT.format(**told, first=first, second=second)
+        (work / "repro.py").write_text(script, encoding="utf-8")
+        work.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write_part(graph: Path, inputs: Path, place: Place, given: Mapping[str, Array], value: str) -> None:
+    part, arrays = place.part(given, [value])
+    model = place.graph.model_of(part)
+    load_external_data_for_model(model, str(place.folder))
+    is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > INLINE_BYTES
+    onnx.save_model(model, graph, save_as_external_data=is_large, location=f"{graph.name}.data")
+    taken = {one.name: place.inputs[one.name].numpy() for one in model.graph.input if one.name in place.inputs}
+    np.savez(inputs, **(taken | arrays))
+
+
+def _shared(folder: Path, names: tuple[str, str], content: Callable[[Path], Any]) -> tuple[str, str]:
+    """The names of both places' files, of which the second goes where both hold the same."""
+    first, second = names
+    if content(folder / first) != content(folder / second):
+        return names
+    for file in folder.glob(f"{second}*"):
+        file.unlink()
+    return first, first
+
+
+def _arrays(path: Path) -> dict[str, tuple[Any, ...]]:
+    with np.load(path) as file:
+        return {name: (array.dtype, array.shape, array.tobytes()) for name, array in file.items()}
+
+
+def _result(name: str, graph: str, inputs: str, place: Place) -> str:
+    """The lines that compute it."""
+    engine, provider = place.model.settings.engine, place.model.providers[0]
+    lines = ["options = ort.SessionOptions()"]
+    lines += [f"options.add_session_config_entry({key!r}, {entry!r})" for key, entry in engine.session_options.items()]
+    if engine.threads is not None:
+        lines.append(f"options.intra_op_num_threads = {engine.threads}")
+    how = f", providers=[({provider.name!r}, {dict(provider.options)!r})]"
+    if provider.name in plugin_devices():
+        devices = f"[device for device in ort.get_ep_devices() if device.ep_name == {provider.name!r}][:1]"
+        lines.append(f"options.add_provider_for_devices({devices}, {dict(provider.options)!r})")
+        how = ""
+    lines.append(f"session = ort.InferenceSession(HERE / {graph!r}, options{how})")
+    lines.append(f"{name} = session.run(None, dict(np.load(HERE / {inputs!r})))[0].astype(float)")
+    return "\n".join(lines)
+
+
+def _libraries(places: Sequence[Place]) -> str:
+    """The lines that register plugin providers."""
+    found = {name: written for place in places for name, written in place.model.settings.provider_libraries.items()}
+    paths = {
+        name: repr(written) if Path(written).exists() else f"__import__({written!r}).get_library_path()"
+        for name, written in found.items()
+    }
+    return "".join(f"ort.register_execution_provider_library({name!r}, {path})\n" for name, path in paths.items())

@@ -11,10 +11,9 @@ import numpy as np
 
 from olive_ext.errors import OliveExtError, first_line
 from olive_ext.model import ResolvedModel
-from olive_ext.places.decision import RESOLUTION, held
-from olive_ext.places.noise import Variant, form_of, log_probabilities, moved
-from olive_ext.places.rounding import UNITS, coarser, computed_in
-from olive_ext.places.sample import FloatArray, Kept, Sample
+from olive_ext.places.decision import RESOLUTION, FloatArray, held
+from olive_ext.places.noise import UNITS, Variant, coarser, computed_in, form_of, log_probabilities, moved
+from olive_ext.places.sample import Kept, Sample
 from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, Noise, Place, PlaceKind
 
@@ -59,8 +58,9 @@ def judged(
     """The finding, and the request and target where the places part for the first time, or where they are farthest
     apart if noise explains it, and it is not harmless. `everywhere` [N]: distances in nats at all positions;
     `tokens_fed` to one of the models."""
-    unit = coarser(*(computed_in(model) for model in _models(places)), places.recorded_in)
-    size = (float(np.sqrt(np.mean(everywhere**2))), float(everywhere.max())) if len(everywhere) else (0.0, 0.0)
+    models = (model for model in (places.model, places.reference) if model is not None)
+    unit = coarser(*map(computed_in, models), places.recorded_in)
+    size = _size(everywhere) if len(everywhere) else (0.0, 0.0)
     found = Place("cannot_tell", *places.names, unit, *size, len(everywhere))
     if not len(everywhere):
         return replace(found, reason="no log-probability was compared"), None
@@ -105,12 +105,13 @@ def _no_noise(own: Sequence[_Run], rounding: Sequence[_Run], unit: str) -> str:
     return ""
 
 
+def _size(apart: FloatArray) -> tuple[float, float]:
+    """The root mean square and the largest."""
+    return float(np.sqrt(np.mean(apart**2))), float(apart.max())
+
+
 def _first_position(kept: Kept, target: int) -> FirstPosition:
     return FirstPosition(kept.task, kept.document, int(kept.positions[target]), float(kept.apart[target]))
-
-
-def _models(places: Places) -> list[ResolvedModel]:
-    return [model for model in (places.model, places.reference) if model is not None]
 
 
 def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[list[_Run], list[_Run], list[str]]:
@@ -129,14 +130,12 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
             continue
         known = [np.concatenate([kept.own if is_own else kept.other for kept in one]) for one in documents]
         apart = [np.abs(new - old) for new, old in zip(said, known, strict=True)]
-        if not np.isfinite(np.concatenate(apart)).all():
+        whole, is_rounding = np.concatenate(apart), variant.edit_graph is not None
+        if not np.isfinite(whole).all():
             failures.append(f"{variant.words}: a log-probability is not finite")
             continue
-        whole, is_rounding = np.concatenate(apart), variant.edit_graph is not None
-        size = float(np.sqrt(np.mean(whole**2))), float(whole.max())
-        (rounding if is_rounding else own).append(
-            _Run(Noise(name, variant.words, *size, len(whole), is_rounding), apart)
-        )
+        noise = Noise(name, variant.words, *_size(whole), len(whole), is_rounding)
+        (rounding if is_rounding else own).append(_Run(noise, apart))
     return own, rounding, failures
 
 

@@ -21,9 +21,7 @@ from olive_ext.model.files.content import external_data_plan
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.types import ITEM_BYTES
 from olive_ext.places.probed_graph import Part, ProbedGraph, types_of
-from olive_ext.places.tolerance import INT8, unit_of
-
-Array = npt.NDArray[Any]
+from olive_ext.places.tolerance import INT8, Array, unit_of
 
 MOST_RUNS = 12
 """Of the document over the whole graph; those over parts of it count by their share of the nodes."""
@@ -77,9 +75,7 @@ class Place:
         spec, file = self.model.spec, self.model.files.decoder
         if settings.engine.adapters:
             raise ModelError(f"{finding}: its adapters (engine.adapters) are no part of the graph")
-        if any(
-            kind not in (1, 2, 3, 10, 11) for kind in (spec.logits.elem_type, *(one.elem_type for one in spec.caches))
-        ):
+        if not {spec.logits.elem_type, *(one.elem_type for one in spec.caches)} <= {1, 2, 3, 10, 11}:
             raise ModelError(f"{finding}: it computes in bfloat16 or float8, which cannot be read here")
         graph = with_full_length_kv(self.model.decoder_graph())
         self.folder, renames = external_data_plan(file, external_locations(graph))

@@ -22,7 +22,6 @@ GIVEN = "/given"
 _NO_TENSORS = ("Sequence", "SplitToSequence", "Optional")
 """Operators whose names begin so return no tensors."""
 
-
 Types = Mapping[str, tuple[int, Sequence[int]]]
 """By values their ONNX types and shapes."""
 

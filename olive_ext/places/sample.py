@@ -8,11 +8,12 @@ import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from olive_ext.places.decision import FloatArray
 from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 MOST_DOCUMENTS = 64
@@ -20,8 +21,6 @@ MOST_REQUESTS = 1
 """Of a document: its choices share a context, which each of them would have computed again."""
 
 MOST_APART = 32
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.providers.ort_session import LEVELS
 from olive_ext.places.place import HeldError, NotLocatedError, Place, last_row
-from olive_ext.places.tolerance import FACTOR, FACTOR_ALIKE, Judged, judge, moved, unit_of
+from olive_ext.places.tolerance import FACTOR, FACTOR_ALIKE, Array, Judged, judge, moved, unit_of
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 CUTS = 32
@@ -51,7 +49,7 @@ class Found(NamedTuple):
 
 
 class VanishedError(NotLocatedError):
-    """The difference may be found with the places exchanged."""
+    """The difference is gone as values of the other place are read: it may be found with the places exchanged."""
 
 
 class Search:
@@ -128,7 +126,9 @@ class Search:
             return None
         self._known |= self.other.run(self.known_before(begin), wanted)
         if begin == 0 and end == len(own.graph.nodes):
-            self._check_difference()
+            read = last_row(self._known[own.logits])
+            if np.abs(read - self._mine).max() < self._whole / FACTOR:
+                raise VanishedError("the difference is gone where values between nodes are read")
         values, judged = self._judged(self._known, wanted, are_alike=self._are_alike and not borders)
         if not borders:
             return self._first_node(values, judged)
@@ -156,11 +156,6 @@ class Search:
             if count == 1 or self.own.bytes_of(self._sizes, read) <= self._most:
                 return sorted(set(borders))
             count //= 2
-
-    def _check_difference(self) -> None:
-        """Raises `VanishedError` where the difference is gone as values of the other place are read."""
-        if np.abs(last_row(self._known[self.own.logits]) - self._mine).max() < self._whole / FACTOR:
-            raise VanishedError("the difference is gone where values between nodes are read")
 
     def known_before(self, begin: int) -> dict[str, Array]:
         """What is known of the other place of values made before a node."""

@@ -26,7 +26,6 @@ threads or levels of optimizations single nodes were equal."""
 LEAST_ROW = 16
 """Numbers of a row that are judged by themselves; with fewer all rows are one."""
 
-
 INT8 = 2.0**-10
 """The unit of activations that a kernel rounds to 8 bits, relative to the largest of their row: a quarter of a step,
 since `FACTOR` is large for a rounding that is no sum. WebGPU and the CPU are 0.05 of a whole step's tolerance apart."""
@@ -54,9 +53,9 @@ def moved(values: Mapping[str, Array], units: Mapping[str, float]) -> dict[str, 
     for name, array in values.items():
         if array.dtype.kind == "f" and array.size:
             unit = units[name]
-            sizes = (
-                np.abs(array) if unit != INT8 else np.abs(array).max(axis=-1, keepdims=True) if array.ndim else array
-            )
+            sizes = np.abs(array)
+            if unit == INT8 and array.ndim:
+                sizes = sizes.max(axis=-1, keepdims=True)
             signs = rng.integers(0, 2, array.shape) * 2 - 1
             with np.errstate(all="ignore"):
                 other = (array + sizes * unit * signs).astype(array.dtype)

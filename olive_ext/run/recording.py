@@ -57,7 +57,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
 
 def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     """What was recorded, of which model, by what and where."""
-    from olive_ext.places.rounding import computed_in
+    from olive_ext.places.noise import computed_in
 
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}

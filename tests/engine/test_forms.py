@@ -20,7 +20,7 @@ from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed.kv import PackedSteps
 from olive_ext.engine.forms.packed.rewrite import KERNELS
-from olive_ext.engine.forms.registry import FORMS, choose, scoring_decision
+from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.forms.rows.graph import RowsOnGraph
 from olive_ext.engine.forms.rows.kv import ViewKv
@@ -176,15 +176,15 @@ def _form(model: ResolvedModel) -> tuple[type[GraphForm], str]:
 
 def test_form_follows_settings_device_and_graph_and_says_why() -> None:
     assert _form(_model())[1] == "branches"
-    assert scoring_decision(_model(scoring="rows")) == Decision("scoring", "rows", "engine.scoring")
-    assert scoring_decision(_model(scoring="answers")).value == "answers"
-    assert scoring_decision(_model(shapes="bucketed")).reason.startswith("branches have any shape, and steps have few")
+    assert choose(_model(scoring="rows"))[1] == Decision("scoring", "rows", "engine.scoring")
+    assert choose(_model(scoring="answers"))[1].value == "answers"
+    assert choose(_model(shapes="bucketed"))[1].reason.startswith("branches have any shape, and steps have few")
     with pytest.raises(ConfigError, match=r"'engine.scoring' = \"packed\": CUDA and WebGPU have paged attention, cpu"):
         choose(_model(scoring="packed"))
 
 
 def test_form_that_failed_is_not_asked_again_and_its_problem_is_the_reason() -> None:
-    decision = scoring_decision(_model(), {"branches": "planted"})
+    _, decision = choose(_model(), {"branches": "planted"})
     assert (decision.value, decision.reason.split(";")[0]) == ("answers", "planted")
 
 

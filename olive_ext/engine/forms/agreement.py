@@ -32,12 +32,6 @@ def draw(vocab_size: int) -> Callable[[int], Text]:
     return lambda length: tuple(rng.integers(0, vocab_size, length).tolist())
 
 
-def stem_and_ends(vocab_size: int) -> tuple[Text, Text, Text]:
-    """A random stem, and two random ends behind it."""
-    stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
-    return stem, left, right
-
-
 def targets_of(num_rows: int) -> tuple[tuple[int, int], ...]:
     """`TARGETS` behind each logits row of a step."""
     return tuple((row, token) for row in range(num_rows) for token in TARGETS)
@@ -69,7 +63,7 @@ def two_ends_problem(
     runner: Runner, vocab_size: int, step: str, what: str, together: Together, cells: int = 0
 ) -> str | None:
     """Why steps, `what` such as a `step`, must not be used; None where they score what single rows score."""
-    stem, left, right = stem_and_ends(vocab_size)
+    stem, left, right = map(draw(vocab_size), (STEM, SUFFIX, SUFFIX))
     runner.reserve(STEM + SUFFIX, cells)
     try:
         expected = [score(runner, stem + end) for end in (left, right)]

@@ -4,9 +4,8 @@ which form it is. Knows no arrays, no runner and no graph.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
@@ -23,9 +22,6 @@ from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
 is for slots of blocks, of which one is copied at most. Where nothing is copied, any saving counts."""
-
-REPEATS = 4
-"""Runs of each step that is timed; the first is not counted."""
 
 
 @dataclass(frozen=True)
@@ -266,13 +262,3 @@ class ScoredSteps:
         """The form, the reason, and what was measured."""
         facts = {"scoring": self.name, "scoring_step": self.num_tokens, "scoring_reason": self.reason}
         return {**facts, "answer_tokens": self.answer_tokens} if self.answer_tokens else facts
-
-
-def best_seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of the fastest of a few runs, behind one that is not counted."""
-    seconds = []
-    for _ in range(REPEATS):
-        begin = clock()
-        run()
-        seconds.append(clock() - begin)
-    return min(seconds[1:])

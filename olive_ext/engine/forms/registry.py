@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from olive_ext.engine.forms.graph_form import ONE_BY_ONE, GraphForm
+from olive_ext.engine.forms.graph_form import GraphForm
 from olive_ext.engine.forms.packed.graph import PackedOnGraph
 from olive_ext.engine.forms.returned.graph import ReturnedOnGraph
 from olive_ext.engine.forms.rows.graph import RowsOnGraph
@@ -16,11 +16,10 @@ from olive_ext.model.decisions import Decision
 FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
 """In the order in which they are asked; the last one takes every model that the others leave."""
 
-NO_PROBLEMS: Mapping[str, str] = MappingProxyType({})
 
-
-def choose(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> tuple[GraphForm, Decision]:
-    """The form that `model` is opened with, and why; `problems`: those of forms, by name. Raises `ConfigError`."""
+def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:
+    """The form that `model` is opened with, and why, as far as no session has to be open for it; `problems`: those of
+    forms, by name. Raises `ConfigError`."""
     reasons: list[str] = []
     for form in FORMS:
         reason = problems.get(form.name) or form.against(model)
@@ -29,15 +28,3 @@ def choose(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> t
         if reason:
             reasons.append(form.refused(model, reason))
     raise AssertionError("the last form takes every model")
-
-
-def scoring_decision(model: ResolvedModel, problems: Mapping[str, str] = NO_PROBLEMS) -> Decision:
-    """How texts that are scored share steps, as far as no session has to be open for it."""
-    return choose(model, problems)[1]
-
-
-def notes_on_form(decision: Decision, problems: Mapping[str, str]) -> tuple[str, ...]:
-    """Why scored texts share no steps, where a user may have expected that they do."""
-    if problems:
-        return tuple(f"{ONE_BY_ONE}: {problem}" for problem in problems.values())
-    return (decision.reason,) if decision.reason.startswith(ONE_BY_ONE) else ()

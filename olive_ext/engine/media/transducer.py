@@ -139,10 +139,7 @@ class Transducer:
         """The most likely token [B] of frames [B, 1, H] behind what the prediction network gave [B, U, 1]."""
         names = self.config.joiner
         batch = len(frames)
-        given = {
-            names.inputs.encoder_outputs: frames,
-            names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1),
-        }
+        given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
         logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
         if logits_BV.shape[1] != self.config.vocab_size:
             told = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"

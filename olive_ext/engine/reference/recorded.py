@@ -30,16 +30,12 @@ RECORDED = np.dtype([("record", "<i8")])
 class WritingTap(Tap):
     """Records the distributions that targets are scored with, each once. Requests that are recorded are not run."""
 
-    def __init__(self, records: Records, divergence: DivergenceKernels) -> None:
-        self._records = records
-        self._divergence = divergence
+    kernels: DivergenceKernels
+
+    def __init__(self, records: Records, kernels: DivergenceKernels) -> None:
+        self._records, self.kernels = records, kernels
         self._rng = np.random.default_rng(records.form.seed)
         self._keys: dict[int, bytes] = {}
-
-    @property
-    @override
-    def host_bytes(self) -> int:  # type: ignore[override]
-        return self._divergence.host_bytes
 
     @override
     def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
@@ -55,7 +51,7 @@ class WritingTap(Tap):
         if step.targets:
             rows_T, _ = target_arrays(step)
             wanted, places_T = np.unique(rows_T, return_inverse=True)
-            records_R = self._divergence.record(output.logits_RV, self._records.form, self._rng)
+            records_R = self.kernels.record(output.logits_RV, self._records.form, self._rng)
             notes_T["record"] = self._records.append(records_R[wanted])[places_T]
         return notes_T
 
@@ -88,15 +84,11 @@ class ReadingTap(Tap):
     reference) is not noted of a step: the records have it by request.
     """
 
-    def __init__(self, records: Records, divergence: DivergenceKernels) -> None:
-        self._records = records
-        self._divergence = divergence
-        self._scored: dict[int, Notes] = {}
+    kernels: DivergenceKernels
 
-    @property
-    @override
-    def host_bytes(self) -> int:  # type: ignore[override]
-        return self._divergence.host_bytes
+    def __init__(self, records: Records, kernels: DivergenceKernels) -> None:
+        self._records, self.kernels = records, kernels
+        self._scored: dict[int, Notes] = {}
 
     def traits(self, runner: Runner) -> Traits:
         """Those of any tap, on the reference's sides, too: a row of logits is compared with one record."""
@@ -124,7 +116,7 @@ class ReadingTap(Tap):
         assert len(step.logits_rows) == shape_of(output.logits_RV)[0]
         form = self._records.form
         records_R = self._records.get(np.array([max(row.record, 0) for row in step.logits_rows]))
-        found = self._divergence.compare_recorded(records_R, form, output.logits_RV, output.greedy_ids)
+        found = self.kernels.compare_recorded(records_R, form, output.logits_RV, output.greedy_ids)
         rows_T, _ = target_arrays(step)
         for name, values_R in found.items():
             notes_T[name] = values_R[rows_T]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from olive_ext.engine.capacity import UNLIMITED, Capacity
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.requests import Notes, Request, Result, Source
+from olive_ext.engine.requests import Notes, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 KEPT_ITEMS = 64
 """Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
-
 
 Items = Sequence[tuple[int, Request]]
 """Numbered requests."""
@@ -43,8 +42,16 @@ class Tap(ABC):
     longest_step = UNLIMITED
     """Tokens of a prompt that a step may hold at most."""
 
-    host_bytes = 0
-    """Bytes that were copied from the device to the host for the notes."""
+    runners: tuple[Runner, ...] = ()
+    """Models of the tap's own: they have the room of the engine's runner, and end with it."""
+
+    kernels: DivergenceKernels | None = None
+    """What compares rows of logits, or makes records of them."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that were copied from the device to the host for the notes."""
+        return sum(one.host_bytes for one in (*self.runners, self.kernels) if one is not None)
 
     @abstractmethod
     def note(self, step: Step, output: StepOutput) -> Notes | None:
@@ -55,23 +62,11 @@ class Tap(ABC):
         """What noted steps of `runner` can do: all but overlap, since a step is noted before the next one runs."""
         return replace(runner.traits, overlaps_steps=False)
 
-    def capacity(self, runner: Runner) -> Capacity:
-        """The memory that noted steps of `runner` may use."""
-        return runner.capacity
+    def own_media(self, media: Media) -> Media:
+        """The pictures and sounds of a request as the tap's `runners` take them."""
+        return media
 
-    def reserve(self, positions: int, cells: int) -> None:  # noqa: B027 (most taps need no memory)
-        """As `Runner.reserve`, for memory of the tap's own."""
-
-    def check_source(self, source: Source | None) -> None:  # noqa: B027
-        """As `Runner.check_source`, for a model of the tap's own."""
-
-    def check_media(self, media: Media) -> None:  # noqa: B027
-        """As `Runner.check_media`, for a model of the tap's own."""
-
-    def expect_media(self, media: Media) -> None:  # noqa: B027
-        """As `Runner.expect_media`, for a model of the tap's own."""
-
-    def miss(self, step: Step) -> None:  # noqa: B027
+    def miss(self, step: Step) -> None:  # noqa: B027 (most taps have no model of their own)
         """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
 
     def forget(self) -> None:  # noqa: B027
@@ -91,12 +86,6 @@ class Tap(ABC):
     def describe(self) -> Mapping[str, Any]:
         """Facts for `describe_execution`."""
         return {}
-
-    def release_memory(self) -> None:  # noqa: B027
-        """As `Runner.release_memory`, for a model of the tap's own."""
-
-    def close(self) -> None:  # noqa: B027
-        """Releases the tap's memory."""
 
 
 class NoTap(Tap):
@@ -118,11 +107,13 @@ class ResidentTap(Tap):
     its scheduler sees, and so may the reference.
     """
 
+    kernels: DivergenceKernels
+
     def __init__(
         self,
         candidate: Runner,
         reference: OpenedRunner,
-        divergence: DivergenceKernels,
+        kernels: DivergenceKernels,
         own_item: Callable[[MediaItem], MediaItem] = lambda item: item,
     ) -> None:
         """`own_item`: a picture as the reference prepares it. Raises `ConfigError` for models of different kinds."""
@@ -132,16 +123,11 @@ class ResidentTap(Tap):
             names = [kind.value if kind else "none" for kind in kinds]
             raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
         self._reference.residency = candidate.residency
-        self._divergence = divergence
+        self.runners, self.kernels = (self._reference,), kernels
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)
         self._has_warned = False
         self._missed: tuple[Step, ...] = ()
         self._seconds = 0.0
-
-    @property
-    @override
-    def host_bytes(self) -> int:  # type: ignore[override]
-        return self._reference.host_bytes + self._divergence.host_bytes
 
     @override
     def traits(self, runner: Runner) -> Traits:
@@ -158,26 +144,6 @@ class ResidentTap(Tap):
             lengths=tuple(sorted({*own.lengths, *other.lengths})),
         )
 
-    def capacity(self, runner: Runner) -> Capacity:
-        """The lesser of each kind of memory."""
-        return runner.capacity.both(self._reference.capacity)
-
-    @override
-    def reserve(self, positions: int, cells: int) -> None:
-        self._reference.reserve(positions, cells)
-
-    @override
-    def check_source(self, source: Source | None) -> None:
-        self._reference.check_source(source)
-
-    @override
-    def check_media(self, media: Media) -> None:
-        self._reference.check_media(self._own_media(media))
-
-    @override
-    def expect_media(self, media: Media) -> None:
-        self._reference.expect_media(self._own_media(media))
-
     def miss(self, step: Step) -> None:
         """Keeps the step for the reference, which has not made its copies and moves."""
         self._missed = (*self._missed, step)
@@ -192,7 +158,7 @@ class ResidentTap(Tap):
         copies = tuple(copy for one in missed for copy in one.copies)
         moves = tuple(move for one in missed for move in one.moves)
         begin = time.perf_counter()
-        rows = tuple(row._replace(media=self._own_media(row.media)) if row.media else row for row in step.rows)
+        rows = tuple(row._replace(media=self.own_media(row.media)) if row.media else row for row in step.rows)
         reference = self._reference.run(replace(step, rows=rows, copies=copies, moves=moves))
         self._seconds += time.perf_counter() - begin
         notes_T = np.zeros(len(step.targets), COMPARED)
@@ -200,7 +166,7 @@ class ResidentTap(Tap):
             return notes_T
         both = (reference.logits_RV, output.logits_RV, reference.greedy_ids, output.greedy_ids)
         rows_T, tokens_T = target_arrays(step)
-        for name, values_R in self._divergence.compare(*both).items():
+        for name, values_R in self.kernels.compare(*both).items():
             notes_T[name] = values_R[rows_T]
         notes_T["kl_lower"] = notes_T["kl"]
         notes_T["reference_logprobs"] = reference.target_logprobs
@@ -208,7 +174,8 @@ class ResidentTap(Tap):
         notes_T["same_top"] = (reference.greedy_ids == output.greedy_ids)[rows_T]
         return notes_T
 
-    def _own_media(self, media: Media) -> Media:
+    @override
+    def own_media(self, media: Media) -> Media:
         prepared = tuple(replace(run, item=self._own(run.item)) for run in media)
         if not self._has_warned and media != prepared:
             self._has_warned = True
@@ -222,14 +189,6 @@ class ResidentTap(Tap):
     @override
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "resident", "seconds": self._seconds, **self._reference.describe()}}
-
-    @override
-    def release_memory(self) -> None:
-        self._reference.release_memory()
-
-    @override
-    def close(self) -> None:
-        self._reference.close()
 
 
 def target_arrays(step: Step) -> tuple[IntArray, IntArray]:

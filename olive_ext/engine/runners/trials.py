@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms.agreement import TARGETS, disagreement
+from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
@@ -154,8 +154,6 @@ decide something: 92 tokens of SmolLM2-135M's shape in fp32 (1 s), 4,096 of a mo
 
 SHORT = 9
 """Tokens of the text that another one is fed beside, and by how many texts pass a number of positions."""
-
-Text = tuple[int, ...]
 
 
 def affordable(num_bytes: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Requests to steps: prefix tree, sequences, slots, tree batches and their cost, overlapped steps.
+"""Requests to steps: prefix tree, sequences, slots, beam searches, overlapped steps; chunks of requests for workers.
 
-The step loop imports `Scheduler`, `make_plan` and `ScoringSteps` from here. Knows no runner but its traits.
+The step loop drives a `Scheduler`; which rows share a step is up to `forms`. Knows no runner but its traits.
 """

@@ -50,11 +50,6 @@ class BlockTables:
         """Blocks that hold nothing."""
         return len(self._free)
 
-    @property
-    def num_used(self) -> int:
-        """Blocks that hold something."""
-        return self.num_blocks - len(self._free)
-
     def covering(self, positions: int) -> int:
         """Blocks of so many positions."""
         return -(-positions // self.block_size)

@@ -170,7 +170,7 @@ class Sequence:
         self.num_slots = 1 if self.generation is None else self.generation.num_slots
         """Slots that it needs: one for each of its beams."""
 
-        self.needs_rows = self.generation is not None and self.generation.needs_rows
+        self.needs_rows = self.generation is not None and not self.generation.sampling.is_greedy
         """Whether its next token is chosen from the whole row of logits, not taken from the device."""
 
         self.has_bans = self.generation is not None and bool(self.generation.suppressed)

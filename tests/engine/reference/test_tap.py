@@ -153,8 +153,8 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
 
 def traits_of(candidate: FakeRunner, reference: FakeRunner) -> tuple[Traits, Capacity]:
     """What steps on both can do, and their memory."""
-    tap = ResidentTap(candidate, OpenedRunner(reference, 8), DIVERGENCE)
-    return tap.traits(candidate), tap.capacity(candidate)
+    loop = compared_engine(candidate, reference)._scoring
+    return loop.traits, loop.capacity
 
 
 def test_pair_is_as_weak_as_the_weaker_one() -> None:

@@ -39,12 +39,7 @@ SCALES = (12, 13)
 
 _POSITIONS_AT = 9
 _CACHE: tuple[str | int | None, ...] = ("blocks", "block_size")
-_INTEGERS: Mapping[str, list[str | int | None]] = {
-    TABLE: ["B", "blocks"],
-    STARTS: ["B + 1"],
-    PASTS: ["B"],
-    BOUNDS: [3],
-}
+_INTEGERS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
 
 
 @dataclass(frozen=True)

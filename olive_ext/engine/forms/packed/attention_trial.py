@@ -22,15 +22,7 @@ from olive_ext.engine.forms.packed.attention_model import (
     AttentionTrial,
     input_name,
 )
-from olive_ext.engine.forms.packed.attention_reference import (
-    COS,
-    K_NORM,
-    Q_NORM,
-    SIN,
-    SINK,
-    attended,
-    score_scale,
-)
+from olive_ext.engine.forms.packed.attention_reference import COS, K_NORM, Q_NORM, SIN, SINK, attended, score_scale
 from olive_ext.engine.forms.packed.kv import Pool
 from olive_ext.engine.forms.packed.rewrite import BOUNDS, PASTS, STARTS, TABLE
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures

@@ -11,7 +11,6 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -121,10 +120,6 @@ class BucketedRunner(Runner):
     @override
     def warm_up_source(self, source: Source) -> None:
         self.inner.warm_up_source(source)
-
-    @override
-    def bucket(self, shape: str) -> AbstractContextManager[None]:
-        return self.inner.bucket(shape)
 
     @override
     def close(self) -> None:

@@ -27,7 +27,7 @@ from typing_extensions import override
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots
-from olive_ext.engine.step import Copy, IntArray, Move, Row
+from olive_ext.engine.step import Copy, Move, Row
 from olive_ext.graph.standalone_graphs import copy_graph, fork_graph, put_row_graph, take_row_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
@@ -99,6 +99,7 @@ class ViewKv(KvStore):
         self._free()
 
     def _free(self) -> None:
+        """Its own memory alone: what a store keeps beside the slots stays where these are allocated anew."""
         self._bindings.clear()
         self._buffers.clear()
 
@@ -233,7 +234,8 @@ class StagedKv(KvStore):
             for i, (pool, staging) in enumerate(zip(self._pool, self._staging, strict=True)):
                 binding.bind_ortvalue_input(f"x{i}", pool)
                 binding.bind_ortvalue_output(f"y{i}", staging)
-            self._run(self._take, binding, np.array([slot], np.int64))
+            binding.bind_cpu_input("row", np.array([slot], np.int64))
+            self._take.run_with_iobinding(binding)
         self._staged_slot = slot
 
     def _write_back(self) -> None:
@@ -244,13 +246,9 @@ class StagedKv(KvStore):
             binding.bind_ortvalue_input(f"x{i}", pool)
             binding.bind_ortvalue_input(f"r{i}", staging)
             binding.bind_ortvalue_output(f"y{i}", pool)
-        self._run(self._put, binding, np.array([[self._staged_slot]], np.int64))
+        binding.bind_cpu_input("row", np.array([[self._staged_slot]], np.int64))
+        self._put.run_with_iobinding(binding)
         self._is_staging_newer = False
-
-    @staticmethod
-    def _run(session: ort.InferenceSession, binding: ort.IOBinding, row: IntArray) -> None:
-        binding.bind_cpu_input("row", row)
-        session.run_with_iobinding(binding)
 
     def _binding(self, values: Values) -> ort.IOBinding:
         binding = KeptBinding(self._session)

@@ -14,14 +14,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import (
-    OneRow,
-    ReadySequences,
-    ScoredSteps,
-    ScoringRule,
-    StepForm,
-    StepTarget,
-)
+from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
 

@@ -19,16 +19,7 @@ import numpy as np
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import (
-    REPEATS,
-    ReadySequences,
-    ScoredBatch,
-    ScoredSteps,
-    ScoringRule,
-    StepForm,
-    StepTarget,
-    best_seconds,
-)
+from olive_ext.engine.forms.base import ReadySequences, ScoredBatch, ScoredSteps, ScoringRule, StepForm, StepTarget
 from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
@@ -185,6 +176,9 @@ its pairs take long enough to be seen."""
 MIN_CONTEXT = 320
 """The least context length, in positions, at which steps of different numbers of cells differ measurably."""
 
+REPEATS = 4
+"""Runs of each step that is timed; the first is not counted."""
+
 MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
 """Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
 
@@ -289,6 +283,11 @@ def measure_trees(target: StepTarget, context_length: int, clock: Callable[[], f
         cells_P = np.arange(FIRST_CELL, FIRST_CELL + past, dtype=np.int32)
         row, read = Row(SHARED_PREFIX, past, (0,) * tokens, cells_P=cells_P), LogitsRow(0, tokens - 1)
         step = Step((row,), logits_rows=(read,), first_cell=FIRST_CELL + past)
-        seconds.append(best_seconds(lambda step=step: target.run(step), clock))  # type: ignore[misc]
+        times = []
+        for _ in range(REPEATS):
+            begin = clock()
+            target.run(step)
+            times.append(clock() - begin)
+        seconds.append(min(times[1:]))
     factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
     return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())

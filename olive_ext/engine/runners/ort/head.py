@@ -35,30 +35,6 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
         return add_scoring_head(proto, spec.logits.name, outputs, keeps_layers=keeps)
 
 
-class CandidateReader:
-    """One small graph, opened when a first beam search needs it."""
-
-    def __init__(self, open_graph: Callable[[bytes], ort.InferenceSession]) -> None:
-        self._open_graph = open_graph
-        self._session: ort.InferenceSession | None = None
-
-    def read(self, logits_KV: ort.OrtValue, rows: Sequence[int], count: int) -> Candidates:
-        """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
-        vocab_size = logits_KV.shape()[1]
-        if self._session is None:
-            self._session = self._open_graph(candidates_graph(vocab_size))
-        binding = self._session.io_binding()
-        binding.bind_ortvalue_input("logits", logits_KV)
-        binding.bind_cpu_input("rows", np.array(rows, np.int64))
-        binding.bind_cpu_input("count", np.array([min(count, vocab_size)], np.int64))
-        for name in CANDIDATE_OUTPUTS:
-            binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        logprobs, ids = binding.get_outputs()
-        logprobs_NC = logprobs.numpy()
-        return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
-
-
 class HeadPlan(NamedTuple):
     """Where a scoring head runs, and what it leaves on that device."""
 
@@ -89,7 +65,8 @@ class ScoringHead:
         """The greedy tokens of the step read last, one for each logits row, as the decoder takes them."""
 
         self._plan = plan
-        self._candidates = CandidateReader(plan.open_graph)
+        self._beams_session: ort.InferenceSession | None = None
+        """Reads candidates of beams: opened when a first beam search needs it."""
 
     @property
     def overlaps_steps(self) -> bool:
@@ -131,12 +108,28 @@ class ScoringHead:
         sampled_KV = samples_KV.numpy()[:num_sampled] if step.samples else empty_KV
         if step.beams:
             rows = range(num_sampled, num_sampled + len(step.beams))
-            candidates = self._candidates.read(samples_KV, rows, step.num_candidates)
+            candidates = self._candidates(samples_KV, rows, step.num_candidates)
         output = StepOutput(read_T, greedy_R.numpy()[: len(step.logits_rows)], sampled_KV, candidates=candidates)
         rest = list(outputs[len(OUTPUTS) :])
         if self._plan.overlaps_steps and rest:  # a captured step leaves none
             self.next_ids = rest.pop(0)
         return replace(output, logits_RV=rest[0]) if rest else output
+
+    def _candidates(self, logits_KV: ort.OrtValue, rows: Sequence[int], count: int) -> Candidates:
+        """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
+        vocab_size = logits_KV.shape()[1]
+        if self._beams_session is None:
+            self._beams_session = self._plan.open_graph(candidates_graph(vocab_size))
+        binding = self._beams_session.io_binding()
+        binding.bind_ortvalue_input("logits", logits_KV)
+        binding.bind_cpu_input("rows", np.array(rows, np.int64))
+        binding.bind_cpu_input("count", np.array([min(count, vocab_size)], np.int64))
+        for name in CANDIDATE_OUTPUTS:
+            binding.bind_output(name)
+        self._beams_session.run_with_iobinding(binding)
+        logprobs, ids = binding.get_outputs()
+        logprobs_NC = logprobs.numpy()
+        return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
 
     def describe(self) -> Mapping[str, Any]:
         """Where the head is, why, and the products that run on scored rows."""

@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
@@ -24,7 +23,7 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.packed.capture import PackedCapture
-from olive_ext.engine.forms.registry import choose, notes_on_form
+from olive_ext.engine.forms.registry import choose
 from olive_ext.engine.forms.rows.capture import Capture
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
 from olive_ext.engine.runners.ort.head import ScoringHead
@@ -82,8 +81,11 @@ def _open(sessions: Sessions) -> OpenedRunner:
     while True:
         model = sessions.model
         form, decision = choose(model, problems)
+        notes = [f"{ONE_BY_ONE}: {problem}" for problem in problems.values()]
+        if not notes and decision.reason.startswith(ONE_BY_ONE):
+            notes = [decision.reason]
         try:
-            return _open_in(form, sessions, (*notes_on_form(decision, problems), *not_captured))
+            return _open_in(form, sessions, (*notes, *not_captured))
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
             problems[form.name] = str(error)
@@ -180,7 +182,15 @@ def _decoder(
         notes.append(f"steps are not captured: {reason}")
     captured_by = PackedCapture if spec.is_paged else Capture
     weights = sessions.weights.get(model.files.decoder)
-    facts = {**_facts(model), "num_slots_origin": origin, "notes": notes, **adapters.describe()}
+    facts = {
+        "model": str(model.files.decoder),
+        "runtime": model.runtime.name,
+        "runtime_origin": model.runtime_reason,
+        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
+        "num_slots_origin": origin,
+        "notes": notes,
+        **adapters.describe(),
+    }
     parts = OrtParts(
         compiled=sessions.compiled,
         embedding=sessions.embedding(spec, device) if spec.embeddings else None,
@@ -213,12 +223,3 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
     numbers = spec.choices.numbers if spec.choices is not None else ()
     if problem := check_steps(decoder.runner, spec.vocab_size, longest, numbers, affordable(model.size)):
         raise PartsDifferError(problem)
-
-
-def _facts(model: ResolvedModel) -> dict[str, Any]:
-    return {
-        "model": str(model.files.decoder),
-        "runtime": model.runtime.name,
-        "runtime_origin": model.runtime_reason,
-        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
-    }

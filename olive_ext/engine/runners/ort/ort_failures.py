@@ -23,7 +23,6 @@ MEMORY_WORDS = (
 )
 """Parts of what ONNX Runtime's arena (two), CUDA, DirectML, cuBLAS, cuDNN, C++ and numpy say of memory that ran out."""
 
-
 FAILURES: tuple[type[Exception], ...] = (
     RuntimeError,
     MemoryError,

@@ -34,7 +34,6 @@ _KERNELS: Mapping[tuple[str, str], tuple[frozenset[str], str]] = {
 """By device and operator the types that the provider has kernels for, and that in words (ONNX Runtime 1.31.1,
 docs/OperatorKernels.md)."""
 
-
 _HEAVY = frozenset({"Conv", "EPContext", "FusedMatMul", "Gemm", "MatMul", "MatMulBnb4", "MatMulInteger", "MatMulNBits"})
 """Where a model's arithmetic is, and what a provider has compiled."""
 

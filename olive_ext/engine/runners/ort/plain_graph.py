@@ -5,7 +5,6 @@ node whose output is the first with NaN or +inf. Knows no runner.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from olive_ext.engine.forms.kv_store import zeros
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
-from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate, weights_of, with_outputs
+from olive_ext.graph.onnx_file import external_locations, relocate, weights_of, with_outputs
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import external_data_plan, load_graph
 from olive_ext.model.providers.ort_session import open_session
@@ -91,14 +90,10 @@ def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     """
     graph = PlainGraph(model)
     wrong = {name for name, value in graph.run(tokens).items() if _is_wrong(value)}
-    return _first(graph.proto, wrong, graph.folder)
-
-
-def _first(proto: ModelProto, wrong: set[str], folder: Path) -> str | None:
-    for node in proto.graph.node:
+    for node in graph.proto.graph.node:
         if output := next((name for name in node.output if name in wrong), None):
             said = f"the first output that is not finite is '{output}' of the node '{node.name}' ({node.op_type})"
-            weights = [name for name, values in weights_of(proto, node, folder) if _is_wrong(values)]
+            weights = [name for name, values in weights_of(graph.proto, node, graph.folder) if _is_wrong(values)]
             return f"{said}, whose weight '{weights[0]}' is not finite" if weights else said
     return None
 

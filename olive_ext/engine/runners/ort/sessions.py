@@ -66,25 +66,20 @@ class Sessions:
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
         plan = partial(HeadPlan, self.helper, exposes_rows, overlaps_steps, bool(bans))
         if self.model.settings.engine.graph == "untouched":
-            session = self._decoder_session(proto, caches)
+            session = self._opened(proto, self.model.files.decoder, caches=caches)
             graph = scoring_graph(logits.elem_type, spec.vocab_size, len(logits.shape), outputs)
             head = self.helper(graph.SerializeToString())
             return session, SeparateHead(head, logits.name, plan(self.device(session)))
         is_captured = self.model.capture(spec).is_captured
         scoring = with_head(proto, spec, replace(outputs, has_rows=is_captured))
-        session = self._decoder_session(scoring.model, caches, is_captured=is_captured)
+        session = self._opened(scoring.model, self.model.files.decoder, caches=caches, is_captured=is_captured)
         graph_facts = scoring.kind, scoring.reason, scoring.late_products
         return session, ScoringHead(plan(self.device(session), *graph_facts))
 
-    def _decoder_session(
-        self, proto: ModelProto, caches: Sequence[str], *, is_captured: bool = False
-    ) -> ort.InferenceSession:
-        file = self.model.files.decoder
-        return self._taken(self._bound(proto, file, caches=caches, is_captured=is_captured), file)
-
-    def _taken(self, session: ort.InferenceSession, file: Path) -> ort.InferenceSession:
-        """The session of `file`. Raises `MisplacedError` where the first provider, whose numbers are asked for, runs
-        no product of it: QNN's takes none of a decoder in float32, and says nothing."""
+    def _opened(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
+        """As `_bound`. Raises `MisplacedError` where the first provider, whose numbers are asked for, runs no product
+        of it, too: QNN's takes none of a decoder in float32, and says nothing."""
+        session = self._bound(proto, file, **how)
         if problem := untaken(session, self.model.providers[0].name):
             raise MisplacedError(f"'{file}': {problem}")
         return session
@@ -137,7 +132,7 @@ class Sessions:
             proto = load_graph(spec.files.graph)
             if self.model.warms_encoders and spec.has_own_rows:
                 pad_rows(proto, spec.inputs[0].name, [output.name for output in spec.outputs])
-            return self._taken(self._bound(proto, spec.files.graph, floats_only=True), spec.files.graph)
+            return self._opened(proto, spec.files.graph, floats_only=True)
         except ProviderError as error:
             raise ProviderError(f"{error}; 'engine.encoder_provider' = 'cpu' would run the encoder there") from error
 
@@ -168,7 +163,7 @@ class Sessions:
         file, first_step = self._first_step(spec)
         encoder = read_encoder(proto, spec.cross, self.model.files.genai_config.get("model", {}), first_step)
         cross = self._from_memory(first_step, file) if encoder.first_step and first_step is not None else None
-        session = self._taken(self._from_memory(proto, companion.graph), companion.graph)
+        session = self._opened(proto, companion.graph)
         return SourceEncoder(session, cross, encoder, self._item_graphs(device), num_kept)
 
     def _first_step(self, spec: DecoderSpec) -> tuple[Path, ModelProto | None]:

@@ -53,7 +53,7 @@ class Model:
             held = [token for block in self.tables.table(slot) for token in self.memory[block]]
             assert held[: len(expected)] == expected
         named = Counter(block for slot in range(SLOTS) for block in self.tables.table(slot))
-        assert self.tables.num_used == len(named)
+        assert self.tables.num_blocks - self.tables.num_free == len(named)
         assert all(count == self.tables._num_users[block] for block, count in named.items())
 
 
@@ -78,4 +78,4 @@ def test_only_a_half_filled_block_is_copied_and_only_where_it_is_shared() -> Non
     assert tables.make_room(1, 8, 3) is None, "the prefix ends with a block"
     assert tables.make_room(2, 10, 1) is not None
     assert tables.make_room(0, 10, 1) is None, "nobody else names it now"
-    assert tables.num_used == 3 + 2
+    assert tables.num_blocks - tables.num_free == 3 + 2
