@@ -82,7 +82,7 @@ class StepLoop:
         positions, cells = self._needed(*_longest(requests))
         capacity, in_use = self.capacity, self._in_use
         has_slots = in_use.for_sequences(positions) == in_use
-        is_reserved = positions <= capacity.positions and cells <= capacity.cells and has_slots
+        is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
         return is_reserved or not self._scheduler.has_work
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
