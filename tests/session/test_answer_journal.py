@@ -120,7 +120,7 @@ class _Roomy(FakeEngine):
 
 @pytest.mark.parametrize(("is_deterministic", "num_asked"), [(False, 1), (True, 2)])
 def test_answers_are_resumed_whatever_memory_is_free(tmp_path: Path, is_deterministic: bool, num_asked: int) -> None:
-    """What is free differs from call to call; where bits are to repeat, it is half of all memory, which decides them."""
+    """What is free differs from call to call; where bits are to repeat, half of all memory decides them."""
     engines = [_Roomy(positions, is_deterministic) for positions in (9000, 8999)]
     for engine in engines:
         session = Session(engine, byte_level())
