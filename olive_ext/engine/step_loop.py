@@ -106,7 +106,9 @@ class StepLoop:
         self.reserve(positions, cells)
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
-        if self._scheduler.key != (self._in_use, *self._steps.sizes):
+        in_use = self._in_use
+        is_renewed = not self._scheduler.has_work and self._runner.renew(in_use.num_slots, self._positions)
+        if is_renewed or self._scheduler.key != (in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive
