@@ -83,7 +83,7 @@ class StepLoop:
         positions, cells = self._needed(*_longest(requests))
         capacity, in_use = self.capacity, self._in_use
         has_slots = in_use.for_sequences(positions) == in_use
-        is_reserved = positions <= capacity.positions and cells <= capacity.cells and has_slots
+        is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
         return is_reserved or not self._scheduler.has_work
 
     def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
@@ -108,7 +108,9 @@ class StepLoop:
         self.reserve(positions, cells)
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
-        if self._scheduler.key != (self._in_use, *self._steps.sizes):
+        in_use = self._in_use
+        is_renewed = not self._scheduler.has_work and self._runner.renew(in_use.num_slots, self._positions)
+        if is_renewed or self._scheduler.key != (in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive

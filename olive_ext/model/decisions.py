@@ -113,15 +113,19 @@ def _free(settings: ModelSettings, memory: Memory) -> int:
 def shared_positions(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> int | None:
-    """Positions of all slots together that memory holds, of a paged cache or of slots that a call takes by need; None
-    where memory is not known, and for other slots."""
+    """Positions of all slots together that memory holds, of a paged cache, or of slots that a call takes by need: to
+    four bits, so that machines alike, whose memory differs by kilobytes, have as many. None where memory is not known,
+    and for other slots."""
     try:
         free = _free(settings, read(device.kind, device.index))
     except UnmeasuredError:
         return None
     per_position = spec.bytes_per_position + spec.gathered_bytes
-    is_shared = spec.is_paged or _takes_slots_by_need(settings, spec, device)
-    return int(free * MEMORY_SHARE[device.kind] / max(1, per_position)) if is_shared else None
+    fitting = int(free * MEMORY_SHARE[device.kind] / max(1, per_position))
+    if spec.is_paged:
+        return fitting
+    is_shared = _takes_slots_by_need(settings, spec, device)
+    return fitting - fitting % (1 << max(0, fitting.bit_length() - 4)) if is_shared else None
 
 
 def planned_positions(spec: DecoderSpec) -> int:

@@ -137,6 +137,8 @@ def deciding_facts(session: OpenModel) -> dict[str, Any]:
     """All that decides a session's answers besides their requests, JSON-ready."""
     execution = session.describe_execution()
     facts = {name: execution[name] for name in _DECIDING if name in execution}
+    if not execution.get("deterministic"):
+        facts.pop("slot_positions", None)  # those of the memory that is free now: nothing would ever be resumed
     if "adapters" in execution:
         facts["adapters"] = sorted(execution["adapters"].values())
     digest = session.model.digest if session.model is not None else None

@@ -176,6 +176,8 @@ class StandIn:
         feeds |= {LENGTHS[0]: np.array([past + count - 1], np.int32), LENGTHS[1]: np.array(past + count, np.int32)}
         found, *presents = self.session.run([OUTPUT, "present_key", "present_value"], feeds)
         new = np.arange(past, past + count)
+        if self.fault == "token of an answer not written" and count == 1:
+            return found
         for cache, present in zip(caches.values(), presents, strict=True):
             cache[blocks[new // size], new % size] = present[0, :, past:].swapaxes(0, 1)
         return found
@@ -206,11 +208,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", VARIANTS.values(), ids=VARIANTS)
-def test_a_right_kernel_passes_in_three_runs(how: dict[str, Any]) -> None:
+def test_a_right_kernel_passes_in_six_runs(how: dict[str, Any]) -> None:
     """numpy's numbers are those of ONNX Runtime's CPU kernel, whatever the attention has."""
     problem, runs = tried(trial_of(**how))
     assert problem is None
-    assert runs == 3
+    assert runs == 6
 
 
 def test_a_right_kernel_passes_in_steps_of_few_tokens() -> None:
@@ -228,7 +230,13 @@ FAULTS = [
     "every row has the first table",
     "split past 512 dropped",
     "rows from 64 on wrong",
+    "token of an answer not written",
 ]
+
+
+def test_rows_that_decode_are_tried_together_however_short_the_steps_of_prompts_are() -> None:
+    """A chunk size of 31 bounds a prompt's tokens, not the rows of a step."""
+    assert tried(trial_of(), "rows from 64 on wrong", most=31)[0] is not None
 
 
 def _off(problem: str | None) -> float:

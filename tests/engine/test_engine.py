@@ -282,6 +282,26 @@ def test_run_continuous_goes_on_where_no_request_is_there_for_now(num_slots: int
         assert_equal(found[number], oracle(request))
 
 
+def test_texts_that_need_more_cells_wait_for_what_runs_and_nothing_is_lost() -> None:
+    """Cells are there from an earlier call; steps are planned by what this one has needed so far."""
+    engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 8)
+    engine.run([Request((1, 2, 3, 4) * 40, 3)])
+    engine.reset()
+
+    def source() -> Iterator[tuple[str, Request] | None]:
+        for number in range(3):
+            yield f"answer {number}", Request((1, 2, number), 0, Generation(40))
+            yield None
+            yield f"text {number}", Request((*((1, 2, 3, 4) * (5 + 10 * number)), number), 3)
+            yield None
+
+    asked = dict(one for one in source() if one is not None)
+    found = dict(engine.run_continuous(source()))
+    assert found.keys() == asked.keys()
+    for key, result in found.items():
+        assert_equal(result, oracle(asked[str(key)]))
+
+
 @given(calls=st.lists(requests_of(max_sources=1), min_size=2, max_size=3), has_tree_batches=st.booleans())
 def test_released_memory_is_allocated_anew_and_changes_no_result(
     calls: list[list[Request]], has_tree_batches: bool

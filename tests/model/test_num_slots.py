@@ -46,12 +46,22 @@ def test_auto_takes_a_share_of_the_free_memory(kind: str, room: float, expected:
 def test_slots_of_the_host_are_bounded_by_the_positions_of_all_together(spec: DecoderSpec) -> None:
     """A quarter of the free memory, half of all where runs repeat, and no bound where the user says how many."""
     device, read, share = Device("cpu"), has(40, spec), MEMORY_SHARE["cpu"]
-    positions = 40 * spec.context_length * share
-    assert shared_positions(settings(), spec, device, read) == positions
+    positions = shared_positions(settings(), spec, device, read)
+    assert positions is not None
+    assert 7 / 8 < positions / (40 * spec.context_length * share) <= 1
     assert shared_positions(settings(deterministic=True), spec, device, read) == positions
     by_user = (settings(batch_size=3), settings(engine=EngineConfig(num_slots=3)))
     assert [shared_positions(given, spec, device, read) for given in by_user] == [None, None]
     assert shared_positions(settings(), spec, Device("cuda"), read) is None
+
+
+def test_machines_alike_have_room_for_as_many_positions(spec: DecoderSpec) -> None:
+    """Their memory differs by kilobytes; workers that have not the same room are refused."""
+    rooms = [
+        shared_positions(settings(deterministic=True), spec, Device("cpu"), lambda *_, total=total: Memory(0, total))
+        for total in range(9 * 2**30, 9 * 2**30 + 2**20, 2**14)
+    ]
+    assert len({*rooms}) == 1
 
 
 def test_the_device_that_runs_the_model_is_asked(spec: DecoderSpec) -> None:

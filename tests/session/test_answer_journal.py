@@ -107,6 +107,29 @@ def test_a_forged_answer_ends_in_an_error_that_names_the_journal(tmp_path: Path)
         session.loglikelihood([([5, 6], [7])])
 
 
+class _Roomy(FakeEngine):
+    """Has so many positions for all slots together."""
+
+    def __init__(self, slot_positions: int, is_deterministic: bool) -> None:
+        super().__init__()
+        self._facts = {"slot_positions": slot_positions, "deterministic": is_deterministic}
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | self._facts
+
+
+@pytest.mark.parametrize(("is_deterministic", "num_asked"), [(False, 1), (True, 2)])
+def test_answers_are_resumed_whatever_memory_is_free(tmp_path: Path, is_deterministic: bool, num_asked: int) -> None:
+    """What is free differs from call to call; where bits are to repeat, half of all memory decides them."""
+    engines = [_Roomy(positions, is_deterministic) for positions in (9000, 8999)]
+    for engine in engines:
+        session = Session(engine, byte_level())
+        session.keep_answers(tmp_path / "answers")
+        session.loglikelihood([([5, 6], [7])])
+        session.keep_answers(None)
+    assert sum(len(engine.requests) for engine in engines) == num_asked
+
+
 def _hypotheses(tokens: list[int]) -> tuple[Hypothesis, ...]:
     scores = enumerate((-0.1, -1 / 3))
     return tuple(Hypothesis((*tokens, place), score, FinishReason.STOP_ID, 3) for place, score in scores)

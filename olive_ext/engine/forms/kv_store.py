@@ -145,6 +145,9 @@ class KvStore(ABC):
     def __init__(self, place: KvPlace) -> None:
         self.num_slots = place.num_slots
         self.capacity = 0
+        self.touched = 0, 0
+        """The most slots and the most positions of one that were in use since memory was allocated."""
+
         self._session = place.session
         self._spec = place.spec
         self._place = place
@@ -179,6 +182,14 @@ class KvStore(ABC):
     def most_positions(self) -> int:
         """Positions that all slots together may hold, where memory bounds them beside their number."""
         return UNLIMITED if self._place.most_positions is None else self._place.most_positions
+
+    def is_worn(self, num_slots: int, positions: int) -> bool:
+        """Whether so many slots of so many positions may be more than `most_positions`, with what others have touched
+        beside them: few long ones and many short ones are each as much as that."""
+        slots, longest = self.touched
+        self.touched = max(slots, num_slots), max(longest, positions)
+        most = max(num_slots * positions, self.most_positions * 5 // 4)
+        return self.most_positions < UNLIMITED and math.prod(self.touched) > most
 
     @property
     def num_cells(self) -> int:

@@ -116,6 +116,11 @@ class Runner(ABC):
     def reserve(self, positions: int, cells: int = 0) -> None:
         """Makes slots hold `positions`, the shared prefix `cells`; a change of `capacity` loses what is resident."""
 
+    def renew(self, num_slots: int, positions: int) -> bool:
+        """Gives back what slots have touched where so many of so many positions might be too much beside it; whether it
+        did: what was resident is gone then."""
+        return False
+
     def check_source(self, source: Source | None) -> None:
         """Raises `OliveExtError` where a request cannot have this source, or needs one."""
         if source is not None:

@@ -60,8 +60,8 @@ class ModelFacts:
 
     @property
     def room(self) -> str:
-        """What decides how many sequences share a step."""
-        positions = self.execution.get("slot_positions")
+        """What decides how many sequences share a step, where runs are to repeat."""
+        positions = self.execution.get("slot_positions") if self.execution.get("deterministic") else None
         return f"{self.num_slots} sequences" + (f" of {positions} positions in all" if positions else "")
 
 

@@ -10,6 +10,7 @@ import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.opening import open_engine
+from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
@@ -17,6 +18,9 @@ from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
+
+MOST = 1000
+"""Positions of all slots together."""
 
 
 class _Small:
@@ -88,3 +92,28 @@ def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_t
         found.append(engine.runner.capacity.positions)
     engine.close()
     assert found == [128, 192, 192, 512]
+
+
+def _touched(store: ViewKv) -> int:
+    """Positions of slots in which something lies."""
+    memory = store._buffers[0]._bytes_by_position
+    return int(memory.reshape(*memory.shape[:2], -1).any(axis=-1).sum())
+
+
+def test_calls_of_ever_more_and_shorter_answers_touch_no_more_memory_than_one() -> None:
+    """Few long slots and many short ones are each as much as memory holds, and lie in part in other places."""
+    settings = ModelSettings(model=str(genai_export("llama", None)), deterministic=True)
+    engine = open_engine(resolve(settings))
+    assert isinstance(engine.runner, OrtRunner)
+    store = engine.runner._kv
+    assert isinstance(store, ViewKv)
+    store._place = replace(store._place, most_positions=MOST)
+    touched, alone = [], open_engine(resolve(settings))
+    for count in (2, 4, 8, 16, 32):
+        tokens = tuple(5 + place % 40 for place in range(MOST // count - 8))
+        requests = [Request((4 + number, *tokens), 0, Generation(8)) for number in range(count)]
+        assert [one.tokens for one in engine.run(requests)] == [one.tokens for one in alone.run(requests)]
+        touched.append(_touched(store))
+    engine.close()
+    alone.close()
+    assert max(touched) <= MOST * 5 // 4, touched

@@ -279,8 +279,9 @@ def test_a_worker_that_comes_up_otherwise_is_named(caplog: pytest.LogCaptureFixt
     told = "room for 3 sequences, at first for 2 sequences"
     assert pool.describe()["workers"] == {"names": ["one"], "lost": 1, "unlike": {"one": told}}
     assert f"one has {told}, so that its numbers may differ by rounding: set 'engine.num_slots'" in caplog.text
-    facts = ModelFacts(512, 2, Traits(512), {"slot_positions": 9})
+    facts = ModelFacts(512, 2, Traits(512), {"slot_positions": 9, "deterministic": True})
     assert facts.room == "2 sequences of 9 positions in all"
+    assert replace(facts, execution={"slot_positions": 8}).room == "2 sequences"
     same = WorkerPool(Crew([FakeWorker("one", losses=[1])]))
     run(same._crew, [requests_of(3)])
     assert "unlike" not in same.describe()["workers"]

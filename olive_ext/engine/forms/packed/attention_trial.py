@@ -37,8 +37,12 @@ CUT, FORK, MORE = 280, BLOCK_SIZE, 44
 """Where a text's first step ends, within a block; positions of it that a second text shares, a whole block; tokens of
 that one's own."""
 
-TABLES, NUM_BLOCKS = ((6, 2, 4), (6, 1, 0)), 8
-"""Blocks of both texts: neither neighbours nor in order."""
+PROMPT, ANSWER = 4, 8
+"""Tokens of a third text: those of its prompt, and all. The others are fed one in each step, as answers are: so few
+that one that a kernel does not write shows in those behind it, as it would not among hundreds."""
+
+TABLES, NUM_BLOCKS = ((6, 2, 4), (6, 1, 0), (3, 5, 7)), 8
+"""Blocks of the texts: neither neighbours nor in order."""
 
 ROWS = 80
 """Of a step: more than there are lanes in two warps, or slots by default."""
@@ -66,19 +70,23 @@ class Span(NamedTuple):
 
 def spans() -> list[list[Span]]:
     """What is fed, each list at once: a prompt that ends within a block; the rest of it, a second text behind its
-    first block, and short rows; a token each of many rows. Rows that were fed before write what is there already."""
-    short = [Span(0, past, past + 1 + i % 3) for i, past in enumerate(np.linspace(0, CUT - 3, ROWS - 2, dtype=int))]
-    pasts = np.linspace(LENGTH - 1, 0, ROWS, dtype=int)
+    first block, and short rows; a token each of many rows, of which the answer's are new. The other rows that were fed
+    before write what is there already."""
+    short = [Span(0, past, past + 1 + i % 3) for i, past in enumerate(np.linspace(0, CUT - 3, ROWS - 3, dtype=int))]
+    pasts = np.linspace(LENGTH - 1, 0, ROWS - 1, dtype=int)
     single = [
         Span(1, FORK + i % MORE, FORK + i % MORE + 1) if i % 4 == 1 else Span(0, past, past + 1)
         for i, past in enumerate(pasts)
     ]
-    return [[Span(0, 0, CUT)], [*short, Span(1, FORK, FORK + MORE), Span(0, CUT, LENGTH)], single]
+    prompts = [*short, Span(1, FORK, FORK + MORE), Span(2, 0, PROMPT), Span(0, CUT, LENGTH)]
+    return [[Span(0, 0, CUT)], prompts, *([*single, Span(2, past, past + 1)] for past in range(PROMPT, ANSWER))]
 
 
-def steps_of(rows: Iterable[Span], most: int) -> Iterator[list[Span]]:
-    """Steps of up to `most` tokens that hold the rows, which are cut where a step is full."""
+def steps_of(rows: list[Span], most: int) -> Iterator[list[Span]]:
+    """Steps of up to `most` tokens that hold the rows, which are cut where a step is full. Rows of one token each run
+    together, as rows that decode do however short a prompt's steps are."""
     step: list[Span] = []
+    most = max(most, len(rows)) if all(row.stop - row.start == 1 for row in rows) else most
     room = most
     for text, begin, stop in rows:
         start = int(begin)
@@ -95,7 +103,7 @@ def steps_of(rows: Iterable[Span], most: int) -> Iterator[list[Span]]:
 
 def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: int) -> str | None:
     """How far the device's attention over a paged cache is from numpy's, in steps of up to `most` tokens; None where
-    that is rounding. Each kind of attention runs three times where `most` is not below 600."""
+    that is rounding. Each kind of attention runs six times where `most` is not below 600."""
     for trial in trials:
         try:
             with named_ort_failures("on attention over a paged cache"):
@@ -111,15 +119,15 @@ def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: in
 def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float, str]:
     """The largest difference of a step, and where it is."""
     assert runner.open_graph is not None
-    first, second = texts = _texts(trial)
+    texts = _texts(trial)
     expected = [attended(trial.node, text, trial.heads, trial.head_size) for text in texts]
     session = runner.open_graph(trial.graph)
     shape = KvTensor(PAST[0], PRESENT[0], trial.elem_type, trial.heads, trial.head_size, position_axis=1)
     pools = [Pool(session, shape, NUM_BLOCKS, runner.device, runner.open_graph) for _ in PAST]
-    constants = {place: value for place, value in first.items() if place > 2}
+    constants = {place: value for place, value in texts[0].items() if place > 2}
     worst, where = 0.0, ""
     for rows in (step for fed in spans() for step in steps_of(fed, most)):
-        tokens = {place: _rows_of([first[place], second[place]], rows)[None] for place in first if place < 3}
+        tokens = {place: _rows_of([text[place] for text in texts], rows)[None] for place in texts[0] if place < 3}
         off_N = np.abs(_run(session, pools, {**constants, **tokens}, rows) - _rows_of(expected, rows)).max(axis=1)
         if not (largest := float(off_N.max())) <= worst:  # what is no number is larger, too
             positions = np.concatenate([np.arange(row.start, row.stop) for row in rows])
@@ -135,7 +143,7 @@ def _rows_of(texts: Sequence[FloatArray], rows: Iterable[Span]) -> FloatArray:
 
 
 def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
-    """The node's inputs by place for both texts, tokens as [S, width]; rounded to the types that the graph casts to."""
+    """The node's inputs by place for each text, tokens as [S, width]; rounded to the types that the graph casts to."""
     rng = np.random.default_rng(0)
     heads = int(attribute(trial.node, "num_heads", 0))
     factor = SHARPNESS / (score_scale(trial.node, trial.head_size) * trial.head_size**0.5)
@@ -159,8 +167,10 @@ def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
         place: np.concatenate([value[:FORK], rng.permuted(value[FORK : FORK + MORE])]) if place < 3 else value
         for place, value in first.items()
     }
+    third = {place: value[-ANSWER:] if place < 3 else value for place, value in first.items()}
     return [
-        {place: _rounded(value, trial.inputs[place][1]) for place, value in text.items()} for text in (first, second)
+        {place: _rounded(value, trial.inputs[place][1]) for place, value in text.items()}
+        for text in (first, second, third)
     ]
 
 

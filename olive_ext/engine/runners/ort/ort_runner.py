@@ -157,6 +157,13 @@ class OrtRunner(Runner):
         if cells > capacity.cells:
             self._kv.reserve_cells(_grown(capacity.cells, cells))
 
+    @override
+    def renew(self, num_slots: int, positions: int) -> bool:
+        if is_worn := self._kv.capacity > 0 and self._kv.is_worn(num_slots, positions):
+            self._reserve_slots(self._kv.capacity)
+            self._kv.touched = num_slots, positions
+        return is_worn
+
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
         try:
@@ -220,6 +227,7 @@ class OrtRunner(Runner):
         """Allocates the slots, half as many or of half as many blocks where there is no memory for them."""
         if self._parts.capture is not None:
             self._parts.capture.forget()
+        self._kv.touched = 0, 0
         try:
             self._kv.reserve(capacity)
         except Exception as error:
