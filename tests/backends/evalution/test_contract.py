@@ -105,7 +105,7 @@ def test_empty_lists_give_empty_lists(session: OrtInferenceSession) -> None:
     ("request_", "words"),
     [
         (GenerationRequest(), "'prompt', 'messages' or 'input_ids'"),
-        (GenerationRequest(prompt="a", num_beams=40), "'num_beams' = 40 needs a slot for each beam"),
+        (GenerationRequest(prompt="a", num_beams=100), "'num_beams' = 100 needs a slot for each beam"),
         (GenerationRequest(prompt="a", num_beams=4, do_sample=True, temperature=0.5), "beams are not drawn"),
         (GenerationRequest(prompt="a", do_sample=True), "'temperature' = 0"),
         (GenerationRequest(prompt="a", max_new_tokens=CONTEXT), "max_new_tokens"),
