@@ -115,8 +115,11 @@ class Admission:
         for waiting, look_ahead in kinds:
             for place in range(min(len(waiting), look_ahead)):
                 sequence = waiting[place]
+                is_due = self._is_prefix_due(sequence)
+                if is_due and sequence.num_slots == 1:
+                    continue
                 has_slot = self._has_slot(sequence, wanted, num_free)
-                if has_slot and not self._is_prefix_due(sequence):
+                if has_slot and not is_due:
                     del waiting[place]
                     return sequence
                 if sequence.num_slots > 1 and not has_slot:

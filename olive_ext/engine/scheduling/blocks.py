@@ -63,9 +63,9 @@ class BlockTables:
         shared = self._held[copy.source][: self.covering(copy.length)]
         for block in shared:
             self._num_users[block] += 1
-        self._num_own_S[[copy.source, copy.target]] = 0
+        self._num_own_S[copy.source] = self._num_own_S[copy.target] = 0
         self._cut(copy.target, 0)
-        self.tables_SP[copy.target, : len(shared)] = shared
+        self.tables_SP[copy.target, : len(shared)] = self.tables_SP[copy.source, : len(shared)]
         self._held[copy.target] = shared
 
     def without_room(self, rows: Columns) -> list[tuple[int, int, int]]:

@@ -134,7 +134,7 @@ class Scheduler:
                     drawn_from, is_wrong = next(samples)
                     self._counters.non_finite += is_wrong and sequence.note_non_finite()
                 num_generated += sequence.append(best, drawn_from)
-            if sequence.has_ended or sequence.is_beyond:
+            if sequence.has_ended or sequence.end > sequence.room:  # texts of its side have no more
                 self._in_slots.retire(sequence, self._overlapped)
                 if not sequence.has_ended:
                     self._waiting_sides.append(sequence.begun_anew(self._traits.side(sequence.end)))
@@ -183,6 +183,7 @@ class Scheduler:
             checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
             tokens_N = columns.tokens_behind(step.follows, self._found)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
+        num_fed = 0
         for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
             if sequence is None:
                 continue
@@ -190,11 +191,12 @@ class Scheduler:
                 self._counters.rows_dropped += 1
                 self._in_slots.release(sequence)
                 continue
-            self._counters.tokens_fed += length
+            num_fed += length
             computed, end = sequence.computed + length, sequence.end
             sequence.computed = end if computed > end else computed
             if sequence.generation is None and computed >= end and is_in_slots:
                 self._in_slots.release(sequence)
+        self._counters.tokens_fed += num_fed
         return plan
 
     def _scored_plan(self, batches: ScoredBatches) -> PlannedStep:

@@ -250,11 +250,6 @@ class Sequence:
         self.is_expected = False
         self.tokens[self.end - 1] = token
 
-    @property
-    def is_beyond(self) -> bool:
-        """Whether it has more tokens than texts of its side."""
-        return self.end > self.side.last
-
     def begun_anew(self, side: Side) -> Sequence:
         """The rest of its generation, with all its tokens to be computed, as those of a text on `side`."""
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}

@@ -49,6 +49,7 @@ class Slots:
         self._checkpoints: list[list[int]] = [[] for _ in range(num_slots)]
         self._tokens_SP = np.zeros((num_slots, capacity.positions), np.int32)
         self._sources = [""] * num_slots
+        self._has_sources = False
         self._lengths_S = np.zeros(num_slots, np.int64)
         self._busy: set[int] = set()
         self._free = dict.fromkeys(range(num_slots))
@@ -108,9 +109,8 @@ class Slots:
         """
         slot = oldest = self._oldest(wanted)
         if self._has_blocks and self._can_rewind:
-            equal = {slot: self._num_equal(tokens[:limit], slot)}
             giver, longest = self._giver(tokens[:limit], source, likely)
-            equal = dict(sorted((equal | {giver: longest}).items()))
+            equal = {slot: self._num_equal(tokens[:limit], slot, longest - self.min_copy + 1), giver: longest}
         else:
             equal = self._num_equal_everywhere(tokens[:limit])
         shared = self._reusable(equal, source, media)
@@ -252,7 +252,8 @@ class Slots:
         first that shares more. Few are compared as a whole: those that hold a token more than the longest found so far,
         behind the same last ones."""
         lengths_S = self._lengths_S
-        if source or any(self._sources):
+        self._has_sources |= source != ""
+        if self._has_sources:
             lengths_S = np.where(np.array([own == source for own in self._sources]), lengths_S, 0)
         found, longest = likely, min(self._num_equal(tokens, likely), int(lengths_S[likely]))
         while longest < len(tokens):
@@ -266,7 +267,10 @@ class Slots:
             found, longest = better
         return found, longest
 
-    def _num_equal(self, tokens: TokenArray, slot: int) -> int:
+    def _num_equal(self, tokens: TokenArray, slot: int, least: int = 0) -> int:
+        """How many of `tokens` the slot holds; 0 where the last of the `least` that count is another one."""
+        if least > 0 and self._tokens_SP[slot, least - 1] != tokens[least - 1]:
+            return 0
         return common_prefix(tokens, self._tokens_SP[slot, : self._lengths_S[slot]])
 
     def _num_equal_everywhere(self, tokens: TokenArray) -> dict[int, int]:

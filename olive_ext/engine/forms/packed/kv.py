@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,7 +84,7 @@ class PackedSteps(StepForm):
                 continue
             rows.append((one, row))
             room -= len(row.tokens)
-        lengths = [*(one.computed + 1 for one in plain), *(row.past + len(row.tokens) for _, row in rows)]
+        lengths = chain((one.computed + 1 for one in plain), (row.past + len(row.tokens) for _, row in rows))
         return ChosenRows(rows[: max(0, self._within(lengths) - len(plain))], plain)
 
     @override
