@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
+from olive_ext.report.narrowed import Narrowed
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class Report:
 
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
+
+    narrowed: Narrowed | None = None
+    """How answers were drawn until intervals were narrow; None where their number was given."""
 
 
 def has_several_filters(report: Report, task: str) -> bool:

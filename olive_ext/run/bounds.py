@@ -67,7 +67,8 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
     asked = [task for task in settings.tasks if task not in COSTS]
-    repeats, thinks = settings.repeats, settings.thinks
+    thinks = settings.thinks
+    repeats = 1 if settings.repeats == "enough" else settings.repeats  # nobody knows which n there will be
     declared = declared_metrics(asked, settings.include_path, repeats, thinks=thinks)
     if loads_tasks and (declared is None or None in declared.values()):
         runs_code = settings.confirm_run_unsafe_code

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,9 @@ from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
+from olive_ext.run.narrowed import refuse_unsampled, until_narrow
 from olive_ext.run.place import with_place
+from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -74,8 +77,7 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
     with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run, file:
-        evaluated = _evaluate(models, lm, log_folder)
-        report = evaluated.report
+        models, evaluated, report = until_narrow(models, lm, lambda each: _evaluate(each, lm, log_folder))
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
             report = with_place(report, models, evaluated.observer)
@@ -112,6 +114,9 @@ class _Evaluated(NamedTuple):
     observer: Observer | None = None
     """What was seen of the comparison."""
 
+    answers: tuple[Sequence[Answers], Sequence[Answers]] = ((), ())
+    """The model's and the reference's, where answers are drawn until intervals are narrow."""
+
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
     """`weights` are of documents that an earlier run has drawn: only these are evaluated."""
@@ -143,13 +148,16 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
     drawn, observer = (None, None) if comparer is None else (comparer.weights, comparer.observer)
+    evaluated, samples = _Evaluated(report, lambda: None, drawn, observer), results.get("samples", {})
+    if config.narrow is not None and tasks is not None:
+        reference = None if comparer is None else comparer.reference
+        both = read_answers(samples, tasks.tasks), () if reference is None else reference.answers
+        evaluated = evaluated._replace(answers=both)
     if log_folder is None or tasks is None:
-        return _Evaluated(report, lambda: None, drawn, observer)
+        return evaluated
     fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
-    samples = results.get("samples", {})
-    return _Evaluated(
-        report, lambda: write_samples(samples, config.sample_log_num, log_folder, fields), drawn, observer
-    )
+    write = partial(write_samples, samples, config.sample_log_num, log_folder, fields)
+    return evaluated._replace(write_logs=write)
 
 
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
@@ -168,6 +176,8 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
+    if config.narrow is not None:
+        refuse_unsampled(tasks.tasks)
     if lm is None:
         refuse_misfits(models.given, inputs)
     is_ours = lm is None and not models.is_lm_evals
@@ -232,7 +242,8 @@ def _run(
         return {"results": {}}
     if comparer is not None and comparer.is_sampled:
         return comparer.run_sampled(lm, journal)
-    config, log = models.config, models.config.reference is not None
+    config = models.config
+    log = config.reference is not None or config.narrow is not None
     return run_tasks(lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=log)
 
 

@@ -79,11 +79,10 @@ class Comparer:
         self.weights = weights
         """How many documents each one stands for, where `tasks` have drawn ones alone or the run has drawn some."""
 
-        self._models = models
-        self._mode = mode
-        self._tasks = tasks
-        self._seeds = seeds
-        self._reference: ReferenceRun | None = None
+        self._models, self._mode, self._tasks, self._seeds = models, mode, tasks, seeds
+        self.reference: ReferenceRun | None = None
+        """What is kept of its run, after `finish`."""
+
         self.observer: Observer | None = None
         """What has been seen of the model that `open` gave."""
 
@@ -106,11 +105,11 @@ class Comparer:
         clock = self._models.clock
         with clock.phase("reference"), closing(self._models.reference(observer)) as lm:
             journal = self._models.keep_answers(lm) if observer is None else None
-            self._reference = self._run_reference(lm, observer, journal)
+            self.reference = self._run_reference(lm, observer, journal)
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
-                self._reference = replace(self._reference, lost=lost_documents(lm))
+                self.reference = replace(self.reference, lost=lost_documents(lm))
             self._non_finite = _non_finite(lm)
             self._lost = list(getattr(lm, "lost", ()))
         del lm
@@ -146,7 +145,7 @@ class Comparer:
 
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
-            reference = self._reference = self._reference or self._run_resident(lm)
+            reference = self.reference = self.reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
         with journaled(lm, journal) as model:
@@ -166,7 +165,7 @@ class Comparer:
                 assert observer is not None
                 score_generated(lm, observer.generated)
                 return None
-            reference = self._reference = self._reference or self._run_resident(lm)
+            reference = self.reference = self.reference or self._run_resident(lm)
         with clock.phase("candidate" if self._mode == "recorded" else "reference"):
             if observer is not None and self._drawn is None:
                 score_generated(lm, reference.generated, observer)
@@ -197,7 +196,7 @@ class Comparer:
 
     def fields(self) -> Fields:
         """What is added to the sample logs, after `finish`."""
-        answers = self._reference.answers if self._reference is not None else []
+        answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
         return sample_fields(self._tasks.tasks, answers, by_document, self._margins)
 
