@@ -1,4 +1,4 @@
-"""Causal attention of a GroupQueryAttention node computed on the host in float32, by its definition: what a device's
+"""Causal attention of a PagedAttention node computed on the host in float32, by its definition: what a device's
 kernels are held against. Knows no session and no cache.
 
 Axes: S tokens of one text, Q heads of queries, H of keys, D head size, R half of the rotated part.
@@ -14,7 +14,7 @@ import onnx
 from olive_ext.engine.step import FloatArray
 from olive_ext.graph.nodes import attribute
 
-QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 7, 8, 11, 14, 15
+QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
 """Places of the node's inputs."""
 
 
@@ -29,10 +29,10 @@ def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int,
     q_QSD, k_HSD = _normed(q_QSD, values.get(Q_NORM), epsilon), _normed(k_HSD, values.get(K_NORM), epsilon)
     if attribute(node, "do_rotary", 0):
         is_interleaved = bool(attribute(node, "rotary_interleaved", 0))
-        q_QSD, k_HSD = (_rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
+        q_QSD, k_HSD = (rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
     q_QSD = q_QSD * score_scale(node, head_size)
     softcap, sink_Q = float(attribute(node, "softcap", 0.0)), values.get(SINK)
-    visible_SS = _visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
+    visible_SS = visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
     found_QSD = np.empty_like(q_QSD)
     for i, q_SD in enumerate(q_QSD):
         group = i * heads // num_queries
@@ -52,7 +52,7 @@ def score_scale(node: onnx.NodeProto, head_size: int) -> float:
     return float(attribute(node, "scale", 0.0)) or float(head_size**-0.5)
 
 
-def _visible(length: int, window: int) -> np.ndarray:
+def visible(length: int, window: int) -> np.ndarray:
     """Whether a token [S] sees a position [S]."""
     distances_SS = np.arange(length)[:, None] - np.arange(length)
     return np.asarray((distances_SS >= 0) & ((distances_SS < window) | (window <= 0)))
@@ -65,7 +65,7 @@ def _normed(part: FloatArray, weight: FloatArray | None, epsilon: float) -> Floa
     return np.asarray(part / np.sqrt(np.square(part).mean(axis=-1, keepdims=True) + epsilon) * weight, np.float32)
 
 
-def _rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
+def rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
     """The first 2 R numbers of each head as R points in the plane, turned by the angle of their position."""
     half = cos_SR.shape[1]
     cos, sin = cos_SR[: part.shape[1]], sin_SR[: part.shape[1]]
