@@ -30,6 +30,7 @@ from olive_ext.engine.forms.packed.rewrite import (
 )
 from olive_ext.graph.nodes import model_of
 from olive_ext.model.providers.devices import Device
+from tests.exports import export
 
 FLOAT, FLOAT16 = 1, 10
 INT32 = onnx.TensorProto.INT32
@@ -300,3 +301,28 @@ def test_keys_that_a_kernel_gathers_are_counted() -> None:
     assert 64 * 16_384 * gathered_bytes(graph, caches, KERNELS["cuda"]) == 2 * 8_589_934_592
     small = onnx.load_model_from_string(trial_of(size=256, elem_type=FLOAT16).graph)
     assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
+
+
+def test_a_paged_export_is_tried_by_its_own_node() -> None:
+    """One kind in two layers; with its attributes, packed queries, tables and bounds, and blocks of its caches."""
+    proto = onnx.load(export("llama-genai-0.18-paged-cuda").path / "model.onnx", load_external_data=False)
+    caches = {f"past_key_values.{i}.{part}": (2, 16) for i in range(2) for part in ("key", "value")}
+    (trial,) = attention_trials(proto, caches)
+    (own, _) = (node for node in proto.graph.node if node.op_type == "PagedAttention")
+    (node,) = (node for node in onnx.load_model_from_string(trial.graph).graph.node if node.op_type == own.op_type)
+    assert node.attribute == own.attribute
+    assert [bool(name) for name in node.input] == [bool(name) for name in own.input]
+    assert list(trial.inputs) == [0, 8, 9]
+    assert trial.inputs[0] == ((0, (4 + 2 * 2) * 16), FLOAT16)
+    assert tried(trial)[0] is None
+    assert _off(tried(trial, "split past 512 dropped")[0]) > TOLERANCE
+
+
+@pytest.mark.parametrize("how", [{"is_causal": 0}, {"rotary_offset": 8}, {"kv_cache_layout": "LATENT"}])
+def test_what_no_trial_computes_is_refused_by_name(how: dict[str, Any]) -> None:
+    """Attributes of an exporter's node that the reference does not know, unless they do nothing."""
+    trial, neutral = trial_of(), {"is_causal": 1, "k_cache_dtype": "float16", "rotary_offset": 0}
+    trial.node.attribute.extend(helper.make_attribute(name, value) for name, value in {**neutral, **how}.items())
+    runner: Any = SimpleNamespace(open_graph=print, device=Device("cpu"))
+    (name,) = how
+    assert f"has {name} " in str(attends_otherwise(runner, [trial], 1024))

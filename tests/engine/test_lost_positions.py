@@ -195,7 +195,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "1 head in bf16": {"groups": 1, "elem_type": BFLOAT16, "size": 64},
     "2 heads, window and soft cap": {"local_window_size": 4096, "softcap": 20.0},
     "4 heads, rotated": {"groups": 4, "rotated": 16},
-    "8 heads, rotated in part by pairs": {"groups": 8, "size": 32, "rotated": 16, "rotary_interleaved": 1},
+    "8 heads, rotated in part": {"groups": 8, "size": 32, "rotated": 16},
     "8 heads in fp32, a window of 128": {"groups": 8, "elem_type": FLOAT, "local_window_size": 128},
     "32 heads, own scale": {"heads": 2, "groups": 16, "scale": 1.0},
 }

@@ -110,14 +110,17 @@ def spans() -> list[list[Span]]:
         Span(i % 2 * SHARP, past, past + 1 + i % 3)
         for i, past in enumerate(np.linspace(0, CUT - 3, ROWS - 4, dtype=int))
     ]
-    pasts = np.linspace(LENGTH - 1, 0, ROWS - 1, dtype=int)
-    single = [
-        Span(1, FORK + i % MORE, FORK + i % MORE + 1) if i % 4 == 1 else Span(i % 4 // 2 * SHARP, past, past + 1)
-        for i, past in enumerate(pasts)
-    ]
     long = [Span(text, CUT, LENGTH) for text in (0, SHARP)]
     prompts = [*short, Span(1, FORK, FORK + MORE), Span(2, 0, PROMPT), *long]
-    return [[Span(0, 0, CUT)], prompts, *([*single, Span(2, past, past + 1)] for past in range(PROMPT, ANSWER))]
+    return [[Span(0, 0, CUT)], prompts, *([*_single(past), Span(2, past, past + 1)] for past in range(PROMPT, ANSWER))]
+
+
+def _single(turn: int) -> Iterator[Span]:
+    """A token each of many rows, most of the first text. Which of its queries a position has changes by turns."""
+    for i, past in enumerate(np.linspace(LENGTH - 1, 0, ROWS - 1, dtype=int)):
+        text = (0, 1, SHARP, 0)[(i + turn) % 4]
+        start = FORK + i % MORE if text == 1 else int(past)
+        yield Span(text, start, start + 1)
 
 
 def steps_of(rows: list[Span], most: int) -> Iterator[list[Span]]:
