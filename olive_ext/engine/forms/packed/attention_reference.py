@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from olive_ext.engine.step import FloatArray
 from olive_ext.graph.nodes import attribute
@@ -17,10 +18,22 @@ from olive_ext.graph.nodes import attribute
 QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
 """Places of the node's inputs."""
 
+FLOATS = (1, 10, 16)
+"""Element types of caches that keep keys and values as they are."""
 
-def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int, head_size: int) -> FloatArray:
+SCALE = 1 / 16
+"""Of a quantized cache."""
+
+
+def attended(
+    node: onnx.NodeProto,
+    values: Mapping[int, FloatArray],
+    heads: int,
+    head_size: int,
+    elem_type: int = FLOATS[0],
+) -> FloatArray:
     """What `node` returns [S, Q D] for a text behind no past. `values`: its inputs by place, tokens as [S, width];
-    `heads`: H. Quantization of the cache is left out."""
+    `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
     parts = np.split(tokens_SW.reshape(len(tokens_SW), -1, head_size), [num_queries, num_queries + heads], axis=1)
@@ -30,7 +43,7 @@ def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int,
     if attribute(node, "do_rotary", 0):
         is_interleaved = bool(attribute(node, "rotary_interleaved", 0))
         q_QSD, k_HSD = (rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
-    q_QSD = q_QSD * score_scale(node, head_size)
+    q_QSD, k_HSD, v_HSD = q_QSD * score_scale(node, head_size), _stored(k_HSD, elem_type), _stored(v_HSD, elem_type)
     softcap, sink_Q = float(attribute(node, "softcap", 0.0)), values.get(SINK)
     visible_SS = visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
     found_QSD = np.empty_like(q_QSD)
@@ -45,6 +58,20 @@ def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int,
         shares_SS = np.exp(scores_SS - top_S1)
         found_QSD[i] = shares_SS @ v_HSD[group] / (shares_SS.sum(axis=1, keepdims=True) + np.exp(sink - top_S1))
     return np.asarray(found_QSD.swapaxes(0, 1)).reshape(len(tokens_SW), -1)
+
+
+def rounded(value: FloatArray, elem_type: int) -> FloatArray:
+    """`value` as numbers of that type."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    return np.asarray(np.asarray(value, np.float32).astype(dtype), np.float32)
+
+
+def _stored(part: FloatArray, elem_type: int) -> FloatArray:
+    if elem_type in FLOATS:
+        return part
+    codes = part / SCALE
+    is_whole = np.issubdtype(helper.tensor_dtype_to_np_dtype(elem_type), np.integer)
+    return np.asarray(rounded(np.rint(codes).clip(-128, 127) if is_whole else codes, elem_type) * SCALE, np.float32)
 
 
 def score_scale(node: onnx.NodeProto, head_size: int) -> float:

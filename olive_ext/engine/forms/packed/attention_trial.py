@@ -25,15 +25,18 @@ from olive_ext.engine.forms.packed.attention_model import (
 )
 from olive_ext.engine.forms.packed.attention_reference import (
     COS,
+    FLOATS,
     K_NORM,
     KEY,
     Q_NORM,
     QUERY,
+    SCALE,
     SIN,
     SINK,
     VALUE,
     attended,
     rotated,
+    rounded,
     score_scale,
     visible,
 )
@@ -78,9 +81,8 @@ TOLERANCE = 0.1
 """Largest accepted error of attended values around 1."""
 
 QUANTIZED_TOLERANCE = 0.3
-"""The same where the cache has 8 bits: what numpy computes attends to keys and values that are not rounded to them."""
+"""The same where the cache has 8 bits, to which some kernels may round queries and weights, too."""
 
-_FLOATS = (1, 10, 16)
 
 _OWN_TYPE = (b"", b"float16", b"bfloat16", b"int8", b"float8e4m3fn")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -151,7 +153,7 @@ def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: in
                 difference, where = _difference(trial, runner, most)
         except (RunError, MemoryShortageError) as error:
             return str(error)
-        if not difference <= (TOLERANCE if trial.elem_type in _FLOATS else QUANTIZED_TOLERANCE):
+        if not difference <= (TOLERANCE if trial.elem_type in FLOATS else QUANTIZED_TOLERANCE):
             shown = f"attention over a paged cache is {difference:.2g} off on this device, of values around 1"
             return f"{shown}: at position {where}"
     return None
@@ -162,13 +164,14 @@ def _difference(trial: AttentionTrial, runner: Runner, most: int) -> tuple[float
     assert runner.open_graph is not None
     _check(trial.node)
     texts = _texts(trial)
-    expected = [attended(trial.node, text, trial.heads, trial.head_size) for text in texts]
+    expected = [attended(trial.node, text, trial.heads, trial.head_size, trial.elem_type) for text in texts]
     session = runner.open_graph(trial.graph)
     shape = KvTensor(PAST[0], PRESENT[0], trial.elem_type, trial.heads, trial.head_size, position_axis=1)
     pools = [Pool(session, shape, NUM_BLOCKS, runner.device, runner.open_graph) for _ in PAST]
     constants = {place: value for place, value in texts[0].items() if place > 2}
     seen_S = visible(LENGTH, int(attribute(trial.node, "local_window_size", -1))).sum(axis=1)
-    counts = [np.ones(LENGTH) if text == SHARP else np.maximum(1, seen_S / COUNTED) for text in range(len(texts))]
+    even_S = np.maximum(1, seen_S / COUNTED, dtype=np.float32)
+    counts = [even_S if text != SHARP else np.ones_like(even_S) for text in range(len(texts))]
     worst, where = 0.0, ""
     for rows in (step for fed in spans() for step in steps_of(fed, most)):
         tokens = {place: _rows_of([text[place] for text in texts], rows) for place in texts[0] if place < 3}
@@ -210,7 +213,7 @@ def _texts(trial: AttentionTrial) -> list[dict[int, FloatArray]]:
     second = {place: np.concatenate([first[place][:FORK], other[place][FORK : FORK + MORE]]) for place in first}
     third = {place: value[:ANSWER] for place, value in other.items()}
     return [
-        {place: _rounded(text[place], elem_type) for place, (_, elem_type) in trial.inputs.items()}
+        {place: rounded(text[place], elem_type) for place, (_, elem_type) in trial.inputs.items()}
         for text in ({**text, **constants} for text in (first, second, third, sharp))
     ]
 
@@ -219,7 +222,7 @@ def _constant(place: int, value: FloatArray, others: Mapping[int, FloatArray]) -
     if place in (Q_NORM, K_NORM):
         return np.asarray(1 + value / 10)
     if place in SCALES:
-        return np.full_like(value, 1 / 16)
+        return np.full_like(value, SCALE)
     if place in (COS, SIN):
         return np.cos(3 * value) if place == COS else np.sqrt(1 - np.square(others[COS]))
     if place != SINK:
@@ -241,14 +244,14 @@ def _tokens(
     trial: AttentionTrial, constants: Mapping[int, FloatArray], gains: FloatArray, rng: np.random.Generator
 ) -> tuple[dict[int, FloatArray], dict[int, FloatArray]]:
     """Tokens of a text [S, width] by place, with queries that attend to all positions, and with some that attend to a
-    few. Values are exact in 8 bits, too; their sums over all positions stay small, and with them what rounds these."""
+    few. Numbers are exact in 8 bits, too; sums of values stay small, and with them what rounds these."""
     node, heads, size = trial.node, trial.heads, trial.head_size
     sharp_SQD = rng.standard_normal((LENGTH, int(attribute(node, "num_heads", 0)), size), np.float32)
     even_SQD = np.zeros_like(sharp_SQD)
     even_SQD[..., 0] = size**0.5
-    keys_SHD = rng.standard_normal((LENGTH, heads, size), np.float32)
-    keys_SHD[..., 0] = rng.uniform(0.5, 1.5, (LENGTH, heads)) * (-1.0) ** np.arange(LENGTH)[:, None]
-    values_SHD = rng.integers(2, 7, keys_SHD.shape) / 4
+    keys_SHD, values_SHD = rng.integers(2, 7, (2, LENGTH, heads, size)) / 4
+    keys_SHD *= rng.choice([-1, 1], keys_SHD.shape)
+    keys_SHD[..., 0] = rng.integers(4, 13, (LENGTH, heads)) / 8 * (-1.0) ** np.arange(LENGTH)[:, None]
     sums_HD = rng.uniform(-1, 1, (heads, size))
     for value_HD, share_H in zip(values_SHD, np.exp(EVEN * keys_SHD[..., 0]), strict=True):
         value_HD *= np.where(sums_HD < 0, 1, -1)
@@ -262,11 +265,6 @@ def _tokens(
         flat = [part.reshape(LENGTH, -1) for part in parts]
         texts.append(dict(enumerate(flat)) if KEY in trial.inputs else {QUERY: np.concatenate(flat, axis=1)})
     return texts[0], texts[1]
-
-
-def _rounded(value: FloatArray, elem_type: int) -> FloatArray:
-    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
-    return np.asarray(value, np.float32).astype(dtype).astype(np.float32)
 
 
 def _run(
