@@ -342,7 +342,7 @@ def test_check_says_where_attention_would_run(export_name: str, words: tuple[str
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("name", [name for name, forms in MODELS.items() if len(forms) == 2])
+@pytest.mark.parametrize("name", MODELS)
 def test_trials_refuse_kernels_that_do_nothing(name: str, verdicts: list[str | None]) -> None:
     """Attention by itself differs from numpy's; scores that are equal for all texts are no agreement."""
     verdicts.clear()
@@ -362,6 +362,14 @@ def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.M
         facts = session.describe_execution()
     assert facts["batching"] != "packed"
     assert any("attention over a paged cache is" in note for note in facts["notes"]), facts["notes"]
+
+
+def test_refused_trials_close_a_graph_that_has_no_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paged export is held against numpy as a rewritten graph is, and refused by name."""
+    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    refused = "attention over a paged cache is .* off on this device.*the graph has no other attention"
+    with pytest.raises(ProviderError, match=refused):
+        olive_ext.open(export("llama-genai-0.18-paged-cuda").path, execution_provider="cuda")
 
 
 MOST_TRIAL_LAUNCHES = 56

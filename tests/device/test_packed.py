@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from olive_ext.config import ModelSettings
@@ -14,6 +17,7 @@ from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
 from olive_ext.engine.forms.packed.kv import PagedKv
 from olive_ext.engine.forms.packed.rewrite import KERNELS
 from olive_ext.engine.opening import open_runner
+from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest
@@ -121,3 +125,17 @@ def test_attention_over_blocks_is_numpys_and_a_missing_window_is_seen() -> None:
     runner.close()
     assert windowed is not None
     assert "attention over a paged cache is 0." in windowed
+
+
+def test_a_paged_export_whose_window_the_kernel_ignores_is_refused(tmp_path: Path) -> None:
+    """The export's own node is held against numpy: one that this kernel computes opens, one with a window does not."""
+    folder = shutil.copytree(export("llama-genai-0.18-paged-webgpu").path, tmp_path / "model")
+    model = onnx.load(folder / "model.onnx")
+    for node in model.graph.node:
+        for entry in node.attribute:
+            if entry.name == "local_window_size":
+                entry.i = 100
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ProviderError, match=r"attention over a paged cache is .* the graph has no other attention"):
+        open_on("webgpu", folder)
+    open_on("webgpu", export("llama-genai-0.18-paged-webgpu").path).close()

@@ -26,9 +26,11 @@ from olive_ext.engine.forms.packed.rewrite import (
     PackedInputs,
     PagedKernel,
     gathered_bytes,
+    with_paged_attention,
 )
 from olive_ext.graph.nodes import model_of
 from olive_ext.model.providers.devices import Device
+from tests.exports import export
 
 FLOAT, FLOAT16 = 1, 10
 INT32 = onnx.TensorProto.INT32
@@ -78,8 +80,24 @@ def trial_of(
     tensors = [onnx.numpy_helper.from_array(value.astype(dtype), f"weight_{place}") for place, value in weights.items()]
     model = model_of(helper.make_graph([node], "decoder", pasts, [], tensors), 21, "com.microsoft")
     caches = dict.fromkeys(("past_k", "past_v"), (heads, size))
-    (trial,) = attention_trials(model, PackedInputs(caches, (), LENGTHS), kernel)
+    (trial,) = attention_trials(with_paged_attention(model, PackedInputs(caches, (), LENGTHS), kernel), caches)
     return trial
+
+
+GROUPED = {8: 7, 9: 8, 11: 11, 12: 14, 13: 15, 14: 12, 15: 13}
+"""Place of PagedAttention's input -> of GroupQueryAttention's that means the same."""
+
+
+def grouped_node(paged: onnx.NodeProto) -> onnx.NodeProto:
+    """GroupQueryAttention that computes what PagedAttention does, on the same inputs and the lengths of a row."""
+    named = {place: name for place, name in enumerate(paged.input) if place < 5}
+    named |= {GROUPED[place]: name for place, name in enumerate(paged.input) if place in GROUPED}
+    named |= dict(enumerate(LENGTHS, 5))
+    node = onnx.NodeProto()
+    node.CopyFrom(paged)
+    node.op_type = "GroupQueryAttention"
+    node.input[:] = [named.get(place, "") for place in range(max(named) + 1)]
+    return node
 
 
 class _Binding:
@@ -110,15 +128,12 @@ class StandIn:
     def __init__(self, trial: AttentionTrial, fault: str = "") -> None:
         self.fault = fault
         self.num_runs = 0
-        node = onnx.NodeProto()
-        node.CopyFrom(trial.node)
-        for place, name in zip((5, 6), LENGTHS, strict=True):
-            node.input[place] = name
+        node = grouped_node(trial.node)
         for entry in node.attribute:
             if entry.name == "local_window_size" and fault == "window off by one":
                 entry.i += 1
         value, size = helper.make_tensor_value_info, [1, trial.heads, None, trial.head_size]
-        shapes = {input_name(place): shape for place, (shape, _) in trial.inputs.items()}
+        shapes = {input_name(place): (1, *shape) if place < 3 else shape for place, (shape, _) in trial.inputs.items()}
         inputs = [value(name, FLOAT, [one or None for one in shape]) for name, shape in shapes.items()]
         inputs += [value(name, trial.elem_type, size) for name in ("past_key", "past_value")]
         inputs += [value(LENGTHS[0], INT32, [1]), value(LENGTHS[1], INT32, [])]
@@ -150,11 +165,11 @@ class StandIn:
             parts.append(self._row(given, slice(starts[row], starts[row + 1]), int(past), blocks))
             if self.fault == "rows from 64 on wrong" and row >= 64:
                 parts[-1] = parts[-1][..., ::-1]
-        binding.found = np.concatenate(parts, axis=1)
+        binding.found = np.concatenate(parts, axis=1)[0]
         if self.fault == "nothing is computed":
             binding.found *= 0
         if self.fault == "no number":
-            binding.found[0, -1] = np.nan
+            binding.found[-1] = np.nan
 
     def _row(self, given: Mapping[str, Any], tokens: slice, past: int, blocks: Any) -> Any:
         caches = {name: given[name] for name in ("past_key", "past_value")}
@@ -171,7 +186,7 @@ class StandIn:
             for cache in feeds.values():
                 cache[:, :, 512:] = 0
         for name in (input_name(place) for place in range(3) if input_name(place) in given):
-            feeds[name] = given[name][:, tokens]
+            feeds[name] = given[name][None, tokens]
         feeds |= {name: array for name, array in given.items() if name.startswith("input_") and name not in feeds}
         feeds |= {LENGTHS[0]: np.array([past + count - 1], np.int32), LENGTHS[1]: np.array(past + count, np.int32)}
         found, *presents = self.session.run([OUTPUT, "present_key", "present_value"], feeds)
@@ -263,7 +278,7 @@ def test_norms_of_heads_are_those_of_torch() -> None:
     """ONNX Runtime's CPU kernel has no norms, so that they are applied in front of it."""
     normed, plain = trial_of(norms=True), trial_of()
     rng = np.random.default_rng(0)
-    values = {place: rng.standard_normal((40, shape[2]), np.float32) for place, (shape, _) in plain.inputs.items()}
+    values = {place: rng.standard_normal((40, shape[1]), np.float32) for place, (shape, _) in plain.inputs.items()}
     weights = {place: rng.standard_normal(16, np.float32) for place in (Q_NORM, K_NORM)}
     before = dict(values)
     for place, norm in ((0, Q_NORM), (1, K_NORM)):
@@ -286,3 +301,28 @@ def test_keys_that_a_kernel_gathers_are_counted() -> None:
     assert 64 * 16_384 * gathered_bytes(graph, caches, KERNELS["cuda"]) == 2 * 8_589_934_592
     small = onnx.load_model_from_string(trial_of(size=256, elem_type=FLOAT16).graph)
     assert gathered_bytes(small, dict.fromkeys(caches, 256), KERNELS["cuda"]) == 0
+
+
+def test_a_paged_export_is_tried_by_its_own_node() -> None:
+    """One kind in two layers; with its attributes, packed queries, tables and bounds, and blocks of its caches."""
+    proto = onnx.load(export("llama-genai-0.18-paged-cuda").path / "model.onnx", load_external_data=False)
+    caches = {f"past_key_values.{i}.{part}": (2, 16) for i in range(2) for part in ("key", "value")}
+    (trial,) = attention_trials(proto, caches)
+    (own, _) = (node for node in proto.graph.node if node.op_type == "PagedAttention")
+    (node,) = (node for node in onnx.load_model_from_string(trial.graph).graph.node if node.op_type == own.op_type)
+    assert node.attribute == own.attribute
+    assert [bool(name) for name in node.input] == [bool(name) for name in own.input]
+    assert list(trial.inputs) == [0, 8, 9]
+    assert trial.inputs[0] == ((0, (4 + 2 * 2) * 16), FLOAT16)
+    assert tried(trial)[0] is None
+    assert _off(tried(trial, "split past 512 dropped")[0]) > TOLERANCE
+
+
+@pytest.mark.parametrize("how", [{"is_causal": 0}, {"rotary_offset": 8}, {"kv_cache_layout": "LATENT"}])
+def test_what_no_trial_computes_is_refused_by_name(how: dict[str, Any]) -> None:
+    """Attributes of an exporter's node that the reference does not know, unless they do nothing."""
+    trial, neutral = trial_of(), {"is_causal": 1, "k_cache_dtype": "float16", "rotary_offset": 0}
+    trial.node.attribute.extend(helper.make_attribute(name, value) for name, value in {**neutral, **how}.items())
+    runner: Any = SimpleNamespace(open_graph=print, device=Device("cpu"))
+    (name,) = how
+    assert f"has {name} " in str(attends_otherwise(runner, [trial], 1024))

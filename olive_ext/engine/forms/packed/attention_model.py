@@ -1,27 +1,19 @@
-"""One attention of a graph as PagedAttention, alone in a model, whose numbers go in and come out in fp32. Runs nothing.
+"""One PagedAttention of a graph, its own or one that was rewritten, alone in a model, whose numbers go in and come out
+in fp32. Runs nothing.
 
 Axes: N tokens of all rows of a step, D = heads x head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
 
-from olive_ext.engine.forms.packed.attention_reference import COS, SIN
-from olive_ext.engine.forms.packed.rewrite import (
-    BOUNDS,
-    PASTS,
-    STARTS,
-    TABLE,
-    PackedInputs,
-    PagedKernel,
-    first_axis,
-    paged_nodes,
-)
+from olive_ext.engine.forms.packed.attention_reference import COS, K_NORM, Q_NORM, SIN, SINK
+from olive_ext.engine.forms.packed.rewrite import BOUNDS, PASTS, STARTS, TABLE
 from olive_ext.graph.nodes import attribute, model_of
 
 LENGTH = 640
@@ -34,10 +26,12 @@ PAST = ("past_key", "past_value")
 PRESENT = ("present_key", "present_value")
 OUTPUT = "attended"
 
-SCALES = (12, 13)
+SCALES = (14, 15)
 """Places of the node's inputs."""
 
-_POSITIONS_AT = 9
+_GIVEN: Mapping[int, str] = {**dict(enumerate((*PAST, STARTS, PASTS, TABLE), 3)), 16: BOUNDS}
+"""By place in the node the inputs of a trial that are no numbers to attend to."""
+
 _CACHE: tuple[str | int | None, ...] = ("blocks", "block_size")
 _INTEGERS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
 
@@ -45,11 +39,11 @@ _INTEGERS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], START
 @dataclass(frozen=True)
 class AttentionTrial:
     """`graph` takes `inputs`, `PAST` in blocks, which it returns as `PRESENT`, and what a packed step has; it returns
-    `OUTPUT` [1, N, D]."""
+    `OUTPUT` [N, D]."""
 
     graph: bytes
     node: onnx.NodeProto
-    """The attention, GroupQueryAttention, with the window that is tried."""
+    """The attention, with the window that is tried."""
 
     inputs: Mapping[int, tuple[tuple[int, ...], int]]
     """By place in `node` the shape, in which 0 stands for the number of tokens, and the type that it is rounded to."""
@@ -66,36 +60,33 @@ def input_name(place: int) -> str:
     return f"input_{place}"
 
 
-def attention_trials(model: onnx.ModelProto, inputs: PackedInputs, kernel: PagedKernel) -> list[AttentionTrial]:
-    """One for each kind of attention that has a cache of its own: its attributes, and which inputs it has."""
-    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int]]) -> list[AttentionTrial]:
+    """One for each kind of attention in a graph over a paged cache: its attributes, which inputs it has, and how it
+    stores. `caches`: heads and head size of each KV input."""
+    types = {value.name: value.type.tensor_type.elem_type for value in paged.graph.input}
+    weights = {tensor.name: tensor for tensor in paged.graph.initializer}
     found: dict[object, AttentionTrial] = {}
-    for node in model.graph.node:
-        if node.op_type != "GroupQueryAttention" or node.input[3] not in inputs.caches:
+    for node in paged.graph.node:
+        if node.op_type != "PagedAttention" or node.input[3] not in caches:
             continue
-        heads, stored = inputs.caches[node.input[3]]
-        present = tuple(bool(name) for name in node.input)
-        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), present, heads, stored)
+        cache = types[node.input[3]], *caches[node.input[3]]
+        given = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
+        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *given, cache)
         if kind not in found:
-            found[kind] = _TrialGraphs(node, weights, (types[node.input[3]], heads, stored), kernel).build()
+            found[kind] = _TrialGraphs(node, weights, cache).build()
     return list(found.values())
 
 
 class _TrialGraphs:
-    def __init__(
-        self, node: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int], kernel: PagedKernel
-    ) -> None:
+    def __init__(self, node: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]) -> None:
         self._source = node
         self._weights = weights
         self._elem_type, self._heads, self._stored = cache
-        self._kernel = kernel
-        self._node = onnx.NodeProto()
         self._inputs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._casts: list[onnx.NodeProto] = []
 
     def build(self) -> AttentionTrial:
-        node = self._node
+        node = onnx.NodeProto()
         node.CopyFrom(self._source)
         node.output[:] = ["narrow", *PRESENT]
         for entry in node.attribute:
@@ -103,15 +94,12 @@ class _TrialGraphs:
                 entry.i = min(entry.i, WINDOW)
         for place, name in enumerate(self._source.input):
             node.input[place] = self._input(place, name) if name else ""
-        graph = self._model(paged_nodes(node, node, self._kernel))
-        return AttentionTrial(graph, node, self._inputs, self._elem_type, self._heads, self._stored)
+        return AttentionTrial(self._model(node), node, self._inputs, self._elem_type, self._heads, self._stored)
 
     def _input(self, place: int, name: str) -> str:
         """The name of the node's input number `place`, which the trial's model takes in its place."""
-        if place in (3, 4):
-            return PAST[place - 3]
-        if place in (5, 6, _POSITIONS_AT):
-            return ""  # lengths and positions are those of the rows
+        if place in _GIVEN:
+            return _GIVEN[place]
         weight = self._weights.get(name)
         elem_type = TensorProto.FLOAT if place in SCALES else self._narrow
         elem_type = int(weight.data_type) if weight is not None else elem_type
@@ -134,12 +122,15 @@ class _TrialGraphs:
 
     def _shape(self, place: int, weight: TensorProto | None) -> tuple[int, ...]:
         if place < 3:
-            return (1, 0, self._width(place))
+            return (0, self._width(place))
         if place in (COS, SIN):  # one that is computed from the length turns whole heads
             return (LENGTH, int(weight.dims[1]) if weight is not None else self._stored // 2)
-        return (1,) if weight is None else tuple(weight.dims)
+        if weight is not None:
+            return tuple(weight.dims)
+        heads = int(attribute(self._source, "num_heads", 0))
+        return ({SINK: heads, Q_NORM: self._stored, K_NORM: self._stored}.get(place, 1),)
 
-    def _model(self, nodes: Iterable[onnx.NodeProto]) -> bytes:
+    def _model(self, node: onnx.NodeProto) -> bytes:
         value, cache = helper.make_tensor_value_info, [*_CACHE, self._heads, self._stored]
         inputs = [
             value(input_name(place), TensorProto.FLOAT, [size or None for size in shape])
@@ -147,13 +138,13 @@ class _TrialGraphs:
         ]
         nodes = [
             *self._casts,
-            *nodes,
+            node,
             helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT),
         ]
-        read = {name for node in nodes for name in node.input}
+        read = set(node.input)
         inputs += [value(name, self._elem_type, cache) for name in PAST]
         inputs += [value(name, TensorProto.INT32, shape) for name, shape in _INTEGERS.items() if name in read]
-        outputs = [value(OUTPUT, TensorProto.FLOAT, [1, "N", "D"])]
+        outputs = [value(OUTPUT, TensorProto.FLOAT, ["N", "D"])]
         outputs += [value(name, self._elem_type, cache) for name in PRESENT]
-        graph = helper.make_graph(nodes, "attention", inputs, outputs, [first_axis()])
+        graph = helper.make_graph(nodes, "attention", inputs, outputs)
         return bytes(model_of(graph, 21, "com.microsoft").SerializeToString())

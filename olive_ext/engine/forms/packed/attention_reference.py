@@ -1,4 +1,4 @@
-"""Causal attention of a GroupQueryAttention node computed on the host in float32, by its definition: what a device's
+"""Causal attention of a PagedAttention node computed on the host in float32, by its definition: what a device's
 kernels are held against. Knows no session and no cache.
 
 Axes: S tokens of one text, Q heads of queries, H of keys, D head size, R half of the rotated part.
@@ -10,17 +10,30 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from olive_ext.engine.step import FloatArray
 from olive_ext.graph.nodes import attribute
 
-QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 7, 8, 11, 14, 15
+QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
 """Places of the node's inputs."""
 
+FLOATS = (1, 10, 16)
+"""Element types of caches that keep keys and values as they are."""
 
-def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int, head_size: int) -> FloatArray:
+SCALE = 1 / 16
+"""Of a quantized cache."""
+
+
+def attended(
+    node: onnx.NodeProto,
+    values: Mapping[int, FloatArray],
+    heads: int,
+    head_size: int,
+    elem_type: int = FLOATS[0],
+) -> FloatArray:
     """What `node` returns [S, Q D] for a text behind no past. `values`: its inputs by place, tokens as [S, width];
-    `heads`: H. Quantization of the cache is left out."""
+    `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
     parts = np.split(tokens_SW.reshape(len(tokens_SW), -1, head_size), [num_queries, num_queries + heads], axis=1)
@@ -29,10 +42,10 @@ def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int,
     q_QSD, k_HSD = _normed(q_QSD, values.get(Q_NORM), epsilon), _normed(k_HSD, values.get(K_NORM), epsilon)
     if attribute(node, "do_rotary", 0):
         is_interleaved = bool(attribute(node, "rotary_interleaved", 0))
-        q_QSD, k_HSD = (_rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
-    q_QSD = q_QSD * score_scale(node, head_size)
+        q_QSD, k_HSD = (rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
+    q_QSD, k_HSD, v_HSD = q_QSD * score_scale(node, head_size), _stored(k_HSD, elem_type), _stored(v_HSD, elem_type)
     softcap, sink_Q = float(attribute(node, "softcap", 0.0)), values.get(SINK)
-    visible_SS = _visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
+    visible_SS = visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
     found_QSD = np.empty_like(q_QSD)
     for i, q_SD in enumerate(q_QSD):
         group = i * heads // num_queries
@@ -47,12 +60,26 @@ def attended(node: onnx.NodeProto, values: Mapping[int, FloatArray], heads: int,
     return np.asarray(found_QSD.swapaxes(0, 1)).reshape(len(tokens_SW), -1)
 
 
+def rounded(value: FloatArray, elem_type: int) -> FloatArray:
+    """`value` as numbers of that type."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    return np.asarray(np.asarray(value, np.float32).astype(dtype), np.float32)
+
+
+def _stored(part: FloatArray, elem_type: int) -> FloatArray:
+    if elem_type in FLOATS:
+        return part
+    codes = part / SCALE
+    is_whole = np.issubdtype(helper.tensor_dtype_to_np_dtype(elem_type), np.integer)
+    return np.asarray(rounded(np.rint(codes).clip(-128, 127) if is_whole else codes, elem_type) * SCALE, np.float32)
+
+
 def score_scale(node: onnx.NodeProto, head_size: int) -> float:
     """What the products of queries and keys are multiplied by."""
     return float(attribute(node, "scale", 0.0)) or float(head_size**-0.5)
 
 
-def _visible(length: int, window: int) -> np.ndarray:
+def visible(length: int, window: int) -> np.ndarray:
     """Whether a token [S] sees a position [S]."""
     distances_SS = np.arange(length)[:, None] - np.arange(length)
     return np.asarray((distances_SS >= 0) & ((distances_SS < window) | (window <= 0)))
@@ -65,7 +92,7 @@ def _normed(part: FloatArray, weight: FloatArray | None, epsilon: float) -> Floa
     return np.asarray(part / np.sqrt(np.square(part).mean(axis=-1, keepdims=True) + epsilon) * weight, np.float32)
 
 
-def _rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
+def rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
     """The first 2 R numbers of each head as R points in the plane, turned by the angle of their position."""
     half = cos_SR.shape[1]
     cos, sin = cos_SR[: part.shape[1]], sin_SR[: part.shape[1]]

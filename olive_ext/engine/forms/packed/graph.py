@@ -31,7 +31,7 @@ from olive_ext.engine.forms.packed.rewrite import (
 )
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
@@ -47,7 +47,7 @@ class PackedOnGraph(GraphForm):
 
     def __init__(self, model: ResolvedModel) -> None:
         super().__init__(model)
-        self._trials: list[AttentionTrial] | None = None
+        self._trials: list[AttentionTrial] = []
 
     @classmethod
     @override
@@ -100,12 +100,12 @@ class PackedOnGraph(GraphForm):
         caches = {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv}
         inputs, kernel = PackedInputs(caches, tokens, lengths), KERNELS[self.model.device.kind]
         paged = with_paged_attention(proto, inputs, kernel)
-        self._trials = attention_trials(proto, inputs, kernel)
         paged_spec = replace(self.model.spec_of(paged), notes=spec.notes, choices=spec.choices)
         return paged, self._counted(paged, paged_spec)
 
     def _counted(self, paged: ModelProto, spec: DecoderSpec) -> DecoderSpec:
-        """With what the attention gathers beside its caches."""
+        """With what the attention gathers beside its caches; which is to be tried."""
+        self._trials = attention_trials(paged, {tensor.past: (tensor.heads, tensor.head_size) for tensor in spec.kv})
         kernel, sizes = KERNELS.get(self.model.device.kind), {tensor.past: tensor.head_size for tensor in spec.kv}
         if kernel is not None:
             spec = replace(spec, gathered_bytes=gathered_bytes(paged, sizes, kernel))
@@ -127,13 +127,14 @@ class PackedOnGraph(GraphForm):
 
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
-        """Compares attention by itself, then a small tree through the model, where the graph was rewritten; then
-        captured steps with plain ones."""
-        runner, problem = decoder.runner, None
-        if self._trials is not None:
-            problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
-            if problem is None and runner.capacity.num_slots > 1:
-                problem = check_packed_steps(runner, decoder.spec.vocab_size)
+        """Compares attention by itself, then a small tree through the model; then captured steps with plain ones.
+        Raises `ProviderError` for a graph that has no other attention."""
+        runner = decoder.runner
+        problem = attends_otherwise(runner, self._trials, decoder.chunk_size)
+        if problem is None and runner.capacity.num_slots > 1:
+            problem = check_packed_steps(runner, decoder.spec.vocab_size)
+        if problem is not None and self.model.spec.is_paged:
+            raise ProviderError(f"{problem}; the graph has no other attention: use another provider or device")
         if problem is not None:
             raise NotFittingError(problem)
         plan = self.model.capture(decoder.spec)

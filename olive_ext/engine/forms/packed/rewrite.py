@@ -32,7 +32,7 @@ them each layer of CUDA's kernel waits for the host."""
 
 _INPUTS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
 
-_KEPT = (
+KEPT = (
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"),
     *("qk_norm_epsilon", "k_quant_type", "v_quant_type"),
 )
@@ -142,7 +142,7 @@ def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.Mod
     return edited
 
 
-def paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel) -> tuple[onnx.NodeProto, ...]:
+def _paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel) -> tuple[onnx.NodeProto, ...]:
     """What stands in the place of `node`, between its row [1, N, D] and the tokens [N, D].
 
     `owner` writes the cache that it reads: the node itself, or an earlier layer, whose keys and values are then given
@@ -160,19 +160,14 @@ def paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel
     while not taken[-1]:
         taken.pop()
     made = [f"{name}/olive_ext_rows", *(node.output[1:3] if is_owner else ())]
-    kept = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute if entry.name in _KEPT}
+    kept = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute if entry.name in KEPT}
     paged = helper.make_node("PagedAttention", taken, made, name=node.name, domain="com.microsoft", **kept)
     squeezed = [_reshaped("Squeeze", source, rows) for source, rows in zip(sources, flat, strict=True) if source]
     return (*squeezed, paged, _reshaped("Unsqueeze", made[0], name))
 
 
-AXIS = "olive_ext/first_axis"
+_AXIS = "olive_ext/first_axis"
 """The constant that Squeeze and Unsqueeze read."""
-
-
-def first_axis() -> onnx.TensorProto:
-    """The constant `AXIS`."""
-    return helper.make_tensor(AXIS, onnx.TensorProto.INT64, [1], [0])
 
 
 class _Rewrite:
@@ -182,18 +177,18 @@ class _Rewrite:
         self._kernel = kernel
 
     def run(self) -> None:
-        taken = {*_INPUTS, AXIS} & set(all_names(self._graph))
+        taken = {*_INPUTS, _AXIS} & set(all_names(self._graph))
         if taken:
             raise NotPagedError(f"the graph has a value named '{min(taken)}'")
         attentions = list(self._attentions())
         lengths = {name for node, _ in attentions for name in node.input[5:7] if name}
-        paged = {node.output[0]: paged_nodes(node, owner, self._kernel) for node, owner in attentions}
+        paged = {node.output[0]: _paged_nodes(node, owner, self._kernel) for node, owner in attentions}
         nodes = onnx.GraphProto()
         for node in self._graph.node:
             nodes.node.extend(paged.get(next(iter(node.output), ""), (node,)))
         del self._graph.node[:]
         self._graph.node.extend(nodes.node)
-        self._graph.initializer.append(first_axis())
+        self._graph.initializer.append(helper.make_tensor(_AXIS, onnx.TensorProto.INT64, [1], [0]))
         for value in lengths:
             remove_dead(self._graph, value)
         self._drop_lengths()
@@ -230,7 +225,7 @@ class _Rewrite:
             value = helper.get_attribute_value(entry)
             if entry.name == "kv_cache_bit_width" and value in (8, 16):
                 continue
-            if entry.name not in _KEPT and value != _IGNORED.get(entry.name):
+            if entry.name not in KEPT and value != _IGNORED.get(entry.name):
                 raise NotPagedError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
         if b"PER_CHANNEL" in [attribute(node, f"{part}_quant_type", b"") for part in "kv"]:
             raise NotPagedError("the cache has a scale for each channel")
@@ -290,4 +285,4 @@ def _input(node: onnx.NodeProto, place: int) -> str:
 
 
 def _reshaped(operator: str, source: str, target: str) -> onnx.NodeProto:
-    return helper.make_node(operator, [source, AXIS], [target], name=target)
+    return helper.make_node(operator, [source, _AXIS], [target], name=target)

@@ -134,7 +134,7 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
         group_rows(decoder.runner, spec, model.device, decoder.chunk_size, decoder.notes)
         form.finish(decoder)
         _refuse_parts(decoder)
-    except (NotFittingError, NotCapturedError, PartsDifferError):
+    except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
     weights = sessions.weights.get(model.files.decoder)
