@@ -151,6 +151,10 @@ def test_looks_are_fixed_beforehand_and_end_with_the_most() -> None:
         ({"repeats": "enough", "narrow": {}}, "missing key 'narrow.within'"),
         ({"repeats": "enough", "tasks": ["lengths", "peak_memory"]}, "measure 'peak_memory' with a number of answers"),
         ({"repeats": "enough", "tasks": ["tiny_choice"]}, "none of the tasks tiny_choice generates answers"),
+        (
+            {"repeats": "enough", "documents": "enough", "reference": "none"},
+            "'repeats' = 'enough' asks all documents: it cannot go with 'documents' = 'enough'",
+        ),
     ],
 )
 def test_what_cannot_become_narrow_is_refused_by_name(folder: Path, settings: dict[str, Any], told: str) -> None:
