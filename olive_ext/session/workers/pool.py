@@ -137,8 +137,8 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
 
 
 def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
-    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided; what memory
-    each may take follows from their number."""
+    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
+    What memory each may take follows from their number."""
     settings = _settings(model, share)
     if isinstance(reference, Records):
         return WorkerJob(settings, model.handed_over, reference_records=str(reference.folder.resolve()))

@@ -55,7 +55,7 @@ def test_child_that_ends_while_it_opens_the_model_is_status_1(
 
 
 def test_each_of_several_workers_here_plans_with_its_part_of_the_memory() -> None:
-    """What a worker resolves has as many positions as the parent foretells; those of a cluster have all of a machine."""
+    """What a worker resolves has as many positions as the parent foretells."""
     model = resolve(ModelSettings(model=str(genai_export("llama")), deterministic=True, workers={"count": 32}))
     sent = ModelSettings.parse(_job_of(model, None, None, 32).settings)
     alone = ModelSettings.parse(_job_of(model, None, None, 1).settings)
