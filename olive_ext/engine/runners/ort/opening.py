@@ -88,7 +88,8 @@ def _open(sessions: Sessions) -> OpenedRunner:
             return _open_in(form, sessions, (*notes, *not_captured))
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
-            problems[form.name], not_captured = str(error), ()
+            problems[form.name] = str(error)
+            not_captured = tuple(note for note in not_captured if note.split(": ", 1)[1] not in str(error))
         except PartsDifferError as error:
             logger.warning("each request is fed whole and alone: %s", error)
             sessions = replace(sessions, model=replace(model, parts_failure=str(error)))
