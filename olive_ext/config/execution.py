@@ -153,7 +153,8 @@ class WorkerSettings(Strict):
     """Ray actors, each with the model open. Needs the extra `[ray]`. A number alone is their `count`."""
 
     count: PositiveInt = 1
-    """How many. The numbers are the same bytes for any."""
+    """How many. The numbers are the same bytes for any, where `engine.num_slots` is set or one machine's CPU has up to
+    four: more divide the memory of slots, so that fewer long sequences may share a step."""
 
     address: str | None = None
     """Address of the Ray cluster ("auto": the one that this machine belongs to). None starts Ray on this machine alone;

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.media.items import ItemLimit
@@ -32,14 +33,14 @@ def open_runner(model: ResolvedModel, profile_prefix: Path | None = None) -> Ope
         opened = runtime.open(model, profile_prefix)
     if not isinstance(opened, OpenedRunner):
         raise ModelError(f"'engine.runtime' = '{runtime.name}' opened {type(opened).__name__}: give an OpenedRunner")
-    limit = item_limit(model, opened.chunk_size)
+    limit = item_limit(model, opened.chunk_size, opened.runner.traits.form.in_slots.longest_step)
     opened.runner.traits = replace(opened.runner.traits, item_limit=limit)
     return opened
 
 
-def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
+def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMITED) -> ItemLimit:
     """The most tokens of a picture or a sound, where steps of the model have up to `chunk_size` tokens: as many, where
-    a setting or the device says so. A decoder that is fed whole requests has no chunks."""
+    a setting or the device says so, else `longest_step`. A decoder that is fed whole requests has no chunks."""
     engine, is_graph = model.settings.engine, model.runtime.runs_graph
     if is_graph and not model.spec.is_splittable:
         return ItemLimit()
@@ -51,6 +52,9 @@ def item_limit(model: ResolvedModel, chunk_size: int) -> ItemLimit:
     if is_graph and engine.strict_shapes:
         why = f"'engine.strict_shapes' = true, and steps of up to {chunk_size} tokens are run beforehand"
         return ItemLimit(chunk_size, f"{why}: give a larger 'engine.chunk_size'", is_strict=True)
+    if longest_step < UNLIMITED:
+        why = f"steps of this form have at most {longest_step} on this device, because longer ones may crash"
+        return ItemLimit(longest_step, why if model.spec.is_paged else f"{why}: give 'engine.scoring' = \"rows\"")
     return ItemLimit()
 
 

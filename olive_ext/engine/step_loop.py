@@ -109,8 +109,9 @@ class StepLoop:
         self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
         self._check_beams(items)
         in_use = self._in_use
-        is_renewed = not self._scheduler.has_work and self._runner.renew(in_use.num_slots, self._positions)
-        if is_renewed or self._scheduler.key != (in_use, *self._steps.sizes):
+        has_work = self._scheduler.has_work
+        renewed = [not has_work and runner.renew(in_use.num_slots, self._positions) for runner in self._runners]
+        if any(renewed) or self._scheduler.key != (in_use, *self._steps.sizes):
             self._scheduler = self._new_scheduler()
         self._counters.requests += len(items)
         self._counters.tokens_naive += plan.tokens_naive

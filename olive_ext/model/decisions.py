@@ -29,7 +29,8 @@ MOST_ROWS = 512
 those that are full of them end the sooner for want of blocks."""
 
 MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Part of the free memory that the slots may take; a device's is there for nothing else than the model."""
+"""Part of the free memory that the slots may take; a device's is there for nothing else than the model. Of workers on
+one machine each takes a CPU's share, as one alone does, until all together had more than half of its memory."""
 
 DEFAULT_SLOTS = 8
 """The number of slots where free memory is not known."""
@@ -95,8 +96,10 @@ def choose_num_slots(
         slot_bytes, unit, most = spec.bytes_per_position * BLOCK_SIZE, f"a block of {BLOCK_SIZE} positions", MOST_ROWS
     elif _takes_slots_by_need(settings, spec, device):
         slot_bytes, unit = spec.bytes_per_position * BLOCK_SIZE, f"{BLOCK_SIZE} positions of a slot"
-    fitting = max(1, int(free * MEMORY_SHARE[device.kind] / max(1, slot_bytes)))
-    why = f"auto: {slot_bytes / 2**20:.1f} MiB {unit}, {free / 2**20:.0f} MiB {kind}, at most {most}"
+    share = _share(settings, device)
+    fitting = max(1, int(free * share / max(1, slot_bytes)))
+    divided = "" if share == MEMORY_SHARE[device.kind] else f", of which each worker may take {share:.2g}"
+    why = f"auto: {slot_bytes / 2**20:.1f} MiB {unit}, {free / 2**20:.0f} MiB {kind}{divided}, at most {most}"
     return min(most, fitting, cap or most), why + limited
 
 
@@ -110,6 +113,14 @@ def _free(settings: ModelSettings, memory: Memory) -> int:
     return memory.total // 2 if settings.deterministic is True else memory.free
 
 
+def _share(settings: ModelSettings, device: Device) -> float:
+    """Of that memory what slots may take. Workers of a cluster are told apart by Ray alone, as GPUs are."""
+    share, workers = MEMORY_SHARE[device.kind], settings.workers
+    if device.kind != "cpu" or workers is None or workers.address is not None:
+        return share
+    return min(share, (1 if settings.deterministic is True else 0.5) / workers.count)
+
+
 def shared_positions(
     settings: ModelSettings, spec: DecoderSpec, device: Device, read: Callable[[str, int], Memory] = memory_of
 ) -> int | None:
@@ -121,7 +132,7 @@ def shared_positions(
     except UnmeasuredError:
         return None
     per_position = spec.bytes_per_position + spec.gathered_bytes
-    fitting = int(free * MEMORY_SHARE[device.kind] / max(1, per_position))
+    fitting = int(free * _share(settings, device) / max(1, per_position))
     if spec.is_paged:
         return fitting
     is_shared = _takes_slots_by_need(settings, spec, device)

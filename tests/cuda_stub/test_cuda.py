@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import EPFail, InvalidGraph, NotImplemented
 
 import olive_ext
 from olive_ext.check.model_check import check_model
@@ -26,7 +28,7 @@ from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
-from olive_ext.errors import ProviderError
+from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
@@ -394,3 +396,42 @@ def test_trial_of_attention_takes_few_launches() -> None:
     runner.close()
     assert found[0].wrong_copies == 0
     assert found[0].launches <= MOST_TRIAL_LAUNCHES
+
+
+def _refusing(monkeypatch: pytest.MonkeyPatch, error: Exception, *, is_trial: bool) -> None:
+    """Has ONNX Runtime refuse graphs with paged attention, as releases do that lack its kernel: the model's, or that
+    of attention by itself."""
+
+    class Refusing(ort.InferenceSession):  # type: ignore[misc]
+        def __init__(self, content: bytes, *given: Any, **more: Any) -> None:
+            if b"PagedAttention" in content and (b"input_ids" in content) != is_trial:
+                raise error
+            super().__init__(content, *given, **more)
+
+    monkeypatch.setattr(ort, "InferenceSession", Refusing)
+
+
+REFUSALS = {
+    "inputs": InvalidGraph("Node has input size 17 not in range [min=8, max=10]"),
+    "provider": NotImplemented("Failed to find kernel for PagedAttention in CUDAExecutionProvider"),
+    "device": EPFail("no such attention"),
+}
+
+
+@pytest.mark.parametrize("is_trial", [False, True], ids=["model", "trial"])
+@pytest.mark.parametrize("error", REFUSALS.values(), ids=REFUSALS)
+def test_refused_graph_leaves_rows_and_its_reason_once(
+    error: Exception, is_trial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever ONNX Runtime calls it, also where steps were to be captured; asked for by name it is an error."""
+    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    _refusing(monkeypatch, error, is_trial=is_trial)
+    path = export("llama-genai-0.18-fp16-cuda").path
+    for engine in ({}, {"graph_capture": "auto"}):
+        with olive_ext.open(path, execution_provider="cuda", engine=engine) as session:
+            facts = session.describe_execution()
+        assert facts["providers"][0] == "CUDAExecutionProvider"
+        assert facts["batching"] != "packed"
+        assert len([note for note in facts["notes"] if str(error) in note]) == 1, facts["notes"]
+    with pytest.raises(ConfigError, match=r"'engine\.scoring' = \"packed\": .*" + re.escape(str(error))):
+        olive_ext.open(path, execution_provider="cuda", engine={"scoring": "packed"})

@@ -14,17 +14,20 @@ from hypothesis import strategies as st
 
 import olive_ext
 from olive_ext.config import ModelSettings
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.forms.packed.kv import PackedSteps
+from olive_ext.engine.forms.packed.graph import PackedOnGraph
+from olive_ext.engine.forms.packed.kv import PackedSteps, longest_step
 from olive_ext.engine.forms.packed.rewrite import KERNELS
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.forms.rows.graph import RowsOnGraph
 from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Request
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.errors import ConfigError
@@ -32,7 +35,7 @@ from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.types import DecoderSpec
+from olive_ext.model.types import DecoderSpec, Role
 from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of
@@ -162,6 +165,31 @@ def test_steps_that_a_kernel_is_not_known_to_survive_are_refused_by_name() -> No
             ConfigError, match=r"'engine.chunk_size' = 2048: .* at most 1024 .*'engine.scoring' = \"rows"
         ):
             choose(on_cuda)
+
+
+def test_whole_texts_over_a_paged_cache_are_as_long_as_its_kernel_survives() -> None:
+    """A trial may find that a package with a paged cache is to be fed whole: then there is no chunk to be cut."""
+    model = replace(_model(), session_providers=(Provider("CUDAExecutionProvider", "cuda"),))
+    paged = replace(model.spec, inputs=(replace(model.spec.inputs[0], role=Role.BLOCK_TABLE), *model.spec.inputs[1:]))
+    assert paged.is_paged
+    for whole, length, is_refused in ((True, 4096, True), (True, 1024, False), (False, 4096, False)):
+        vars(model)["spec"] = replace(paged, context_length=length, is_splittable=not whole)
+        if is_refused:
+            with pytest.raises(ConfigError, match=r"'max_length': texts may have 4096 tokens, .* give 1024 at most"):
+                choose(model)
+        else:
+            assert isinstance(choose(model)[0], PackedOnGraph)
+
+
+def test_items_over_a_paged_cache_have_no_more_tokens_than_its_kernel_survives() -> None:
+    """An item is fed in one step, however long chunks are; a lower limit of the user's own stays."""
+    model = _model()
+    limit = item_limit(model, 1024, PackedSteps(longest_step=1024).longest_step)
+    assert limit.tokens == 1024
+    assert "'engine.scoring' = \"rows\"" in limit.reason
+    assert item_limit(model, 1024, ViewKv.form.longest_step).tokens is None
+    assert item_limit(_model(chunk_size=512), 512, 1024).tokens == 512
+    assert [longest_step(device) for device in ("cuda", "webgpu", "cpu")] == [1024, UNLIMITED, UNLIMITED]
 
 
 def _model(**engine: Any) -> ResolvedModel:

@@ -55,6 +55,29 @@ def test_slots_of_the_host_are_bounded_by_the_positions_of_all_together(spec: De
     assert shared_positions(settings(), spec, Device("cuda"), read) is None
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_workers_on_one_machine_take_half_of_its_memory_at_most_all_together(
+    deterministic: bool, spec: DecoderSpec
+) -> None:
+    """Each as much as one alone, so that their number decides no bits, until that would be more; a cluster's do not."""
+
+    def positions(workers: Any) -> int:
+        given = settings(deterministic=deterministic, workers=workers)
+        return shared_positions(given, spec, Device("cpu"), lambda *_: Memory(2**40, 2**40)) or 0
+
+    together = 2**39 / spec.bytes_per_position
+    fitting = [count * positions({"count": count}) for count in (1, 2, 3, 4, 8, 64)]
+    assert max(fitting) <= together
+    assert min(fitting[-2:]) >= 7 / 8 * together * 0.99
+    few = (2, 4) if deterministic else (2,)
+    assert {positions({"count": count}) for count in few} == {positions(None)}
+    assert positions({"count": 64, "address": "auto"}) == positions(None)
+    why = choose_num_slots(
+        settings(deterministic=deterministic, workers={"count": 64}), spec, Device("cpu"), has(40, spec)
+    )[1]
+    assert "of which each worker may take" in why
+
+
 def test_machines_alike_have_room_for_as_many_positions(spec: DecoderSpec) -> None:
     """Their memory differs by kilobytes; workers that have not the same room are refused."""
     rooms = [

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
-from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.media.items import chunk_end
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.sequences import Sequence
@@ -86,6 +86,9 @@ class StepForm(ABC):
 
     spans_slots: ClassVar[bool] = False
     """A step has rows for all slots from the first to the last of its sequences."""
+
+    longest_step: int = UNLIMITED
+    """The most tokens that the device is known to survive, also of an item, which is fed in one step."""
 
     mixes_pasts: bool = True
     """Rows of one token each may be behind different numbers of positions."""

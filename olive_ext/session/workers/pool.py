@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any
 
 from olive_ext.config import ModelSettings
+from olive_ext.config.execution import WorkerSettings
 from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.errors import LostRequestsError, RunError
 from olive_ext.model import ResolvedModel
@@ -136,7 +137,8 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
 
 
 def _job_of(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any, share: int) -> WorkerJob:
-    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided."""
+    """The job of each of `share` workers on this machine: the model's settings, with the machine's threads divided.
+    What memory each may take follows from their number."""
     settings = _settings(model, share)
     if isinstance(reference, Records):
         return WorkerJob(settings, model.handed_over, reference_records=str(reference.folder.resolve()))
@@ -152,7 +154,7 @@ def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
     given = {
         "deterministic": model.settings.deterministic is not False,
         "isolation": "none",
-        "workers": None,
+        "workers": WorkerSettings(count=share) if share > 1 else None,
         "tokenizer": model.files.tokenizer,
         "engine": engine,
     }

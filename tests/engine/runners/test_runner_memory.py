@@ -8,6 +8,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.rows.kv import ViewKv
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
@@ -117,3 +118,22 @@ def test_calls_of_ever_more_and_shorter_answers_touch_no_more_memory_than_one() 
     engine.close()
     alone.close()
     assert max(touched) <= MOST * 5 // 4, touched
+
+
+def test_slots_of_a_reference_touch_no_more_memory_than_planned_either() -> None:
+    """It runs the candidate's scored steps, of few long contexts and then of many short ones."""
+    path, stores = str(genai_export("llama", None)), []
+    with olive_ext.open(path, reference=path, engine={"scoring": "answers"}, deterministic=True) as session:
+        engine = session.executor
+        assert isinstance(engine, Engine)
+        for runner in (engine.runner, *engine._tap.runners):
+            assert isinstance(runner, OrtRunner)
+            assert isinstance(runner._kv, ViewKv)
+            runner._kv._place = replace(runner._kv._place, most_positions=MOST)
+            stores.append(runner._kv)
+        touched = []
+        for count in (2, 4, 8, 16, 32):
+            context = [5 + place % 40 for place in range(MOST // count - 8)]
+            session.loglikelihood([([4 + number, *context], [5, 7]) for number in range(count)])
+            touched += map(_touched, stores)
+    assert MOST // 2 < max(touched) <= MOST * 5 // 4, touched

@@ -12,10 +12,16 @@ from pathlib import Path
 import pytest
 
 from olive_ext.cli import main
+from olive_ext.config import ModelSettings
 from olive_ext.errors import WorkerError
+from olive_ext.model import resolve
+from olive_ext.model.decisions import shared_positions
+from olive_ext.model.providers.devices import Device
 from olive_ext.session.workers.crew import Crew
+from olive_ext.session.workers.pool import _job_of
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
+from tests.exports import genai_export
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
 TALKS = "import sys; sys.stdout.buffer.write(b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
@@ -48,6 +54,16 @@ def test_child_that_ends_while_it_opens_the_model_is_status_1(
     assert error.count("\n") == 1
 
 
+def test_each_of_several_workers_here_plans_with_its_part_of_the_memory() -> None:
+    """What a worker resolves has as many positions as the parent foretells."""
+    model = resolve(ModelSettings(model=str(genai_export("llama")), deterministic=True, workers={"count": 32}))
+    sent = ModelSettings.parse(_job_of(model, None, None, 32).settings)
+    alone = ModelSettings.parse(_job_of(model, None, None, 1).settings)
+    rooms = [shared_positions(one, model.spec, Device("cpu")) or 0 for one in (alone, sent, model.settings)]
+    assert rooms[0] >= 7 * rooms[1] > 0
+    assert rooms[1] == rooms[2]
+
+
 def test_no_room_for_a_process_is_said() -> None:
     worker = ProcessWorker(WorkerJob({}), Watchdog(), child="\0")  # as no system starts
     with pytest.raises(WorkerError, match="worker cannot be started: ValueError: embedded null byte"):
@@ -59,8 +75,10 @@ def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -
     program = """
 import os, signal, sys, time
 from pathlib import Path
+from olive_ext.session.workers.pool import _job_of
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
+from tests.exports import genai_export
 from tests.session.workers.fake_model import CHILD
 signal.signal(signal.SIGINT, lambda *_: None)
 child = "import os; os.write(2, b'begins'); " + CHILD

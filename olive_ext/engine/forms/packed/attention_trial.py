@@ -45,7 +45,7 @@ from olive_ext.engine.forms.packed.rewrite import BOUNDS, KEPT, PASTS, STARTS, T
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray
-from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.errors import ModelError, ProviderError, RunError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.decisions import BLOCK_SIZE
 from olive_ext.model.types import KvTensor
@@ -151,7 +151,7 @@ def attends_otherwise(runner: Runner, trials: Sequence[AttentionTrial], most: in
         try:
             with named_ort_failures("on attention over a paged cache"):
                 difference, where = _difference(trial, runner, most)
-        except (RunError, MemoryShortageError) as error:
+        except (ModelError, ProviderError, RunError) as error:
             return str(error)
         if not difference <= (TOLERANCE if trial.elem_type in FLOATS else QUANTIZED_TOLERANCE):
             shown = f"attention over a paged cache is {difference:.2g} off on this device, of values around 1"

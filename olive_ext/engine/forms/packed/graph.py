@@ -21,7 +21,7 @@ from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed.attention_model import AttentionTrial, attention_trials
 from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
 from olive_ext.engine.forms.packed.capture import check_captured_steps
-from olive_ext.engine.forms.packed.kv import PagedKv
+from olive_ext.engine.forms.packed.kv import PagedKv, longest_step
 from olive_ext.engine.forms.packed.rewrite import (
     KERNELS,
     PackedInputs,
@@ -55,6 +55,7 @@ class PackedOnGraph(GraphForm):
         engine, spec, device = model.settings.engine, model.spec, model.device.kind
         if spec.is_paged:
             _check_step(engine.chunk_size, device)
+            _check_whole(spec, device)
             return None
         if engine.scoring not in ("auto", "packed") or (engine.scoring == "auto" and device not in KERNELS):
             return ""
@@ -148,10 +149,22 @@ class PackedOnGraph(GraphForm):
 
 def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None:
     """Raises `ConfigError` for steps of more tokens than the device's kernel is known to survive."""
-    most = KERNELS[device].most_tokens if device in KERNELS else None
-    if most is not None and isinstance(chunk_size, int) and chunk_size > most:
-        why = f"steps over a paged cache on the {device} device have at most {most} tokens, because longer ones crash"
-        raise ConfigError(f"'engine.chunk_size' = {chunk_size}: {why} near a full context; give {most}{otherwise}")
+    most = longest_step(device)
+    if isinstance(chunk_size, int) and chunk_size > most:
+        raise ConfigError(f"'engine.chunk_size' = {chunk_size}: {_too_long(device, most)}; give {most}{otherwise}")
+
+
+def _check_whole(spec: DecoderSpec, device: str) -> None:
+    """Raises `ConfigError` for texts that are fed in one step, of more tokens than that."""
+    if not spec.is_splittable and spec.context_length > (most := longest_step(device)):
+        why = next((note for note in spec.notes if "fed whole" in note), "each request is fed whole")
+        shown = f"'max_length': texts may have {spec.context_length} tokens, and {why}; {_too_long(device, most)}"
+        raise ConfigError(f"{shown}; give {most} at most, or another 'execution_provider'")
+
+
+def _too_long(device: str, most: int) -> str:
+    why = f"steps over a paged cache on the {device} device have at most {most} tokens"
+    return f"{why}, because longer ones crash near a full context"
 
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:

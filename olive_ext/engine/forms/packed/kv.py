@@ -20,6 +20,7 @@ from typing_extensions import override
 from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
+from olive_ext.engine.forms.packed.rewrite import KERNELS
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
@@ -33,6 +34,11 @@ IDLE_SLOT = -2
 """The slot of rows that a step is filled up with, behind the others: they write into a block that no slot names."""
 
 
+def longest_step(device: str) -> int:
+    """The most tokens of a step that the device is known to survive."""
+    return KERNELS[device].most_tokens if device in KERNELS else UNLIMITED
+
+
 @dataclass(frozen=True)
 class PackedSteps(StepForm):
     """A step has any slots, with any numbers of tokens."""
@@ -42,6 +48,8 @@ class PackedSteps(StepForm):
 
     most_cells: int = UNLIMITED
     """Rows of a step times positions of the longest, for kernels that gather the keys and values of all rows."""
+
+    longest_step: int = UNLIMITED
 
     def _within(self, lengths: Iterable[int]) -> int:
         """How many rows of these lengths, from the first on, a step holds: one at least."""
@@ -112,8 +120,8 @@ class PagedKv(KvStore):
     def __init__(self, place: KvPlace, *, has_idle_rows: bool = False) -> None:
         super().__init__(place)
         self._num_spare = int(has_idle_rows)
-        if place.spec.gathered_bytes:
-            self.form = PackedSteps(place.num_slots * planned_positions(place.spec))
+        cells = place.num_slots * planned_positions(place.spec) if place.spec.gathered_bytes else UNLIMITED
+        self.form = PackedSteps(cells, longest_step(place.device.kind))
         self._most_blocks = super().most_positions // BLOCK_SIZE
         self._tables = BlockTables(self.num_slots, 0, BLOCK_SIZE)
         self._forker: ort.InferenceSession | None = None

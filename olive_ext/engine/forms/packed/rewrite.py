@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.graph_form import NotFittingError
 from olive_ext.graph.head_pattern import label
 from olive_ext.graph.nodes import all_names, attribute, reads, remove_dead
@@ -71,8 +72,8 @@ class PagedKernel:
     """The largest head size at which keys and values are read where they lie. Those of larger heads are gathered for
     every step, as many times as there are heads of queries to one of theirs, padded to the longest row."""
 
-    most_tokens: int | None = None
-    """Of a step; None where no number is known that fails."""
+    most_tokens: int = UNLIMITED
+    """Of a step that it is known to survive."""
 
     @property
     def caches(self) -> frozenset[int]:

@@ -89,6 +89,7 @@ def _open(sessions: Sessions) -> OpenedRunner:
         except NotFittingError as error:
             logger.warning("%s: %s", ONE_BY_ONE, error)
             problems[form.name] = str(error)
+            not_captured = tuple(note for note in not_captured if note.split(": ", 1)[1] not in str(error))
         except PartsDifferError as error:
             logger.warning("each request is fed whole and alone: %s", error)
             sessions = replace(sessions, model=replace(model, parts_failure=str(error)))
@@ -119,7 +120,7 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     except (ModelError, ProviderError) as error:
         if model.capture(spec).is_tried:
             raise NotCapturedError(str(error)) from error
-        if is_rewritten and isinstance(error, ModelError):  # a release may lack what the form's operators take
+        if is_rewritten:  # a release may lack what the form's operators take; what else is wrong, the next form meets
             raise NotFittingError(f"ONNX Runtime {ort.__version__} refuses the rewritten graph: {error}") from error
         raise
     del proto
