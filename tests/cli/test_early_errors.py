@@ -141,7 +141,7 @@ def test_help_of_run_names_its_command(capsys: pytest.CaptureFixture[str]) -> No
 def test_working_directory_that_is_gone_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the check torch's libraries end the process, with "Cannot load libtorch_cpu.so" and no word of the cause."""
+    """Without the check torch's libraries end the process: "Cannot load libtorch_cpu.so", no word of the cause."""
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert main(["evaluate", MODEL, *TASKS]) == 2
