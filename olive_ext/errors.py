@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,16 @@ def special_kind(path: Path) -> str:
         return ""
     kinds = {stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
     return next((kind for is_kind, kind in kinds.items() if is_kind(mode)), "")
+
+
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`. Raises `ValueError` for a key that is there twice: Python takes the last
+    value, others the first, and onnxruntime-genai obeys both."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in names if names.count(key) > 1)}' is there twice")
+    return content
 
 
 @contextmanager

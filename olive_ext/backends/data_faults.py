@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from olive_ext.backends.task_files import data_files
-from olive_ext.errors import first_line
-from olive_ext.model.files.package_files import keys_once
+from olive_ext.errors import first_line, keys_once
 
 _SUFFIXES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 

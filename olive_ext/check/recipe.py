@@ -24,7 +24,7 @@ from olive_ext.config import (
     settings_of_pass,
     with_named_metrics,
 )
-from olive_ext.errors import ConfigError, TaskError, special_kind
+from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
@@ -88,7 +88,11 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
         raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
-        recipe = yaml.safe_load(yaml_bytes(path)) if is_yaml else json.loads(path.read_text(encoding="utf-8"))
+        recipe = (
+            yaml.safe_load(yaml_bytes(path))
+            if is_yaml
+            else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
+        )
     except OSError as error:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.errors import IncompleteError, OliveExtError, WorkerError, printable
+from olive_ext.errors import ConfigError, IncompleteError, OliveExtError, WorkerError, printable
 
 if TYPE_CHECKING:
     from olive_ext.cli.commands import Command
@@ -68,6 +68,10 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
         arguments = parse(argv)
     except SystemExit as end:  # --help and --version
         return int(end.code or OK)
+    try:
+        Path.cwd()
+    except OSError as error:  # torch's libraries end the process without it, with a line of their own
+        raise ConfigError("the working directory is not there anymore: change to one that is") from error
     return (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.errors import ConfigError, first_line
+from olive_ext.errors import ConfigError, first_line, keys_once, special_kind
 from olive_ext.report import Metric, Report
 from olive_ext.run.earlier_reports import Named
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
@@ -148,8 +148,11 @@ def _records(reference: Mapping[str, Any]) -> dict[str, str]:
 
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
+    if kind := special_kind(file):
+        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file")
     try:
-        read = TypeAdapter(Baseline).validate_python(json.loads(file.read_text(encoding="utf-8")))
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
+        read = TypeAdapter(Baseline).validate_python(content)
         if read.format != FORMAT:
             raise ValueError(f"'format' = {read.format}, and this version reads {FORMAT}")
         read.answers()

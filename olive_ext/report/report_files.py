@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from olive_ext.errors import ConfigError, RunError
+from olive_ext.errors import ConfigError, RunError, special_kind
 from olive_ext.report.html.render import render, to_html
 from olive_ext.report.page import Page
 from olive_ext.report.plain_text import chain_markdown, to_markdown
@@ -92,8 +92,10 @@ def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the rep
     """Writes files into `directory`, made where missing, every one in full before the first is renamed.
 
     Half a surrogate pair, which UTF-8 cannot hold, becomes its escape, which JSON reads back. Raises `RunError`, which
-    names `what`, where the disk refuses.
+    names `what`, where the disk refuses, and where a file is a device or a pipe, which a rename would replace.
     """
+    if special := next(((path, kind) for path in texts if (kind := special_kind(path))), None):
+        raise RunError(f"cannot write {what} to '{special[0]}': it is {special[1]}, give a file")
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
     try:
         directory.mkdir(parents=True, exist_ok=True)

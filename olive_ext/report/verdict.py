@@ -104,7 +104,7 @@ def verdict(comparison: Comparison) -> Verdict:
     takes nothing away.
     """
     if comparison.place is not None:
-        return _of_places(comparison.place, verdict(replace(comparison, place=None)))
+        return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison.missing)
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
@@ -131,12 +131,16 @@ def verdict(comparison: Comparison) -> Verdict:
     return Verdict(worst, headline, tuple(evidence), figures, documents)
 
 
-def _of_places(place: Place, answers: Verdict) -> Verdict:
-    """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared."""
+def _of_places(place: Place, answers: Verdict, missing: int) -> Verdict:
+    """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared. What is
+    lost as of two models, or has no answer, is never green."""
     if answers.kind in ("cannot_tell", "nothing_compared"):
         return answers
-    kind, evidence = _PLACE_KINDS[place.kind], (*place.evidence(), f"as two models: {answers.headline}")
-    return replace(answers, kind=kind, headline=place.headline, evidence=evidence)
+    kind, headline = _PLACE_KINDS[place.kind], place.headline
+    if place.kind in ("same", "kernels") and (missing or answers.kind in ("loss", "claim_broken", "distant")):
+        kind, headline = "cannot_tell", f"cannot tell: {headline} where both were scored, but not all is the same"
+    evidence = (*place.evidence(), f"as two models: {answers.finding if missing else answers.headline}")
+    return replace(answers, kind=kind, headline=headline, evidence=evidence)
 
 
 def _unnoticed(certainty: Certainty | None) -> Unnoticed:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from olive_ext.cli import main
 from olive_ext.cli.commands import IN_CLONE
 
 SCRIPT = """
@@ -135,3 +136,13 @@ def test_help_of_run_names_its_command(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert said.startswith("usage: olive-ext run ")
     assert "--list_required_packages" in said
+
+
+def test_working_directory_that_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the check torch's libraries end the process: "Cannot load libtorch_cpu.so", no word of the cause."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main(["evaluate", MODEL, *TASKS]) == 2
+    assert "the working directory is not there anymore" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,3 +225,25 @@ def test_settings_whose_number_of_answers_is_open_are_refused(tmp_path: Path) ->
     (settings := tmp_path / "settings.json").write_text('{"repeats": "enough"}', encoding="utf-8")
     with pytest.raises(ConfigError, match="'repeats' = 'enough': a baseline is of one number of answers"):
         gate(str(settings), str(tmp_path / "baseline.json"), update=True)
+
+
+def test_pipes_devices_and_doubled_keys_are_refused(
+    baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe as the baseline is neither waited for nor replaced, and a key that is there twice, as two merged branches
+    leave it, is no choice of the parser's: in a baseline and in settings."""
+    run, pipe = str(folder(tmp_path, "after", 40)), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["gate", run, "--baseline", str(pipe)]) == 2
+    assert "is a pipe" in capsys.readouterr().err
+    assert main(["gate", run, "--baseline", str(pipe), "--update-baseline"]) == 2
+    assert "is a pipe" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    doubled = baseline.read_text(encoding="utf-8").replace("{", '{"documents": [],', 1)
+    baseline.write_text(doubled, encoding="utf-8")
+    assert main(["gate", run, "--baseline", str(baseline)]) == 2
+    assert "the key 'documents' is there twice" in capsys.readouterr().err
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"matters": 1, "matters": 50}', encoding="utf-8")
+    assert main(["gate", str(settings), "--baseline", "new.json", "--update-baseline"]) == 2
+    assert "the key 'matters' is there twice" in capsys.readouterr().err

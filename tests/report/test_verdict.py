@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Spread
+from olive_ext.report.place import Place
 from olive_ext.report.verdict import band_of, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
@@ -325,3 +326,16 @@ def test_equal_distributions_say_nothing_of_a_task_without_any() -> None:
     assert verdict(Comparison({}, (same,), (equal,), metrics=metrics)).kind == "too_few"
     both = (same, replace(same, task="cola"))
     assert verdict(Comparison({}, both, (equal,), metrics=metrics)).kind == "no_difference"
+
+
+@pytest.mark.parametrize("kind", ["same", "kernels"])
+def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) -> None:
+    """Noise that explains scored tokens explains neither answers that are certainly worse nor absent ones."""
+    place = Place(kind, "a", "b", "float32", 1e-6, 1e-5, 400)
+    fine = Comparison({}, (), (outcome(**SAFE),), place=place)
+    assert verdict(fine).headline == place.headline
+    lost = verdict(replace(fine, outcomes=(outcome(difference=-0.2, low=-0.25, high=-0.15),)))
+    assert (lost.kind, lost.evidence[-1]) == ("cannot_tell", "as two models: loss found in choice acc")
+    absent = verdict(replace(fine, missing=3))
+    assert absent.kind == "cannot_tell"
+    assert "3 requests have no answer" in absent.evidence[-1]

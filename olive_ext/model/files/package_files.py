@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from olive_ext.errors import ModelError, first_line, special_kind
+from olive_ext.errors import ModelError, first_line, keys_once, special_kind
 
 LARGEST = 16 * 2**20
 """Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
@@ -88,16 +88,6 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     if not isinstance(value, dict):
         raise ModelError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
     return value
-
-
-def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, for `object_pairs_hook`. Raises `ValueError` for a key that is there twice: Python takes the last
-    value, others the first, and onnxruntime-genai obeys both."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(key for key in names if names.count(key) > 1)}' is there twice")
-    return content
 
 
 def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
