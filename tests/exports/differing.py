@@ -29,6 +29,8 @@ DIFFERING: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
         },
     ),
+    # Rotary positions turn neighbours, not halves of a head.
+    "cohere": ("CohereConfig", {"tie_word_embeddings": True, "logit_scale": 0.25}),
     # Full layers have no rotary positions.
     "cohere2": (
         "Cohere2Config",
@@ -75,6 +77,18 @@ DIFFERING: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "tie_word_embeddings": True,
             "rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48},
+        },
+    ),
+    "llama_yarn_factor": (
+        "LlamaConfig",
+        {
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 48,
+                "attention_factor": 1.5,
+            },
         },
     ),
     "nemotron": ("NemotronConfig", {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}}),

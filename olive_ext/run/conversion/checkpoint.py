@@ -189,7 +189,10 @@ def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreemen
     best, limit = None, agreement.nats / EXPLAINED
     for one in hypotheses(scored.plain.config):
         try:
-            nats = scored.farthest_from(PlainPass(checkpoint, changes=one.changes), scored.given, limit)
+            changed = PlainPass(checkpoint, changes=one.changes)
+            if one.rotated is not None:
+                changed.regroup(one.rotated)
+            nats = scored.farthest_from(changed, scored.given, limit)
         except Exception as error:  # noqa: BLE001 - whatever transformers raise for what nobody has configured
             logger.debug("'%s' cannot be tried: %s", one.text, first_line(error))
             continue

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from olive_ext.engine.runners.hf.plain_pass import Rotated
+
 FAR = 1 << 30
 """A window that no text reaches."""
 
@@ -44,6 +46,9 @@ class Hypothesis(NamedTuple):
     changes: Mapping[str, Any]
     """Of the decoder's configuration, for transformers to do the same."""
 
+    rotated: Rotated | None = None
+    """What rotary positions turn together; None for what transformers do."""
+
 
 def hypotheses(config: Mapping[str, Any]) -> list[Hypothesis]:
     """What can be tried of the decoder's configuration: each alone, then two left out together that change other
@@ -64,7 +69,12 @@ def _missing(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
         yield Hypothesis(
             f"'query_pre_attn_scalar' = {config['query_pre_attn_scalar']} is missing", {"query_pre_attn_scalar": size}
         )
-    for name, off in (("rope_type", "default"), ("partial_rotary_factor", 1.0), ("rope_theta", 10000.0)):
+    for name, off in (
+        ("rope_type", "default"),
+        ("partial_rotary_factor", 1.0),
+        ("rope_theta", 10000.0),
+        ("attention_factor", None),
+    ):
         yield from _rotary(config.get("rope_parameters"), name, off)
     types = config.get("layer_types") or ()
     if set(types) == {WINDOWED, FULL}:
@@ -90,6 +100,9 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
     if 0 in (config.get("no_rope_layers") or ()):
         rotated = [1] * len(config["no_rope_layers"])
         yield Hypothesis("layers without rotary positions have them", {"no_rope_layers": rotated})
+    if isinstance(config.get("rope_parameters"), Mapping):
+        yield Hypothesis("rotary positions turn halves of a head instead of neighbours", {}, "halves")
+        yield Hypothesis("rotary positions turn neighbours instead of halves of a head", {}, "neighbours")
     number, types = config.get("num_hidden_layers") or 0, config.get("layer_types")
     for left in range(number - 1, max(number - 3, 0), -1):
         what = "layer is" if number - left == 1 else f"{number - left} layers are"

@@ -330,3 +330,15 @@ def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> 
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
         hidden_states.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi"])
+def test_regrouped_rotary_positions_are_those_of_the_other_kind(family: str) -> None:
+    """There and back is nothing, also with norms of queries and keys and where a part of a head is turned."""
+    plain = PlainPass(resolve(ModelSettings(model=str(hf_model(family)), device="cpu")))
+    text = tuple(range(40, 60))
+    before = plain.logprobs(text)
+    plain.regroup("halves")
+    assert np.abs(plain.logprobs(text) - before).max() > 0.01
+    plain.regroup("neighbours")
+    assert np.abs(plain.logprobs(text) - before).max() == 0

@@ -4,7 +4,7 @@ module returns. Knows no step and no ONNX graph."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from olive_ext.model import ResolvedModel
 
 EMBEDDED, NORMED = "embeddings", "last hidden states"
 """What the first layer and the head are given, in `PlainPass.states`."""
+
+_TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
+"""Modules whose outputs rotary positions turn, or are scaled before."""
+
+Rotated = Literal["halves", "neighbours"]
 
 _LENGTHS = ("sliding_window", "original_max_position_embeddings")
 
@@ -115,6 +120,19 @@ class PlainPass:
             for hook in hooks:
                 hook.remove()
         return states
+
+    def regroup(self, rotated: Rotated) -> None:
+        """Makes rotary positions turn `rotated` where the model turns the other: the first r numbers of each head in
+        halves (i with i + r / 2), or neighbours (2 i with 2 i + 1). The weights of queries and keys are reordered."""
+        ropes = self.config.get("rope_parameters")
+        share = {**self.config, **(ropes or {})}.get("partial_rotary_factor") or 1.0
+        size = int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
+        turned = np.arange(int(size * share))
+        halves = turned.reshape(2, -1).T if rotated == "halves" else turned.reshape(-1, 2).T
+        order = [*halves.reshape(-1).tolist(), *range(len(turned), size)]
+        for name, part in self._model.named_modules():
+            for tensor in part.parameters(recurse=False) if name.rpartition(".")[2] in _TURNED else ():
+                tensor.data = tensor.data.view(-1, size, *tensor.shape[1:])[:, order].reshape(tensor.shape)
 
     def _run(self, tokens: Sequence[int]) -> Any:
         import torch
