@@ -265,7 +265,7 @@ class Comparison:
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 
     lengths: tuple[Outcome, ...] = ()
-    """Outcomes of how long answers are (`report.metrics.LENGTHS`): nothing that the verdict judges."""
+    """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""

@@ -21,6 +21,7 @@ from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts, unpaired
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.metrics import LENGTHS
 from olive_ext.report.numbers import Z95, joined
 from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import Unnoticed, stage_sentences
@@ -165,6 +166,8 @@ def _against(comparison: Comparison, changes: list[Change], overall: Divergence 
     lost = [change for change in changes if change.is_lost]
     if large := [change.name for change in lost if change.may_lose(matters)]:
         yield "loss", f"loss found in {joined(large)}"
+    if endless := [item.task for item in comparison.lengths if item.metric == LENGTHS[-1] and item.low > 0]:
+        yield "loss", f"loss found: more answers of {joined(endless)} run to their limit"
     yield from _distant(comparison, overall)
     if small := [change.name for change in lost if not change.may_lose(matters)]:
         yield "small_loss", f"small loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"

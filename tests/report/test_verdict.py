@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from olive_ext.engine.requests import FinishReason
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.verdict import band_of, verdict
+from olive_ext.run.reference.observer import Observer
+from olive_ext.run.reference.pairing import unended
 from olive_ext.stats.paired_answers import compare_outcomes
+from olive_ext.text.requests import GenerationOutput
 from tests.report.test_comparison import divergence, outcome
 
 SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
@@ -339,3 +344,30 @@ def test_places_are_not_green_beside_a_certain_loss_or_lost_requests(kind: str) 
     absent = verdict(replace(fine, missing=3))
     assert absent.kind == "cannot_tell"
     assert "3 requests have no answer" in absent.evidence[-1]
+
+
+def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
+    """Where the candidate's answers certainly run to their limit, no equal metric makes the verdict green."""
+    kept, lost = (compare_outcomes("solve", "cut_off", "none", np.zeros(40), np.arange(40) < n, False) for n in (0, 30))
+    assert verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(kept,))).kind == "no_loss_found"
+    found = verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(lost,)))
+    assert (found.kind, found.headline) == ("loss", "loss found: more answers of solve run to their limit")
+
+
+def test_observers_tell_which_answers_only_their_limit_ended() -> None:
+    """Of two models' greedy answers, those that ended in one alone give an outcome; equal ones and known ones none."""
+    ended, endless = Observer(), Observer()
+    for each in range(20):
+        asked = SimpleNamespace(task_name="solve", doc_id=each)
+        request = SimpleNamespace(prompt=(each,), temperature=0, num_beams=1, source=None, images=(), audio=())
+        for seen, reason in ((ended, FinishReason.STOP_ID), (endless, FinishReason.LENGTH)):
+            seen(asked, request, GenerationOutput("", (), reason))
+    (found,) = unended(ended, endless, ())
+    assert (found.task, found.metric, found.reference, found.candidate, found.low > 0) == (
+        "solve",
+        "cut_off",
+        0,
+        1,
+        True,
+    )
+    assert unended(endless, endless, ()) == unended(ended, endless, (found,)) == unended(None, endless, ()) == ()

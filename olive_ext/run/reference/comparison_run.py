@@ -36,7 +36,7 @@ from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.margins import Both, DocumentMargins, measured
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
-from olive_ext.run.reference.pairing import compare_answers, without_value
+from olive_ext.run.reference.pairing import compare_answers, unended, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
 from olive_ext.run.sample_logs import Fields, sample_fields
 
@@ -185,7 +185,7 @@ class Comparer:
             divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
-            lengths=lengths,
+            lengths=(*lengths, *unended(reference.observer, observer, lengths)),
             metrics=reference.results,
             margins=margins,
             matters=matters,

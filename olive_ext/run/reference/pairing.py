@@ -17,11 +17,13 @@ from olive_ext.media.pictures import thumbnail
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
-from olive_ext.run.reference.observer import Weights
+from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
+
+_LEVEL = 0.05
 
 MOST_THUMBNAILS = 4
 """Thumbnails of one document; others are left out."""
@@ -85,6 +87,20 @@ def compare_answers(
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False, "mcnemar_p": 1.0}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
+
+
+def unended(reference: Observer | None, candidate: Observer | None, known: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Of each task the share of greedy answers that only their limit ended, where it is certainly (exact p below 5 %)
+    another one and not `known`: no metric needs to see that a model has lost its end, nor any position of an answer."""
+    if reference is None or candidate is None:
+        return ()
+    common = [asked for asked in candidate.greedy if asked in reference.greedy]
+    found = []
+    for task in dict.fromkeys(asked[0] for asked in common).keys() - {item.task for item in known}:
+        own = [asked for asked in common if asked[0] == task]
+        values = (np.array([asked in seen.unended for asked in own], np.float64) for seen in (reference, candidate))
+        found.append(compare_outcomes(task, LENGTHS[-1], "none", *values, False))
+    return tuple(item for item in found if item.mcnemar_p < _LEVEL)
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
