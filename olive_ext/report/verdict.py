@@ -166,7 +166,7 @@ def _against(comparison: Comparison, changes: list[Change], overall: Divergence 
     lost = [change for change in changes if change.is_lost]
     if large := [change.name for change in lost if change.may_lose(matters)]:
         yield "loss", f"loss found in {joined(large)}"
-    if endless := [item.task for item in comparison.lengths if item.metric == LENGTHS[-1] and item.low > 0]:
+    if endless := [item.task for item in comparison.lengths if item.metric == LENGTHS[-1] and 100 * item.low > matters]:
         yield "loss", f"loss found: more answers of {joined(endless)} run to their limit"
     yield from _distant(comparison, overall)
     if small := [change.name for change in lost if not change.may_lose(matters)]:
