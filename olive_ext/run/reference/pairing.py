@@ -98,8 +98,8 @@ def unended(reference: Observer | None, candidate: Observer | None, known: Seque
     found = []
     for task in dict.fromkeys(asked[0] for asked in common).keys() - {item.task for item in known}:
         own = [asked for asked in common if asked[0] == task]
-        values = (np.array([asked in seen.unended for asked in own], np.float64) for seen in (reference, candidate))
-        found.append(compare_outcomes(task, LENGTHS[-1], "none", *values, False))
+        one, two = (np.array([asked in seen.unended for asked in own], float) for seen in (reference, candidate))
+        found.append(compare_outcomes(task, LENGTHS[-1], "none", one, two, False))
     return tuple(item for item in found if item.mcnemar_p < _LEVEL)
 
 
