@@ -15,8 +15,10 @@ from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, 
 from olive_ext.report.metrics import read_metrics
 from olive_ext.report.numbers import Measured
 
-_LEVEL = 0.05
-_QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - _LEVEL / 2, 0.8))
+LEVEL = 0.05
+"""Probability of a difference by chance below which one is certain."""
+
+_QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
 """The least change of a perplexity, in per cent, that counts: on many texts much less is certain, and matters to
 nobody."""
@@ -83,7 +85,7 @@ def changes_of_answers(comparison: Comparison) -> list[Change]:
 def changed_outcomes(comparison: Comparison) -> list[tuple[Outcome, Change]]:
     """`changes_of_answers`, each with its outcome."""
     judged, significant = _judged(comparison), _significant(comparison)
-    wider = NormalDist().inv_cdf(1 - _LEVEL / 2 / max(1, len(judged))) / _QUANTILE
+    wider = NormalDist().inv_cdf(1 - LEVEL / 2 / max(1, len(judged))) / _QUANTILE
     changes = [(item, _of_answers(item, comparison, wider, item in significant)) for item in judged]
     changes += [(item, _of_answers(item, comparison, 1.0, True)) for item in significant if item not in judged]
     return [(item, _with_unanswered(change, comparison)) for item, change in changes]
@@ -157,7 +159,7 @@ def _significant(comparison: Comparison) -> list[Outcome]:
     values = [(_p(item, claimed), item) for item in tested]
     kept: list[Outcome] = []
     for rank, (p, item) in enumerate(sorted(values, key=lambda value: value[0])):
-        if p * (len(values) - rank) >= _LEVEL:
+        if p * (len(values) - rank) >= LEVEL:
             break
         kept.append(item)
     return kept
@@ -233,7 +235,7 @@ def _advice_of_answers(item: Outcome, size: float, certainty: Certainty | None) 
         bound = size - (certainty.low - low)
         return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few"
     if item.is_binary and not item.right_to_wrong + item.wrong_to_right:
-        return _to_evaluate(math.log(_LEVEL / 2) / math.log1p(-size))
+        return _to_evaluate(math.log(LEVEL / 2) / math.log1p(-size))
     return _advice(item.documents_needed.get(f"{size:g}"), item.num_documents)
 
 

@@ -40,12 +40,16 @@ class Narrowed:
         """Whether every interval is as narrow as asked."""
         return all(mean.width <= self.within for mean in self.means)
 
-    def sentences(self) -> Iterator[str]:
-        """The intervals, and why there are no more answers."""
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """The intervals by task and filter, and by the number of answers why there are no more."""
         what = f"avg@{self.looks[-1]}{' less the reference' if self.is_difference else ''}"
         for mean in self.means:
             value, sure = f"{mean.value:.4f} ± {mean.width:.4f}", f"{100 * self.confidence:g} %, over answers"
-            yield f"{mean.task}, {mean.filter}: {what} on these documents {value} ({sure})"
+            yield f"{mean.task}, {mean.filter}", f"{what} on these documents {value} ({sure})"
         ended = "" if self.is_reached else f"not reached, {self.most} are the most; "
         looks = ", ".join(map(str, self.looks))
-        yield f"{self.looks[-1]} answers to each document, for ± {self.within:g}: {ended}looks at {looks}"
+        yield f"{self.looks[-1]} answers to each document, for ± {self.within:g}", f"{ended}looks at {looks}"
+
+    def sentences(self) -> Iterator[str]:
+        """The facts, a sentence each."""
+        return (f"{name}: {value}" for name, value in self.facts())

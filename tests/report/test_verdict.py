@@ -356,12 +356,16 @@ def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
 
 def test_observers_tell_which_answers_only_their_limit_ended() -> None:
     """Of two models' greedy answers, those that ended in one alone give an outcome; equal ones and known ones none."""
-    ended, endless = Observer(), Observer()
+    ended, endless, many, more = (Observer() for _ in range(4))
     for each in range(20):
         asked = SimpleNamespace(task_name="solve", doc_id=each)
         request = SimpleNamespace(prompt=(each,), temperature=0, num_beams=1, source=None, images=(), audio=())
         for seen, reason in ((ended, FinishReason.STOP_ID), (endless, FinishReason.LENGTH)):
             seen(asked, request, GenerationOutput("", (), reason))
+        for name in ("b", "d", "a", "c"):
+            for seen, own in ((many, FinishReason.STOP_ID), (more, FinishReason.LENGTH)):
+                seen(SimpleNamespace(task_name=name, doc_id=each), request, GenerationOutput("", (), own))
+    assert [item.task for item in unended(many, more, ())] == ["b", "d", "a", "c"]
     (found,) = unended(ended, endless, ())
     assert (found.task, found.metric, found.reference, found.candidate, found.low > 0) == (
         "solve",

@@ -41,7 +41,7 @@ FactRow = tuple[str, tuple[str, ...], bool]
 def fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
     """Tables by title: model, hardware, providers, versions, configuration, counters, where any report has them."""
     facts: dict[str, list[Mapping[str, Any]]] = {
-        "Answers": [_answers(report) for report in reports],
+        "Answers": [{} if report.narrowed is None else dict(report.narrowed.facts()) for report in reports],
         "Model": [report.model for report in reports],
         "Hardware": [_hardware(report.hardware) for report in reports],
         "Providers": [{str(item.get("name", "")): _provider(item) for item in report.providers} for report in reports],
@@ -57,11 +57,6 @@ def _fact_rows(facts: Sequence[Mapping[str, Any]]) -> Iterator[FactRow]:
     for name in dict.fromkeys(name for item in flat for name in item):
         values = tuple(item.get(name, NO_VALUE) for item in flat)
         yield name, values, len(set(values)) > 1
-
-
-def _answers(report: Report) -> dict[str, str]:
-    told = () if report.narrowed is None else report.narrowed.sentences()
-    return {name: value for name, _, value in (text.partition(": ") for text in told)}
 
 
 def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:

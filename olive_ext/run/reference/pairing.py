@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import first_line
 from olive_ext.media.pictures import thumbnail
+from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
@@ -22,8 +23,6 @@ from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
 logger = logging.getLogger(__name__)
-
-_LEVEL = 0.05
 
 MOST_THUMBNAILS = 4
 """Thumbnails of one document; others are left out."""
@@ -96,11 +95,12 @@ def unended(reference: Observer | None, candidate: Observer | None, known: Seque
         return ()
     common = [asked for asked in candidate.greedy if asked in reference.greedy]
     found = []
-    for task in dict.fromkeys(asked[0] for asked in common).keys() - {item.task for item in known}:
+    told = {item.task for item in known}
+    for task in dict.fromkeys(asked[0] for asked in common if asked[0] not in told):
         own = [asked for asked in common if asked[0] == task]
         one, two = (np.array([asked in seen.unended for asked in own], float) for seen in (reference, candidate))
         found.append(compare_outcomes(task, LENGTHS[-1], "none", one, two, False))
-    return tuple(item for item in found if item.mcnemar_p < _LEVEL)
+    return tuple(item for item in found if item.mcnemar_p < LEVEL)
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
