@@ -18,7 +18,7 @@ from pydantic import BaseModel  # noqa: E402
 
 from docs import decoders  # noqa: E402
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
+from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import ABOUT, ARGUMENTS, COMMANDS, RUN_HELP  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
@@ -172,8 +172,6 @@ def cli() -> str:
         _arguments("quickstart"),
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
         _arguments("evaluate", OPTIONS),
-        "## `olive-ext bench MODEL --tasks A,B --output DIR [OPTION ...]`",
-        _arguments("bench", BENCH_OPTIONS),
         "## `olive-ext compare REPORT REPORT ... [OPTION ...]`",
         _arguments("compare"),
         "## `olive-ext locate MODEL --reference PATH --tasks A,B [OPTION ...]`",
