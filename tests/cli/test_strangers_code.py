@@ -135,7 +135,6 @@ OWN_TOKENIZER = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.O
 KNOWN, UNKNOWN = "llama", "unheard_of"
 ROADS: dict[str, tuple[Callable[[Path], list[str]], set[str]]] = {
     "model": (lambda hf: ["evaluate", str(hf)], {UNKNOWN}),
-    "model, on lm-eval's backend": (lambda hf: ["evaluate", str(hf), "--set", "baseline=lm_eval"], {UNKNOWN}),
     "reference": (lambda hf: ["evaluate", package(hf), "--reference", str(hf)], {UNKNOWN}),
     "reference, on transformers": (
         lambda hf: ["evaluate", package(hf), "--reference", str(hf), "--set", "reference.export=never"],
