@@ -12,15 +12,205 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
 from olive_ext.graph.nodes import attribute
-from olive_ext.model.spec.positional_nodes import PositionalNodes, UnrunnableError
-from olive_ext.model.spec.step_comparison import CHUNK, StepComparison
-from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, Role, StateTensor, StepChoices
+from olive_ext.model.spec.positional_nodes import Array, PositionalNodes, Run, UnrunnableError
+from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
 logger = logging.getLogger(__name__)
+
+CHUNK, PART = 8, 4
+"""Tokens of a chunk, and of a shorter one that begins at the same position."""
+
+BASE_LENGTH = 40
+"""Positions of the steps by which values of tokens are told from those of the cache."""
+
+MOST_FED = 2048
+"""Tokens of a whole text that is compared with its beginning."""
+
+MOST_RUNS, RUNS, LEAST_LENGTHS = 300_000, 10, 6
+"""Nodes run in all, 3 to 10 µs each; runs for each length; and lengths that are compared however many nodes there are,
+up to `MOST_RUNS`."""
+
+
+MOST_TOKENS = 32
+"""Token ids that nodes compare with, the smallest of them."""
+
+MOST_CHOICES = 16
+"""Truths that change once with the length; more are no choice that a model was made with."""
+
+
+Pairs = Iterator[tuple[dict[str, Array], dict[str, Array]]]
+"""Values of one step, and those of another that are to be their beginnings."""
+
+
+class StepComparison:
+    """Compares what the layers read of the same positions in different steps."""
+
+    def __init__(self, part: PositionalNodes, numbers: Sequence[int], context_length: int, has_own_pasts: bool) -> None:
+        self._part = part
+        self._has_own_pasts = has_own_pasts
+        self._num_nodes = part.count(part.frontier)
+        is_bounded = self._num_nodes <= MOST_RUNS // (RUNS * LEAST_LENGTHS)
+        self._frontier = self._by_position(list(part.frontier)) if is_bounded else []
+        most = MOST_RUNS // (RUNS * max(1, part.count(self._frontier)))
+        grown = [length for power in range(context_length.bit_length()) for length in (2**power, 3 * 2**power - 1)]
+        around = [number + step for number in numbers for step in (-1, 0, 1, 2)]
+        first = [2, BASE_LENGTH, context_length, 4 * BASE_LENGTH]
+        lengths = list(dict.fromkeys([*first, *grown, *around]))
+        self._lengths = sorted([length for length in lengths if length <= context_length][: max(most, LEAST_LENGTHS)])
+
+    def compare(self) -> tuple[list[LengthChoice], str]:
+        """The choices between short and long texts, and what else depends on the step; empty for nothing."""
+        if self._num_nodes > MOST_RUNS // (RUNS * LEAST_LENGTHS):
+            return [], f"{self._num_nodes} nodes stand between positions and layers, too many to be compared"
+        if not self._frontier:
+            return [], ""
+        if (name := self._first_difference_by_tokens()) is not None:
+            return [], self._leak(name)
+        if self._first_difference(()) is None:
+            return [], ""
+        try:
+            choices = self._length_choices()
+        except (UnrunnableError, ValueError) as error:  # a truth may have another size in a longer step
+            logger.debug("truths of lengths cannot be run: %s", error)
+            choices = []
+        name = self._first_difference([choice.value for choice in choices])
+        if name is None:
+            for choice in list(choices):  # whether there is a past, say, decides nothing of a token
+                others = [other for other in choices if other is not choice]
+                choices = others if self._first_difference([other.value for other in others]) is None else choices
+            return choices, ""
+        return choices, self._leak(name)
+
+    def _leak(self, name: str) -> str:
+        node = self._part.frontier[name]
+        return f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step"
+
+    def _first_difference_by_tokens(self) -> str | None:
+        """The first value that another token changes, behind it or in another row: one that the nodes compare with."""
+        if not self._part.reads_tokens(self._frontier):
+            return None
+        run, row = self._part.cut(self._frontier), (CHUNK, PART)
+
+        def pairs(token: int) -> Pairs:
+            yield run([row, (*row, token)], False), run([row], False)
+            yield run([(CHUNK, CHUNK, token)], False), run([row], False)
+
+        tokens = [number for number in self._part.constants() if 0 < number < 2**31][:MOST_TOKENS]
+        return next((name for token in tokens if (name := self._first_wrong(pairs(token)))), None)
+
+    def _by_position(self, names: list[str]) -> list[str]:
+        """The floats and truths of `names`, and whole numbers of tokens, that are not made for each position of the
+        cache: masks and biases hold what a row sees, however wide they are."""
+        begin, widths, per_token = BASE_LENGTH - CHUNK, (BASE_LENGTH, BASE_LENGTH - CHUNK + PART), []
+        try:
+            run = self._part.cut(names)
+            chunk, part = run([(begin, CHUNK)], False), run([(begin, PART)], False)
+        except UnrunnableError as error:
+            logger.debug("the nodes behind %s cannot be run: %s", names, error)
+            most = MOST_RUNS // (RUNS * max(1, self._part.count(names)))
+            return [name for one in names[:most] for name in self._by_position([one])] if len(names) > 1 else []
+        for name in names:
+            axes = list(zip(chunk[name].shape, part[name].shape, strict=False))
+            is_number = chunk[name].dtype.kind in "fb" or (CHUNK, PART) in axes  # others are lengths
+            if is_number and widths not in axes:
+                per_token.append(name)
+        return per_token
+
+    def _first_difference(self, given: Sequence[str]) -> str | None:
+        """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
+        and in its beginning and its end, and alone and beside another row, a longer one where rows may be: where the
+        values `given` are false, and where true."""
+        run, sides = self._part.cut(self._frontier, given), (False, True) if given else (False,)
+        steps = (self._pairs(run, length, is_beyond) for is_beyond in sides for length in self._lengths)
+        return next((name for pairs in steps if (name := self._first_wrong(pairs))), None)
+
+    def _first_wrong(self, pairs: Pairs) -> str | None:
+        try:
+            values = list(pairs)
+        except UnrunnableError as error:
+            logger.debug("steps cannot be run: %s", error)
+            return None
+        wrong = (name for name in self._frontier for whole, part in values if _differs(whole[name], part[name]))
+        return next(wrong, None)
+
+    def _pairs(self, run: Run, length: int, is_beyond: bool) -> Pairs:
+        """Values of a step, and those that are to be their beginnings, in and behind texts of `length` tokens."""
+        begin = max(0, length - CHUNK)
+        chunk = run([(begin, CHUNK)], is_beyond)
+        for size in (PART, 1):
+            yield chunk, run([(begin, size)], is_beyond)
+        for past, size in ((CHUNK, PART), (0, 1)) if self._has_own_pasts else ((begin, PART),):
+            rows = [(past, size), (begin, size)]
+            yield run(rows, is_beyond), run(rows[:1], is_beyond)
+        if length <= MOST_FED:
+            whole = run([(0, length)], is_beyond)
+            for size in {1, min(PART, length)}:
+                yield whole, run([(0, size)], is_beyond)
+            if length >= CHUNK:
+                yield _ends(whole, chunk), chunk
+
+    def _length_choices(self) -> list[LengthChoice]:
+        """The truths of a step that change once with the length of a text, fed in one pass or token by token."""
+        truths = self._part.values(self._frontier)
+        first = self._part.cut(truths)([(0, BASE_LENGTH)], False)
+        truths = [name for name in truths if first[name].dtype.kind == "b" and first[name].size == 1]
+        if not truths:
+            return []
+        run = self._part.cut(truths)
+        by_length = {length: run(_text(length), False) for length in self._lengths}
+        by_token = {length: run([(length - 1, 1)], False) for length in self._lengths}
+        truths = [
+            name for name in truths if all((by_length[n][name] == by_token[n][name]).all() for n in self._lengths)
+        ]
+        choices = []
+        for name in truths:
+            sides = [bool(by_length[length][name].reshape(-1)[0]) for length in self._lengths]
+            changes = [index for index in range(1, len(sides)) if sides[index] != sides[index - 1]]
+            if len(changes) == 1:
+                last = self._last_before(name, *self._lengths[changes[0] - 1 : changes[0] + 1])
+                choices.append(LengthChoice(name, first[name].ndim, last, sides[-1]))
+        return choices if len(choices) <= MOST_CHOICES else []
+
+    def _last_before(self, name: str, last: int, other: int) -> int:
+        """The most tokens of a text for which the truth `name` is as for `last`, fewer than `other`."""
+        run = self._part.cut([name])
+        side = run(_text(last), False)[name]
+        while other - last > 1:
+            middle = (last + other) // 2
+            if (run(_text(middle), False)[name] == side).all():
+                last = middle
+            else:
+                other = middle
+        return last
+
+
+def _text(length: int) -> list[tuple[int, int]]:
+    """A whole text, or the end of one that is too long for what may have an axis for each two tokens."""
+    return [(0, length)] if length <= MOST_FED else [(length - CHUNK, CHUNK)]
+
+
+def _ends(values: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
+    """The ends of floats in the sizes of those of `like`; other values, which may count a step's own tokens or say that
+    it is the first, are those of `like`."""
+    ends = dict(like)
+    for name, other in like.items():
+        if other.dtype.kind == "f" and other.ndim == values[name].ndim:
+            sizes = zip(values[name].shape, other.shape, strict=True)
+            ends[name] = values[name][tuple(slice(max(0, most - size), None) for most, size in sizes)]
+    return ends
+
+
+def _differs(whole: Array, other: Array) -> bool:
+    if whole.ndim != other.ndim or any(size > most for size, most in zip(other.shape, whole.shape, strict=True)):
+        return True
+    same = whole[tuple(slice(size) for size in other.shape)]
+    return not np.array_equal(same, other, equal_nan=same.dtype.kind == "f")
+
 
 MOST_CONSTANTS = 64
 """Numbers in the nodes that lengths are compared with, the smallest of them; two or three are usual."""
