@@ -95,7 +95,7 @@ FLOORS = {
         ["items"],
         ["shapes"],
         ["graphs"],
-        ["batches", "transducer"],
+        ["transducer"],
         ["encoder", "source_encoder"],
         ["embedding"],
     ],
