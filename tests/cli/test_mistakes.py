@@ -267,7 +267,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "chat template that is broken": (
         lambda p: p.put("chat_template.jinja", "{% for x in %}").also("--apply-chat-template"),
-        "the chat template refuses the messages: Expected an expression",
+        "the chat template of '.*model' refuses the messages: Expected an expression",
     ),
     "chat template with a giant number": (
         lambda p: p.put("chat_template.jinja", "{{ 9 ** 999999999 }}").also("--apply-chat-template"),
