@@ -219,7 +219,7 @@ def understood(file: object, what: str = "graph", kind: type[OliveExtError] = Mo
 def named_failures(
     doing: str, *, kind: type[OliveExtError] = TaskError, machine: tuple[type[Exception], ...] = _MACHINE
 ) -> Iterator[None]:
-    """Code of others runs here. Turns every exception, `SystemExit` too, into one of this `kind`, in one line, or into a
+    """Others' code runs here. Turns every exception, `SystemExit` too, into one of this `kind`, in one line, or into a
     `RunError` where it is one of `machine`; of a process (its `stderr`) the line is the last that it wrote.
     `OliveExtError` and an interruption pass."""
     try:

@@ -41,7 +41,7 @@ def sandboxed_templates() -> Iterator[None]:
         return
     sandbox = BoundedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
     sandbox.filters.update(own.filters)
-    sandbox.from_string = functools.lru_cache(maxsize=4096)(sandbox.from_string)  # type: ignore[method-assign]
+    vars(sandbox)["from_string"] = functools.lru_cache(maxsize=4096)(sandbox.from_string)
     with replaced(lm_eval.utils, "env", sandbox):
         yield
 
@@ -164,7 +164,9 @@ def _told(build: Any, own_examples: list[bool]) -> Any:
         own_examples.clear()
         build(task, *args, **options)
         if count := sum(own_examples):
-            words = "task '%s': %d of %d prompts have the document itself among the examples: 'fewshot_split: %s' in the "
+            words = (
+                "task '%s': %d of %d prompts have the document itself among the examples: 'fewshot_split: %s' in the "
+            )
             split = task.config.test_split or task.config.validation_split
             logger.warning(words + "task's file leaves it out", task.config.task, count, len(own_examples), split)
 

@@ -52,9 +52,9 @@ def run_tasks(
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. A model of lm-eval's own has its answers in
-    `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError` where the machine
-    fails.
+    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. A model of lm-eval's
+    own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated,
+    `RunError` where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
@@ -97,8 +97,10 @@ def _records_of_a_day(is_dated: bool) -> Iterator[None]:
     try:
         yield
     except RecordsError as error:
-        reason = "; the chat template prints the date (strftime_now): its records are of one day"
-        raise RecordsError(f"{error}{reason}") if is_dated and "record the reference" in str(error) else error
+        if not is_dated or "record the reference" not in str(error):
+            raise
+        reason = "the chat template prints the date (strftime_now), so that its records are of one day"
+        raise RecordsError(f"{error}; {reason}") from error
 
 
 @contextmanager

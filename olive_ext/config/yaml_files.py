@@ -67,7 +67,9 @@ def doubled_key(content: bytes) -> str | None:
         node = waiting.pop()
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         names = [str(key.value) for key, _ in pairs]
-        if twice := [key for (key, _), name in zip(pairs, names, strict=True) if names.count(name) > 1 and name != "<<"]:
+        if twice := [
+            key for (key, _), name in zip(pairs, names, strict=True) if names.count(name) > 1 and name != "<<"
+        ]:
             return f"line {twice[-1].start_mark.line + 1}: the key '{twice[-1].value}' is there twice"
         if id(node) not in seen and isinstance(node, yaml.CollectionNode):
             waiting += [value for _, value in pairs] or node.value

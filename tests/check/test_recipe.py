@@ -51,7 +51,7 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="recipe.yaml' cannot be parsed: line 5: the key 'd' is there twice"):
+    with pytest.raises(ConfigError, match=r"recipe.yaml' cannot be parsed: line 5: the key 'd' is there twice"):
         check_recipe(path)
 
 

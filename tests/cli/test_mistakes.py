@@ -193,7 +193,6 @@ def without_tokens(file: Path) -> str:
 
 ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
 OWN_TOKENIZER = json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
 LISTED_LENGTH = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": [64]})
@@ -558,10 +557,6 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "prompt of a gigabyte behind the first": (
         lambda p: p.task(CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 if answer == 2 else 'x' }}")),
         "task 'mine', document 1: .*a product of 2,000,000,000 letters or items: at most 16,777,216",
-    ),
-    "template that loops": (
-        lambda p: p.task(CHOICE.replace("{{question}}", LOOPS)),
-        r"task 'mine', document 0: .*loops of more than 10,000,000 turns \(MOST_LOOPED\)",
     ),
     "group without tasks": (
         lambda p: p.task("group: mine\ntask: []\n"),

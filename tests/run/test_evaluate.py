@@ -138,7 +138,7 @@ def test_report_says_the_day_where_the_chat_template_prints_it(folder: Path) -> 
         lm.tokenizer.chat_template = before
     assert report.results["chat_template_date"] == str(date.today())
     yesterday = replace(report, results={**report.results, "chat_template_date": "2026-01-01"})
-    with pytest.raises(ConfigError, match="chat_template_date is '2026-01-01' in 'a' and '.*' in 'b'"):
+    with pytest.raises(ConfigError, match=r"chat_template_date is '2026-01-01' in 'a' and '.*' in 'b'"):
         check_comparable([("a", yesterday), ("b", report)])
 
 

@@ -23,7 +23,10 @@ def _word_pieces() -> Tokenizer:
 
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "word_pieces": _word_pieces()}
-STOPS = st.lists(st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd"]), max_size=3)
+STOPS = st.lists(
+    st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd"]),
+    max_size=3,
+)
 
 
 def _streamed(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> tuple[list[str], str]:

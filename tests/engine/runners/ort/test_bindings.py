@@ -49,7 +49,7 @@ def test_a_kept_binding_reads_what_was_bound_last() -> None:
 
 
 def test_what_is_no_tensor_is_left_out_of_a_plain_run() -> None:
-    """A sequence, as an output that ONNX Runtime 1.27 has optimized away: `numpy` of it ended in ONNX Runtime's words."""
+    """As an output that ONNX Runtime 1.27 has optimized away: `numpy` of a sequence ended in its words."""
     x = helper.make_tensor_value_info("x", onnx.TensorProto.INT64, ["N"])
     held = helper.make_tensor_sequence_value_info("held", onnx.TensorProto.INT64, None)
     y = helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["N"])
