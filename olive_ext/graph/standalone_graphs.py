@@ -8,6 +8,7 @@ Axes: N slots, H heads, L positions, D head size, S tokens, P past.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from onnx import TensorProto, helper
@@ -21,61 +22,137 @@ OUTPUT = "attended"
 _INT64 = TensorProto.INT64
 
 
-class StackedTensor(NamedTuple):
-    """A tensor of `stack_graph`, and the axis of its positions; None where it has none."""
+MOST_BYTES = 1024
+"""Bytes that one index of a graph here moves at most. ScatterND has one thread for each index on CUDA and WebGPU, which
+moves all that the index stands for: 10.1 ms for one of 262,144 bytes, 0.007 ms for 2,048 of 128 bytes (one H200, 27
+November 2026, onnxruntime-gpu 1.31.1). Gather, GatherElements, ScatterElements and Slice have one thread for each
+element there; a CPU copies by one memcpy what an index stands for."""
+
+
+def equal_parts(size: int, most: int) -> int:
+    """The fewest equal parts of `size` that are at most `most` each."""
+    return next(parts for parts in range(-(-size // most), size + 1) if size % parts == 0)
+
+
+class RowTensor(NamedTuple):
+    """Rows [N, *shape] of one tensor: slots, blocks, rows of a batch. The axis that is None holds positions."""
 
     elem_type: int
-    rank: int
-    position_axis: int | None
+    shape: tuple[int | None, ...]
 
 
-def stack_graph(tensors: Sequence[StackedTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
+def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
+    """Of what `index` [...] counts, which has so many parts each, the numbers of the parts, [..., parts]."""
+    first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), graph.integers(parts)])
+    return graph.add("Add", [first, graph.integers(range(parts))])
+
+
+def _in_parts(graph: NewGraph, value: str, elem_type: int, size: int) -> tuple[str, int]:
+    """`value`, of pieces of `size` elements, as equal parts that an index may stand for, and how many make a piece."""
+    parts = equal_parts(size, MOST_BYTES // helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+    return graph.add("Reshape", [value, graph.integers([-1, size // parts])]), parts
+
+
+def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
-    `positions_<part>`[L]; all of them as they are where the parts are whole."""
-    graph, indices = NewGraph("stack"), set()
-    for i, (elem_type, rank, position_axis) in enumerate(tensors):
-        parts = []
+    `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
+    graph, indices = NewGraph("stack"), dict[tuple[int, ...], str]()
+    names = ("rows", "positions") if any(None in tensor.shape for tensor in tensors) else ("rows",)
+    for name in () if is_whole else names:
         for part in range(num_parts):
-            value = graph.input(f"x{i}_{part}", elem_type, [None] * rank)
-            for name, axis in (("rows", 0), ("positions", position_axis)):
-                if axis is not None and not is_whole:
-                    value = graph.add("Gather", [value, f"{name}_{part}"], axis=axis)
-                    indices.add(f"{name}_{part}")
-            parts.append(value)
-        graph.add("Concat", parts, graph.output(f"y{i}", elem_type, [None] * rank), axis=0)
-    for index in sorted(indices):
-        graph.input(index, _INT64, [None])
+            graph.input(f"{name}_{part}", _INT64, [None])
+    for i, tensor in enumerate(tensors):
+        output = graph.output(f"y{i}", tensor.elem_type, [None, *tensor.shape])
+        parts = [graph.input(f"x{i}_{part}", tensor.elem_type, [None, *tensor.shape]) for part in range(num_parts)]
+        if not is_whole:
+            made = output if num_parts == 1 else ""  # a Concat of one would copy it once more
+            parts = [_gathered(graph, value, tensor, part, indices, made) for part, value in enumerate(parts)]
+        if parts != [output]:
+            graph.add("Concat", parts, output, axis=0)
     return graph.serialized()
 
 
-def take_row_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` [1,H,L,D] = row `row`[1] of `x` [N,H,L,D]."""
-    graph = _of_rows(elem_types, "x", row=[1])
-    for i in range(len(elem_types)):
-        graph.add("Gather", [f"x{i}", "row"], f"y{i}", axis=0)
+def _gathered(
+    graph: NewGraph, value: str, tensor: RowTensor, part: int, indices: dict[tuple[int, ...], str], output: str
+) -> str:
+    """Rows and positions of `value`, by one Gather of pieces of a position; `indices` are shared by tensors alike."""
+    axis = tensor.shape.index(None) if None in tensor.shape else -1
+    *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
+    flat, parts = _in_parts(graph, value, tensor.elem_type, size)
+    key = part, axis, *before, parts
+    if key not in indices:
+        index = f"rows_{part}"
+        if axis > 0:
+            index = _parts_of(graph, index, *before)
+        if axis >= 0:
+            length = graph.add("Shape", [value], start=1 + axis, end=2 + axis)
+            first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), length])
+            index = graph.add("Add", [first, f"positions_{part}"])
+        indices[key] = index if parts == 1 else _parts_of(graph, index, parts)
+    if parts == 1 and len(tensor.shape) == 2 + min(axis, 1):  # the axes of the index, and the last one
+        return graph.add("Gather", [flat, indices[key]], output, axis=0)
+    shape = graph.integers([0, *(-1 if size is None else size for size in tensor.shape)])
+    return graph.add("Reshape", [graph.add("Gather", [flat, indices[key]], axis=0), shape], output)
+
+
+def take_row_graph(tensors: Sequence[RowTensor]) -> bytes:
+    """`y` [1,...] = row `row`[1] of `x` [N,...], which is before row `stop`[1]."""
+    graph = _of_rows(tensors, "x")
+    bounds = [graph.input(name, _INT64, [1]) for name in ("row", "stop")]
+    for i in range(len(tensors)):
+        graph.add("Slice", [f"x{i}", *bounds, graph.integers([0])], f"y{i}")
     return graph.serialized()
 
 
-def put_row_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` [N,H,L,D] = `x` with row `row`[1,1] replaced by `r` [1,H,L,D]; x and y may be one buffer."""
-    graph = _of_rows(elem_types, "xr", row=[1, 1])
-    for i in range(len(elem_types)):
-        graph.add("ScatterND", [f"x{i}", "row", f"r{i}"], f"y{i}")
+def put_row_graph(tensors: Sequence[RowTensor]) -> bytes:
+    """`y` [N,...] = `x` with row `row` [1,1,1,1] replaced by `r` [1,...]; x and y may be one buffer."""
+    graph, indices = _of_rows(tensors, "xr"), dict[tuple[int | None, ...], str]()
+    row = graph.input("row", TensorProto.INT32, [1, 1, 1, 1])
+    for i, tensor in enumerate(tensors):
+        if tensor.shape not in indices:
+            indices[tensor.shape] = graph.add("Expand", [row, graph.add("Shape", [f"r{i}"])])
+        graph.add("ScatterElements", [f"x{i}", indices[tensor.shape], f"r{i}"], f"y{i}", axis=0)
     return graph.serialized()
 
 
-def fork_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` = `x` [N,...] with rows `target`[K,1] replaced by rows `source`[K]; x and y may be one buffer."""
-    graph = _of_rows(elem_types, "x", source=["K"], target=["K", 1])
-    for i in range(len(elem_types)):
-        taken = graph.add("Gather", [f"x{i}", "source"], axis=0)
-        graph.add("ScatterND", [f"x{i}", "target", taken], f"y{i}")
+def fork_graph(tensors: Sequence[RowTensor]) -> bytes:
+    """`y` = `x` [N,...] with the first `count`[1] positions of rows `target` [K,1,1,1] replaced by those of rows
+    `source` [K,1,1,1]; x and y may be one buffer. For values that can be bound by their own type and shape alone, in
+    which ScatterND would need an index of three numbers for each head of each position, made on the host."""
+    graph, indices = _of_rows(tensors, "x"), dict[tuple[int | None, ...], list[str]]()
+    rows = [graph.input(name, TensorProto.INT32, ["K", 1, 1, 1]) for name in ("source", "target")]
+    count = graph.input("count", _INT64, [1])
+    for i, tensor in enumerate(tensors):
+        if tensor.shape not in indices:
+            axes = [count if size is None else graph.integers([size]) for size in tensor.shape]
+            moved = graph.add("Concat", [graph.integers([1]), *axes], axis=0)
+            indices[tensor.shape] = [graph.add("Expand", [row, moved]) for row in rows]
+        source, target = indices[tensor.shape]
+        taken = graph.add("GatherElements", [f"x{i}", source], axis=0)
+        graph.add("ScatterElements", [f"x{i}", target, taken], f"y{i}", axis=0)
+    return graph.serialized()
+
+
+def copy_positions_graph(tensors: Sequence[tuple[int, int]]) -> bytes:
+    """`y` = `x` [N,W] with positions `target` [M] replaced by positions `source` [M]; x and y may be one buffer.
+    `tensors`: the element type of each, and how many of its rows make a position. For values that can be bound by
+    address as rows of any width. The indices are made on the device, once for all tensors alike."""
+    graph, indices = NewGraph("copy_positions"), dict[int, list[str]]()
+    ends = [graph.input(name, _INT64, ["M"]) for name in ("source", "target")]
+    for i, (elem_type, parts) in enumerate(tensors):
+        if parts not in indices:
+            source, target = (_parts_of(graph, positions, parts) for positions in ends)
+            indices[parts] = [source, graph.add("Unsqueeze", [target, graph.integers([-1])])]
+        source, target = indices[parts]
+        x = graph.input(f"x{i}", elem_type, [f"N{i}", f"W{i}"])
+        taken = graph.add("Gather", [x, source], axis=0)
+        graph.add("ScatterND", [x, target, taken], graph.output(f"y{i}", elem_type, [f"N{i}", f"W{i}"]))
     return graph.serialized()
 
 
 def copy_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` = `x`."""
-    graph = _of_rows(elem_types, "x")
+    """`y` = `x` [N,H,L,D]."""
+    graph = _of_rows([RowTensor(elem_type, (None, None, None)) for elem_type in elem_types], "x")
     for i in range(len(elem_types)):
         graph.add("Identity", [f"x{i}"], f"y{i}")
     return graph.serialized()
@@ -94,14 +171,19 @@ FEATURES = "y"
 """The output of `pick_graph`, `join_graph`, `put_rows_graph` and `fold_graph`."""
 
 
-def pick_graph(elem_type: int, rank: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows. Providers that compile
-    take an input without a rank for a scalar."""
+def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows of H = `size`. Providers
+    that compile take an input without a rank for a scalar."""
     graph = NewGraph("pick")
-    x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), "H"])
-    shape = graph.add("Concat", [graph.integers([-1]), graph.add("Shape", [x], start=-1)], axis=0)
-    picked = [graph.add("Reshape", [x, shape]), graph.input("rows", _INT64, ["N"])]
-    graph.add("Gather", picked, graph.output(FEATURES, elem_type, ["N", "H"]), axis=0)
+    x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), size])
+    return _picked(graph, x, elem_type, size)
+
+
+def _picked(graph: NewGraph, value: str, elem_type: int, size: int) -> bytes:
+    flat, parts = _in_parts(graph, value, elem_type, size)
+    rows = _parts_of(graph, graph.input("rows", _INT64, ["N"]), parts)
+    picked = graph.add("Gather", [flat, rows], axis=0)
+    graph.add("Reshape", [picked, graph.integers([0, size])], graph.output(FEATURES, elem_type, ["N", size]))
     return graph.serialized()
 
 
@@ -113,13 +195,11 @@ def join_graph(elem_type: int) -> bytes:
     return graph.serialized()
 
 
-def put_rows_graph(elem_type: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it."""
+def put_rows_graph(elem_type: int, size: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it, H = `size`."""
     graph = NewGraph("put")
-    both = graph.add("Concat", [graph.input(name, elem_type, [f"N{name}", "H"]) for name in "ab"], axis=0)
-    rows = graph.input("rows", _INT64, ["N"])
-    graph.add("Gather", [both, rows], graph.output(FEATURES, elem_type, ["N", "H"]), axis=0)
-    return graph.serialized()
+    both = [graph.input(name, elem_type, [f"N{name}", size]) for name in "ab"]
+    return _picked(graph, graph.add("Concat", both, axis=0), elem_type, size)
 
 
 def fold_graph(elem_type: int, rank: int) -> bytes:
@@ -138,11 +218,12 @@ CANDIDATE_OUTPUTS = ("logprobs", "ids")
 
 def candidates_graph(vocab_size: int | None) -> bytes:
     """The most probable tokens of some rows: what a beam search reads of a step. Inputs `logits` float32[K, V], which
-    are log-probabilities in nats, `rows` int64[N] of K, `count` int64[1], which is C and at most V. Outputs `logprobs`
-    float32[N, C] and `ids` int64[N, C], best first."""
+    are log-probabilities in nats, `first` and `stop` int64[1], between which the rows lie, `count` int64[1], which is C
+    and at most V. Outputs `logprobs` float32[N, C] and `ids` int64[N, C], best first."""
     graph = NewGraph("candidates")
     logits = graph.input("logits", TensorProto.FLOAT, ["K", "V" if vocab_size is None else vocab_size])
-    picked = graph.add("Gather", [logits, graph.input("rows", _INT64, ["N"])], axis=0)
+    bounds = [graph.input(name, _INT64, [1]) for name in ("first", "stop")]
+    picked = graph.add("Slice", [logits, *bounds, graph.integers([0])])
     kinds = zip(CANDIDATE_OUTPUTS, (TensorProto.FLOAT, _INT64), strict=True)
     outputs = [graph.output(name, kind, ["N", "C"]) for name, kind in kinds]
     graph.add_named("TopK", [picked, graph.input("count", _INT64, [1])], outputs)
@@ -166,14 +247,11 @@ def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     return graph.serialized("com.microsoft")
 
 
-def _of_rows(elem_types: Sequence[int], tensors: str, **indices: list[int | str]) -> NewGraph:
-    """A graph of KV rows without nodes: of each KV tensor an input for each letter of `tensors`, and an output."""
+def _of_rows(tensors: Sequence[RowTensor], letters: str) -> NewGraph:
+    """A graph of KV rows without nodes: of each KV tensor an input for each of the letters, and an output."""
     graph = NewGraph("rows")
-    for name in tensors:
-        for i, kind in enumerate(elem_types):
-            graph.input(f"{name}{i}", kind, [f"{name}{i}_{axis}" for axis in "NHLD"])
-    for name, shape in indices.items():
-        graph.input(name, _INT64, shape)
-    for i, kind in enumerate(elem_types):
-        graph.output(f"y{i}", kind, [f"y{i}_{axis}" for axis in "NHLD"])
+    for i, (elem_type, shape) in enumerate(tensors):
+        for name in letters:
+            graph.input(f"{name}{i}", elem_type, [f"{name}{i}_rows", *shape])
+        graph.output(f"y{i}", elem_type, [f"y{i}_rows", *shape])
     return graph

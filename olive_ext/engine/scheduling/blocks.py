@@ -16,10 +16,11 @@ from olive_ext.errors import MemoryShortageError
 
 
 class BlockCopy(NamedTuple):
-    """Block `source` is copied to block `target` before the rows run."""
+    """The first `num_positions` of block `source` are copied to block `target` before the rows run."""
 
     source: int
     target: int
+    num_positions: int
 
 
 class BlockTables:
@@ -91,7 +92,7 @@ class BlockTables:
         if len(held) > kept:
             self._cut(slot, kept)
         if self._is_last_shared(slot, past):
-            copy = BlockCopy(held[-1], self._take())
+            copy = BlockCopy(held[-1], self._take(), past % self.block_size)
             self._num_users[held[-1]] -= 1
             self.tables_SP[slot, kept - 1] = held[-1] = copy.target
         for place in range(len(held), self.covering(past + num_tokens)):

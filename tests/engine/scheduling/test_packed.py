@@ -78,7 +78,7 @@ def test_shared_prefix_is_named_and_only_its_last_block_copied() -> None:
     whole = PREFIX // BLOCK_SIZE
     first = [tuple(runner.tables.table(slot)[:whole]) for slot in range(12)]
     assert len(set(first)) == 1
-    assert runner.blocks_copied == 11
+    assert [copy.num_positions for copy in runner.copied] == [PREFIX % BLOCK_SIZE] * 11
     ends = -(-52 // BLOCK_SIZE) - whole  # each question's own blocks: 52 tokens are fed
     assert runner.tables.num_blocks - runner.tables.num_free == whole + 12 * ends
 

@@ -9,8 +9,8 @@ On a device whose values have no address (WebGPU, DirectML) rows cannot be bound
     pool [slots, ...]       decoding reads and writes all rows in place
     staging [1, ...]        a row with several tokens runs here; it stands for one slot until another one is needed
 
-Between the two rows move on the device: Gather takes one out of the pool, ScatterND puts one back in place. All copies
-between slots of a step are one such run within the pool.
+Between the two rows move on the device: Slice takes one out of the pool, ScatterElements puts one back in place. All
+copies between slots of a step are one such run within the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots
 from olive_ext.engine.step import Copy, Move, Row
-from olive_ext.graph.standalone_graphs import copy_graph, fork_graph, put_row_graph, take_row_graph
+from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, fork_graph, put_row_graph, take_row_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -162,10 +162,10 @@ class StagedKv(KvStore):
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
-        elem_types = [tensor.elem_type for tensor in self._spec.kv]
-        self._take = self._open_graph(take_row_graph(elem_types)) if self.num_slots > 1 else None
-        self._put = self._open_graph(put_row_graph(elem_types)) if self.num_slots > 1 else None
-        self._fork = self._open_graph(fork_graph(elem_types)) if self.num_slots > 1 else None
+        rows = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
+        self._take = self._open_graph(take_row_graph(rows)) if self.num_slots > 1 else None
+        self._put = self._open_graph(put_row_graph(rows)) if self.num_slots > 1 else None
+        self._fork = self._open_graph(fork_graph(rows)) if self.num_slots > 1 else None
         self._staging: Values = []
         self._pool: Values = []
         self._bindings: dict[int, ort.IOBinding] = {}
@@ -183,7 +183,7 @@ class StagedKv(KvStore):
             self._bindings[self.num_slots] = self._binding(self._pool)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Whole rows, since parts of them cannot be addressed. All are read before one is written."""
+        """Whole rows, for one shape of all copies of so many. All are read before one is written."""
         assert self._fork is not None
         self._write_back()
         sources: dict[int, int] = {}
@@ -193,8 +193,9 @@ class StagedKv(KvStore):
         for i, pool in enumerate(self._pool):
             binding.bind_ortvalue_input(f"x{i}", pool)
             binding.bind_ortvalue_output(f"y{i}", pool)
-        binding.bind_cpu_input("source", np.array(list(sources.values()), np.int64))
-        binding.bind_cpu_input("target", np.array(list(sources), np.int64)[:, None])
+        for name, slots in (("source", sources.values()), ("target", sources)):
+            binding.bind_cpu_input(name, np.array([*slots], np.int32).reshape(-1, 1, 1, 1))
+        binding.bind_cpu_input("count", np.array([self.capacity], np.int64))
         self._fork.run_with_iobinding(binding)
         if self._staged_slot in sources:
             self._staged_slot = None
@@ -234,7 +235,8 @@ class StagedKv(KvStore):
             for i, (pool, staging) in enumerate(zip(self._pool, self._staging, strict=True)):
                 binding.bind_ortvalue_input(f"x{i}", pool)
                 binding.bind_ortvalue_output(f"y{i}", staging)
-            binding.bind_cpu_input("row", np.array([slot], np.int64))
+            for name, number in (("row", slot), ("stop", slot + 1)):
+                binding.bind_cpu_input(name, np.array([number], np.int64))
             self._take.run_with_iobinding(binding)
         self._staged_slot = slot
 
@@ -246,7 +248,7 @@ class StagedKv(KvStore):
             binding.bind_ortvalue_input(f"x{i}", pool)
             binding.bind_ortvalue_input(f"r{i}", staging)
             binding.bind_ortvalue_output(f"y{i}", pool)
-        binding.bind_cpu_input("row", np.array([[self._staged_slot]], np.int64))
+        binding.bind_cpu_input("row", np.full((1, 1, 1, 1), self._staged_slot, np.int32))
         self._put.run_with_iobinding(binding)
         self._is_staging_newer = False
 

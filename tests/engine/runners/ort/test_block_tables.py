@@ -38,7 +38,8 @@ class Model:
         copy = self.tables.make_room(slot, past, count)
         assert is_due or (copy is None and self.tables.table(slot) == before)
         if copy is not None:
-            self.memory[copy.target] = list(self.memory[copy.source])
+            moved = slice(copy.num_positions)
+            self.memory[copy.target][moved] = self.memory[copy.source][moved]
         assert self.tables.without_room(row) == []
         assert self.tables.make_room(slot, past, count) is None
         tokens = list(range(self.next_token, self.next_token + count))
