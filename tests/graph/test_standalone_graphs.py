@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytest
 from onnx import TensorProto
 
 from olive_ext.graph import standalone_graphs
