@@ -23,10 +23,9 @@ _INT64 = TensorProto.INT64
 
 
 MOST_BYTES = 1024
-"""Bytes that one index of a graph here moves at most. ScatterND has one thread for each index on CUDA and WebGPU, which
-moves all that the index stands for: 10.1 ms for one of 262,144 bytes, 0.007 ms for 2,048 of 128 bytes (one H200, 27
-November 2026, onnxruntime-gpu 1.31.1). Gather, GatherElements, ScatterElements and Slice have one thread for each
-element there; a CPU copies by one memcpy what an index stands for."""
+"""Bytes that one index of a graph here moves at most. ScatterND on CUDA and WebGPU has one thread for each index, which
+moves all that the index stands for (measured at `packed.kv.COPIED_BYTES`); Gather, GatherElements, ScatterElements and
+Slice have one for each element. A CPU copies what an index stands for by one memcpy."""
 
 
 def equal_parts(size: int, most: int) -> int:
@@ -56,80 +55,59 @@ def _in_parts(graph: NewGraph, value: str, elem_type: int, size: int) -> tuple[s
 def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
     `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
-    graph, indices = NewGraph("stack"), dict[tuple[int, ...], str]()
-    names = ("rows", "positions") if any(None in tensor.shape for tensor in tensors) else ("rows",)
-    for name in () if is_whole else names:
+    graph = NewGraph("stack")
+    for i, (elem_type, shape) in enumerate(tensors):
+        output = graph.output(f"y{i}", elem_type, [None, *shape])
+        values = [graph.input(f"x{i}_{part}", elem_type, [None, *shape]) for part in range(num_parts)]
+        if not is_whole:  # a Concat of one part would copy it once more
+            made = output if num_parts == 1 else ""
+            values = [_gathered(graph, tensors, i, f"_{part}", made) for part in range(num_parts)]
+        if values != [output]:
+            graph.add("Concat", values, output, axis=0)
+    positioned = not is_whole and any(None in shape for _, shape in tensors)
+    for name in (*(() if is_whole else ("rows",)), *(("positions",) if positioned else ())):
         for part in range(num_parts):
             graph.input(f"{name}_{part}", _INT64, [None])
-    for i, tensor in enumerate(tensors):
-        output = graph.output(f"y{i}", tensor.elem_type, [None, *tensor.shape])
-        parts = [graph.input(f"x{i}_{part}", tensor.elem_type, [None, *tensor.shape]) for part in range(num_parts)]
-        if not is_whole:
-            made = output if num_parts == 1 else ""  # a Concat of one would copy it once more
-            parts = [_gathered(graph, value, tensor, part, indices, made) for part, value in enumerate(parts)]
-        if parts != [output]:
-            graph.add("Concat", parts, output, axis=0)
     return graph.serialized()
 
 
-def _gathered(
-    graph: NewGraph, value: str, tensor: RowTensor, part: int, indices: dict[tuple[int, ...], str], output: str
-) -> str:
-    """Rows and positions of `value`, by one Gather of pieces of a position; `indices` are shared by tensors alike."""
-    axis = tensor.shape.index(None) if None in tensor.shape else -1
-    *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
-    flat, parts = _in_parts(graph, value, tensor.elem_type, size)
-    key = part, axis, *before, parts
-    if key not in indices:
-        index = f"rows_{part}"
-        if axis > 0:
-            index = _parts_of(graph, index, *before)
-        if axis >= 0:
-            length = graph.add("Shape", [value], start=1 + axis, end=2 + axis)
-            first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), length])
-            index = graph.add("Add", [first, f"positions_{part}"])
-        indices[key] = index if parts == 1 else _parts_of(graph, index, parts)
-    if parts == 1 and len(tensor.shape) == 2 + min(axis, 1):  # the axes of the index, and the last one
-        return graph.add("Gather", [flat, indices[key]], output, axis=0)
-    shape = graph.integers([0, *(-1 if size is None else size for size in tensor.shape)])
-    return graph.add("Reshape", [graph.add("Gather", [flat, indices[key]], axis=0), shape], output)
+def _gathered(graph: NewGraph, tensors: Sequence[RowTensor], i: int, part: str, output: str) -> str:
+    """Rows and positions of a tensor's part, by one Gather of pieces of a position."""
+    elem_type, shape = tensors[i]
+    axis = shape.index(None) if None in shape else -1
+    *before, size = (prod(filter(None, sizes)) for sizes in (shape[: max(0, axis)], shape[axis + 1 :]))
+    flat, parts = _in_parts(graph, f"x{i}{part}", elem_type, size)
+    index = f"rows{part}"
+    if axis > 0:
+        index = _parts_of(graph, index, *before)
+    if axis >= 0:
+        first = next(j for j, other in enumerate(tensors) if None in other.shape)  # its index serves all that are alike
+        place = 1 + tensors[first].shape.index(None)
+        length = graph.add("Shape", [f"x{first}{part}"], start=place, end=place + 1)
+        begins = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), length])
+        index = graph.add("Add", [begins, f"positions{part}"])
+    if parts == 1 and len(shape) == 2 + min(axis, 1):  # the axes of the index, and the last one
+        return graph.add("Gather", [flat, index], output, axis=0)
+    taken = graph.add("Gather", [flat, index if parts == 1 else _parts_of(graph, index, parts)], axis=0)
+    whole = graph.integers([0, *(-1 if size is None else size for size in shape)])
+    return graph.add("Reshape", [taken, whole], output)
 
 
-def take_row_graph(tensors: Sequence[RowTensor]) -> bytes:
-    """`y` [1,...] = row `row`[1] of `x` [N,...], which is before row `stop`[1]."""
-    graph = _of_rows(tensors, "x")
-    bounds = [graph.input(name, _INT64, [1]) for name in ("row", "stop")]
-    for i in range(len(tensors)):
-        graph.add("Slice", [f"x{i}", *bounds, graph.integers([0])], f"y{i}")
-    return graph.serialized()
-
-
-def put_row_graph(tensors: Sequence[RowTensor]) -> bytes:
-    """`y` [N,...] = `x` with row `row` [1,1,1,1] replaced by `r` [1,...]; x and y may be one buffer."""
-    graph, indices = _of_rows(tensors, "xr"), dict[tuple[int | None, ...], str]()
-    row = graph.input("row", TensorProto.INT32, [1, 1, 1, 1])
-    for i, tensor in enumerate(tensors):
-        if tensor.shape not in indices:
-            indices[tensor.shape] = graph.add("Expand", [row, graph.add("Shape", [f"r{i}"])])
-        graph.add("ScatterElements", [f"x{i}", indices[tensor.shape], f"r{i}"], f"y{i}", axis=0)
-    return graph.serialized()
-
-
-def fork_graph(tensors: Sequence[RowTensor]) -> bytes:
-    """`y` = `x` [N,...] with the first `count`[1] positions of rows `target` [K,1,1,1] replaced by those of rows
-    `source` [K,1,1,1]; x and y may be one buffer. For values that can be bound by their own type and shape alone, in
-    which ScatterND would need an index of three numbers for each head of each position, made on the host."""
-    graph, indices = _of_rows(tensors, "x"), dict[tuple[int | None, ...], list[str]]()
+def move_graph(tensors: Sequence[RowTensor]) -> bytes:
+    """`y` [N,...] = `x` with the first `count`[1] positions of rows `target` [K,1,1,1] replaced by those of rows
+    `source` [K,1,1,1] of `r` [M,...]; x, r and y may be one buffer. For values that can be bound by their own type and
+    shape alone: ScatterND would need three numbers for each head of each position there, from the host."""
+    graph = NewGraph("move")
     rows = [graph.input(name, TensorProto.INT32, ["K", 1, 1, 1]) for name in ("source", "target")]
     count = graph.input("count", _INT64, [1])
-    for i, tensor in enumerate(tensors):
-        if tensor.shape not in indices:
-            axes = [count if size is None else graph.integers([size]) for size in tensor.shape]
-            moved = graph.add("Concat", [graph.integers([1]), *axes], axis=0)
-            indices[tensor.shape] = [graph.add("Expand", [row, moved]) for row in rows]
-        source, target = indices[tensor.shape]
-        taken = graph.add("GatherElements", [f"x{i}", source], axis=0)
-        graph.add("ScatterElements", [f"x{i}", target, taken], f"y{i}", axis=0)
+    for i, (elem_type, shape) in enumerate(tensors):
+        x, r = (graph.input(f"{name}{i}", elem_type, [f"{name}{i}", *shape]) for name in "xr")
+        axes = [count if size is None else graph.integers([size]) for size in (1, *shape)]
+        moved = graph.add("Concat", axes, axis=0)
+        source, target = (graph.add("Expand", [row, moved]) for row in rows)
+        taken = graph.add("GatherElements", [r, source], axis=0)
+        y = graph.output(f"y{i}", elem_type, [f"y{i}", *shape])
+        graph.add("ScatterElements", [x, target, taken], y, axis=0)
     return graph.serialized()
 
 
@@ -137,24 +115,22 @@ def copy_positions_graph(tensors: Sequence[tuple[int, int]]) -> bytes:
     """`y` = `x` [N,W] with positions `target` [M] replaced by positions `source` [M]; x and y may be one buffer.
     `tensors`: the element type of each, and how many of its rows make a position. For values that can be bound by
     address as rows of any width. The indices are made on the device, once for all tensors alike."""
-    graph, indices = NewGraph("copy_positions"), dict[int, list[str]]()
+    graph = NewGraph("copy_positions")
     ends = [graph.input(name, _INT64, ["M"]) for name in ("source", "target")]
     for i, (elem_type, parts) in enumerate(tensors):
-        if parts not in indices:
-            source, target = (_parts_of(graph, positions, parts) for positions in ends)
-            indices[parts] = [source, graph.add("Unsqueeze", [target, graph.integers([-1])])]
-        source, target = indices[parts]
-        x = graph.input(f"x{i}", elem_type, [f"N{i}", f"W{i}"])
+        x, y = graph.input(f"x{i}", elem_type, [f"N{i}", f"W{i}"]), graph.output(f"y{i}", elem_type, [f"N{i}", f"W{i}"])
+        source, target = (_parts_of(graph, positions, parts) for positions in ends)
         taken = graph.add("Gather", [x, source], axis=0)
-        graph.add("ScatterND", [x, target, taken], graph.output(f"y{i}", elem_type, [f"N{i}", f"W{i}"]))
+        graph.add("ScatterND", [x, graph.add("Unsqueeze", [target, graph.integers([-1])]), taken], y)
     return graph.serialized()
 
 
 def copy_graph(elem_types: Sequence[int]) -> bytes:
     """`y` = `x` [N,H,L,D]."""
-    graph = _of_rows([RowTensor(elem_type, (None, None, None)) for elem_type in elem_types], "x")
-    for i in range(len(elem_types)):
-        graph.add("Identity", [f"x{i}"], f"y{i}")
+    graph = NewGraph("copy")
+    for i, elem_type in enumerate(elem_types):
+        axes = [f"{axis}{i}" for axis in "NHLD"]
+        graph.add("Identity", [graph.input(f"x{i}", elem_type, axes)], graph.output(f"y{i}", elem_type, axes))
     return graph.serialized()
 
 
@@ -245,13 +221,3 @@ def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     heads = {"num_heads": num_heads, "kv_num_heads": num_heads}
     graph.add_named("GroupQueryAttention", INPUTS, outputs, domain="com.microsoft", **heads)
     return graph.serialized("com.microsoft")
-
-
-def _of_rows(tensors: Sequence[RowTensor], letters: str) -> NewGraph:
-    """A graph of KV rows without nodes: of each KV tensor an input for each of the letters, and an output."""
-    graph = NewGraph("rows")
-    for i, (elem_type, shape) in enumerate(tensors):
-        for name in letters:
-            graph.input(f"{name}{i}", elem_type, [f"{name}{i}_rows", *shape])
-        graph.output(f"y{i}", elem_type, [f"y{i}_rows", *shape])
-    return graph

@@ -23,13 +23,11 @@ from olive_ext.graph.standalone_graphs import (
     copy_graph,
     copy_positions_graph,
     fold_graph,
-    fork_graph,
     join_graph,
+    move_graph,
     pick_graph,
-    put_row_graph,
     put_rows_graph,
     stack_graph,
-    take_row_graph,
     zeros_graph,
 )
 from tests.graph.index_bytes import index_bytes, profiled
@@ -82,29 +80,17 @@ ROWS = [RowTensor(FLOAT16, (2, None, 512)), RowTensor(FLOAT16, (4, None, 96)), R
 SLOTS = [_random(5, heads, 7, size, kind=kind) for heads, size, kind in ((2, 512, "e"), (4, 96, "e"), (2, 512, "f"))]
 
 
-def _slots() -> Arrays:
-    return {f"x{i}": array for i, array in enumerate(SLOTS)}
-
-
-def _take() -> Case:
-    feeds = {**_slots(), "row": _ints(3), "stop": _ints(4)}
-    return take_row_graph(ROWS), feeds, {f"y{i}": x[3:4] for i, x in enumerate(SLOTS)}
-
-
-def _put() -> Case:
-    rows = {f"r{i}": -array[:1] for i, array in enumerate(SLOTS)}
-    expected = {f"y{i}": np.concatenate([x[:3], -x[:1], x[4:]]) for i, x in enumerate(SLOTS)}
-    return put_row_graph(ROWS), {**_slots(), **rows, "row": np.full((1, 1, 1, 1), 3, np.int32)}, expected
-
-
-def _fork() -> Case:
-    """Slot 1 is source and target; of each only four positions move."""
-    ends = {"source": _ints(1, 4, kind=np.int32), "target": _ints(2, 1, kind=np.int32)}
-    expected = {f"y{i}": array.copy() for i, array in enumerate(SLOTS)}
-    for i, array in enumerate(SLOTS):
-        expected[f"y{i}"][ends["target"], :, :4] = array[ends["source"], :, :4]
-    moved = {name: rows.reshape(-1, 1, 1, 1) for name, rows in ends.items()}
-    return fork_graph(ROWS), {**_slots(), **moved, "count": _ints(4)}, expected
+def _move(is_within: bool) -> Case:
+    """Four positions of rows of the same tensors, where row 1 is source and target, or of others."""
+    others = SLOTS if is_within else [-array[:4] for array in SLOTS]
+    source, target = _ints(1, 3, kind=np.int32), _ints(2, 1, kind=np.int32)
+    feeds = {"count": _ints(4), "source": source.reshape(2, 1, 1, 1), "target": target.reshape(2, 1, 1, 1)}
+    expected: Arrays = {}
+    for i, (x, r) in enumerate(zip(SLOTS, others, strict=True)):
+        feeds |= {f"x{i}": x, f"r{i}": r}
+        expected[f"y{i}"] = x.copy()
+        expected[f"y{i}"][target, :, :4] = r[source, :, :4]
+    return move_graph(ROWS), feeds, expected
 
 
 def _positions() -> Case:
@@ -158,9 +144,7 @@ def _attention() -> Case:
 
 CASES: Mapping[str, tuple[Callable[[], Case], ...]] = {
     "stack_graph": (partial(_stack, 1), partial(_stack, 2), _whole),
-    "take_row_graph": (_take,),
-    "put_row_graph": (_put,),
-    "fork_graph": (_fork,),
+    "move_graph": (partial(_move, True), partial(_move, False)),
     "copy_positions_graph": (_positions,),
     "copy_graph": (lambda: (copy_graph([FLOAT16]), {"x0": SLOTS[0]}, {"y0": SLOTS[0]}),),
     "zeros_graph": (lambda: (zeros_graph(), {"count": _ints(9)}, {"y": np.zeros(9, np.uint8)}),),

@@ -6,11 +6,11 @@ when a slot is about to write there. The graph writes in place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import gcd, prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Columns, Copy, Row, Step
-from olive_ext.graph.standalone_graphs import RowTensor, copy_positions_graph, equal_parts, fork_graph
+from olive_ext.graph.standalone_graphs import RowTensor, copy_positions_graph, equal_parts, move_graph
 from olive_ext.model.decisions import BLOCK_SIZE, planned_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, KvTensor, Role
@@ -208,14 +208,23 @@ class PagedKv(KvStore):
         """All copies in one run, which reads before it writes: a block may be both source and target."""
         if not copies:
             return
+        by_address = self._device.has_pointers
         if self._forker is None:
-            self._forker = self._open_graph(copying_graph([pool.copied for pool in self._pools]))
+            rows = [RowTensor(tensor.elem_type, (None, tensor.heads, tensor.head_size)) for tensor in self._spec.kv]
+            words = [pool.words for pool in self._pools]
+            self._forker = self._open_graph(copy_positions_graph(words) if by_address else move_graph(rows))
         if (binding := self._forking) is None:
             binding = self._forking = self._forker.io_binding()
             for i, pool in enumerate(self._pools):
-                pool.bind_copy(binding, f"x{i}", f"y{i}")
-        for name, array in positions_of(copies, by_address=self._device.has_pointers).items():
-            binding.bind_cpu_input(name, array)
+                pool.bind_copy(binding, i)
+        source_K, target_K, lengths_K = np.array(copies, np.int64).T
+        within_M = np.concatenate([np.arange(length) for length in lengths_K])
+        for name, blocks_K in (("source", source_K), ("target", target_K)):
+            positions_M = np.repeat(blocks_K * BLOCK_SIZE, lengths_K) + within_M
+            rows_K = blocks_K.astype(np.int32).reshape(-1, 1, 1, 1)
+            binding.bind_cpu_input(name, positions_M if by_address else rows_K)
+        if not by_address:  # what lies behind the shorter ones is written before it is read
+            binding.bind_cpu_input("count", lengths_K.max(keepdims=True))
         self._forker.run_with_iobinding(binding)
 
 
@@ -227,29 +236,6 @@ They are words of 8 bytes, because CUDA's Gather counts elements in 32 bits: 16 
 
 WORDS = {1: UINT8, 2: 5, 4: 6, 8: 7}
 """ONNX's integers by their bytes: CUDA copies no fp8 by its type."""
-
-
-def copying_graph(tensors: Items[RowTensor | tuple[int, int]]) -> bytes:
-    """What copies positions of pools, which are all bound by address, or all by their own type and shape."""
-    own = [tensor for tensor in tensors if isinstance(tensor, RowTensor)]
-    return fork_graph(own) if own else copy_positions_graph([(word, parts) for word, parts in tensors])
-
-
-def positions_of(copies: Items[BlockCopy], *, by_address: bool) -> dict[str, npt.NDArray[Any]]:
-    """Inputs of `copying_graph`. By address only the positions that are asked for move, else as many of each block as
-    the longest copy has: what lies behind the others is written before it is read."""
-    source_K, target_K, lengths_K = np.array(copies, np.int64).T
-    if not by_address:
-        rows = {"source": source_K, "target": target_K}
-        indices = {name: blocks_K.astype(np.int32).reshape(-1, 1, 1, 1) for name, blocks_K in rows.items()}
-        return {**indices, "count": lengths_K.max(keepdims=True)}
-    within_M = np.concatenate([np.arange(length) for length in lengths_K])
-    rows_M = {"source": source_K, "target": target_K}
-    return {name: np.repeat(blocks_K * BLOCK_SIZE, lengths_K) + within_M for name, blocks_K in rows_M.items()}
-
-
-Place = tuple[str, int, int, list[int]]
-"""Device, its number, element type and shape, as IOBinding takes them before an address."""
 
 
 class Pool:
@@ -265,37 +251,36 @@ class Pool:
         open_graph: Callable[[bytes], ort.InferenceSession],
     ) -> None:
         shape = [num_blocks, BLOCK_SIZE, tensor.heads, tensor.head_size]
-        self.copied: RowTensor | tuple[int, int] = RowTensor(tensor.elem_type, (None, *shape[2:]))
-        """How blocks are copied: as positions in the pool's own type, or as words of an integer type, and the rows of
-        these that make a position."""
-
-        self._typed: Place | None = None
-        self._words: Place | None = None
-        if not device.has_pointers:
-            self._value = allocate(session, shape, tensor.elem_type, device)
-            return
-        in_bytes = [*shape[:-1], shape[-1] * ITEM_BYTES[tensor.elem_type]]
-        self._value = device_zeros(open_graph, in_bytes, device)
-        size = in_bytes[2] * in_bytes[3]
-        word = math.gcd(size, 8)
+        size = prod(shape[2:]) * ITEM_BYTES[tensor.elem_type]
+        word = gcd(size, 8)
         parts = equal_parts(size // word, COPIED_BYTES // word)
-        self.copied = WORDS[word], parts
-        self._typed = device.kind, device.index, tensor.elem_type, shape
-        rows = [num_blocks * BLOCK_SIZE * parts, size // word // parts]
-        self._words = device.kind, device.index, WORDS[word], rows
+        self.words = WORDS[word], parts
+        """A type of integers, and the rows of such that make a position: as these it is copied by address."""
+
+        self._place = device.kind, device.index
+        self._typed = tensor.elem_type, shape
+        self._rows = [num_blocks * BLOCK_SIZE * parts, size // word // parts]
+        self._has_pointers = device.has_pointers
+        if device.has_pointers:
+            self._value = device_zeros(open_graph, [num_blocks, BLOCK_SIZE, size], device)
+        else:
+            self._value = allocate(session, shape, tensor.elem_type, device)
 
     def bind(self, binding: ort.IOBinding, past: str, present: str) -> None:
         """Binds the pool as the cache that goes in and comes out."""
-        self._bind(binding, past, present, self._typed)
+        self._bind(binding, past, present, *self._typed)
 
-    def bind_copy(self, binding: ort.IOBinding, past: str, present: str) -> None:
-        """Binds the pool as `copied` says."""
-        self._bind(binding, past, present, self._words)
+    def bind_copy(self, binding: ort.IOBinding, i: int) -> None:
+        """Binds the pool as tensor `i` of the graph that copies."""
+        if not self._has_pointers:
+            binding.bind_ortvalue_input(f"r{i}", self._value)
+        self._bind(binding, f"x{i}", f"y{i}", self.words[0], self._rows)
 
-    def _bind(self, binding: ort.IOBinding, past: str, present: str, place: Place | None) -> None:
-        if place is None:
+    def _bind(self, binding: ort.IOBinding, past: str, present: str, elem_type: int, shape: list[int]) -> None:
+        if self._has_pointers:
+            place = *self._place, elem_type, shape, self._value.data_ptr()
+            binding.bind_input(past, *place)
+            binding.bind_output(present, *place)
+        else:
             binding.bind_ortvalue_input(past, self._value)
             binding.bind_ortvalue_output(present, self._value)
-        else:
-            binding.bind_input(past, *place, self._value.data_ptr())
-            binding.bind_output(present, *place, self._value.data_ptr())

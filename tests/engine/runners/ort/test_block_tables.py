@@ -107,9 +107,9 @@ and a latent cache do; bf16, int8 and fp8; a row that no word but a byte divides
 
 
 class Paged:
-    """A store over pools of any types in the host's memory, filled with random bytes."""
+    """A store over pools of any types."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         names = [[f"{name}{i}" for name in ("past", "present")] for i in range(len(POOLS))]
         nodes = [helper.make_node("Identity", [past], [present]) for past, present in names]
         pasts, presents = (
@@ -124,19 +124,25 @@ class Paged:
         table = InputSpec(Role.BLOCK_TABLE, TensorSpec("block_table", TensorProto.INT32, ("B", "blocks")))
         logits = TensorSpec("logits", TensorProto.FLOAT, ("N", 8))
         spec = DecoderSpec((table,), tuple(caches), logits, 8, 600, True)
-        session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+        provider = f"{device.upper()}ExecutionProvider"
+        session = ort.InferenceSession(graph.SerializeToString(), providers=[provider])
         self.opened: list[ort.InferenceSession] = []
 
         def opened(graph: bytes) -> ort.InferenceSession:
-            self.opened.append(profiled(graph, folder))
+            self.opened.append(profiled(graph, folder, provider))
             return self.opened[-1]
 
-        self.kv = PagedKv(KvPlace(session, spec, 4, Device("cpu"), opened))
+        self.kv = PagedKv(KvPlace(session, spec, 4, Device(device), opened))
         self.kv.reserve(600)
-        for i, memory in enumerate(self._memories()):
-            memory[...] = np.random.default_rng(i).integers(0, 256, memory.shape)
 
-    def _memories(self) -> list[np.ndarray]:
+    def share(self) -> list[Row]:
+        """Three slots share blocks of slot 0 where they go on: block 2 behind 18 and 2 of its positions, block 1 behind
+        44. What they write next."""
+        self.kv.bind([Row(0, 0, (0,) * 540)])
+        self.kv.copy([Copy(0, 1, 530), Copy(0, 2, 514), Copy(0, 3, 300)])
+        return [Row(1, 530, (0,)), Row(2, 514, (0, 0)), Row(3, 300, (0,) * 5)]
+
+    def memories(self) -> list[np.ndarray]:
         """The bytes of each pool, [blocks, positions, bytes of a position]."""
         found = []
         for (kind, heads, size), pool in zip(POOLS, self.kv._pools, strict=True):
@@ -145,24 +151,18 @@ class Paged:
             found[-1] = found[-1].reshape(shape)
         return found
 
-    def bytes(self) -> list[np.ndarray]:
-        return [memory.copy() for memory in self._memories()]
-
 
 def test_positions_of_a_prefix_are_copied_in_pools_of_every_type_by_short_rows(tmp_path: Path) -> None:
-    """Block 2 is shared by three slots, of which two write: 18 positions for one, 2 for the other; 44 of block 1."""
     paged = Paged(tmp_path)
-    tables = paged.kv._tables
-    paged.kv.bind([Row(0, 0, (0,) * 540)])
-    paged.kv.copy([Copy(0, 1, 530), Copy(0, 2, 514), Copy(0, 3, 300)])
-    before, shared = paged.bytes(), tables.table(0)
-    rows = [Row(1, 530, (0,)), Row(2, 514, (0, 0)), Row(3, 300, (0,) * 5)]
+    for i, memory in enumerate(paged.memories()):
+        memory[...] = np.random.default_rng(i).integers(0, 256, memory.shape)
+    rows, tables = paged.share(), paged.kv._tables
+    before, shared = [memory.copy() for memory in paged.memories()], tables.table(0)
     for _ in range(2):  # the second time every slot alone names what it writes to
         paged.kv.bind(rows)
-    for old, new in zip(before, paged.bytes(), strict=True):
+    for old, new in zip(before, paged.memories(), strict=True):
         for slot, place, count in ((1, 2, 18), (2, 2, 2), (3, 1, 44)):
             old[tables.table(slot)[place], :count] = old[shared[place], :count]
         assert (old == new).all()
-    moved = index_bytes(paged.opened[0])
     assert len(paged.opened) == 1
-    assert moved == {"Gather": COPIED_BYTES, "ScatterND": COPIED_BYTES}
+    assert index_bytes(paged.opened[0]) == {"Gather": COPIED_BYTES, "ScatterND": COPIED_BYTES}
