@@ -46,51 +46,48 @@ def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
     return graph.add("Add", [first, graph.integers(range(parts))])
 
 
-def _in_parts(graph: NewGraph, value: str, elem_type: int, size: int) -> tuple[str, int]:
-    """`value`, of pieces of `size` elements, as equal parts that an index may stand for, and how many make a piece."""
-    parts = equal_parts(size, MOST_BYTES // helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
-    return graph.add("Reshape", [value, graph.integers([-1, size // parts])]), parts
+def _gathered(
+    graph: NewGraph, value: str, tensor: RowTensor, rows: str, output: str = "", within: Sequence[str] = ()
+) -> str:
+    """Rows of `value`, and where it has positions those that `within` names behind their number: by one Gather of equal
+    parts of a position, none of more than `MOST_BYTES`."""
+    axis = tensor.shape.index(None) if None in tensor.shape else -1
+    *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
+    parts = equal_parts(size, MOST_BYTES // helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize)
+    index = _parts_of(graph, rows, *before) if axis > 0 else rows
+    if axis >= 0:
+        first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), within[0]])
+        index = graph.add("Add", [first, within[1]])
+    is_shaped = parts == 1 and len(tensor.shape) == 2 + min(axis, 1)  # the axes of the index, and the last one
+    index = index if parts == 1 else _parts_of(graph, index, parts)
+    flat = graph.add("Reshape", [value, graph.integers([-1, size // parts])])
+    taken = graph.add("Gather", [flat, index], output if is_shaped else "", axis=0)
+    shape = [0, *(-1 if size is None else size for size in tensor.shape)]
+    return taken if is_shaped else graph.add("Reshape", [taken, graph.integers(shape)], output)
 
 
 def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
     `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
-    graph = NewGraph("stack")
-    for i, (elem_type, shape) in enumerate(tensors):
-        output = graph.output(f"y{i}", elem_type, [None, *shape])
-        values = [graph.input(f"x{i}_{part}", elem_type, [None, *shape]) for part in range(num_parts)]
-        if not is_whole:  # a Concat of one part would copy it once more
-            made = output if num_parts == 1 else ""
-            values = [_gathered(graph, tensors, i, f"_{part}", made) for part in range(num_parts)]
+    graph, within = NewGraph("stack"), dict[str, list[str]]()
+    for i, tensor in enumerate(tensors):
+        output = graph.output(f"y{i}", tensor.elem_type, [None, *tensor.shape])
+        values = []
+        for part in (f"_{part}" for part in range(num_parts)):
+            values.append(graph.input(f"x{i}{part}", tensor.elem_type, [None, *tensor.shape]))
+            if is_whole:
+                continue
+            if None in tensor.shape and part not in within:
+                axis = 1 + tensor.shape.index(None)
+                length = graph.add("Shape", [values[-1]], start=axis, end=axis + 1)
+                within[part] = [length, graph.input(f"positions{part}", _INT64, [None])]
+            made = output if num_parts == 1 else ""  # a Concat of one would copy it once more
+            values[-1] = _gathered(graph, values[-1], tensor, f"rows{part}", made, within.get(part, ()))
         if values != [output]:
             graph.add("Concat", values, output, axis=0)
-    positioned = not is_whole and any(None in shape for _, shape in tensors)
-    for name in (*(() if is_whole else ("rows",)), *(("positions",) if positioned else ())):
-        for part in range(num_parts):
-            graph.input(f"{name}_{part}", _INT64, [None])
+    for part in () if is_whole else range(num_parts):
+        graph.input(f"rows_{part}", _INT64, [None])
     return graph.serialized()
-
-
-def _gathered(graph: NewGraph, tensors: Sequence[RowTensor], i: int, part: str, output: str) -> str:
-    """Rows and positions of a tensor's part, by one Gather of pieces of a position."""
-    elem_type, shape = tensors[i]
-    axis = shape.index(None) if None in shape else -1
-    *before, size = (prod(filter(None, sizes)) for sizes in (shape[: max(0, axis)], shape[axis + 1 :]))
-    flat, parts = _in_parts(graph, f"x{i}{part}", elem_type, size)
-    index = f"rows{part}"
-    if axis > 0:
-        index = _parts_of(graph, index, *before)
-    if axis >= 0:
-        first = next(j for j, other in enumerate(tensors) if None in other.shape)  # its index serves all that are alike
-        place = 1 + tensors[first].shape.index(None)
-        length = graph.add("Shape", [f"x{first}{part}"], start=place, end=place + 1)
-        begins = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), length])
-        index = graph.add("Add", [begins, f"positions{part}"])
-    if parts == 1 and len(shape) == 2 + min(axis, 1):  # the axes of the index, and the last one
-        return graph.add("Gather", [flat, index], output, axis=0)
-    taken = graph.add("Gather", [flat, index if parts == 1 else _parts_of(graph, index, parts)], axis=0)
-    whole = graph.integers([0, *(-1 if size is None else size for size in shape)])
-    return graph.add("Reshape", [taken, whole], output)
 
 
 def move_graph(tensors: Sequence[RowTensor]) -> bytes:
@@ -152,14 +149,12 @@ def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
     that compile take an input without a rank for a scalar."""
     graph = NewGraph("pick")
     x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), size])
-    return _picked(graph, x, elem_type, size)
+    return _picked(graph, x, RowTensor(elem_type, (size,)))
 
 
-def _picked(graph: NewGraph, value: str, elem_type: int, size: int) -> bytes:
-    flat, parts = _in_parts(graph, value, elem_type, size)
-    rows = _parts_of(graph, graph.input("rows", _INT64, ["N"]), parts)
-    picked = graph.add("Gather", [flat, rows], axis=0)
-    graph.add("Reshape", [picked, graph.integers([0, size])], graph.output(FEATURES, elem_type, ["N", size]))
+def _picked(graph: NewGraph, value: str, rows: RowTensor) -> bytes:
+    output = graph.output(FEATURES, rows.elem_type, ["N", *rows.shape])
+    _gathered(graph, value, rows, graph.input("rows", _INT64, ["N"]), output)
     return graph.serialized()
 
 
@@ -175,7 +170,7 @@ def put_rows_graph(elem_type: int, size: int) -> bytes:
     """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it, H = `size`."""
     graph = NewGraph("put")
     both = [graph.input(name, elem_type, [f"N{name}", size]) for name in "ab"]
-    return _picked(graph, graph.add("Concat", both, axis=0), elem_type, size)
+    return _picked(graph, graph.add("Concat", both, axis=0), RowTensor(elem_type, (size,)))
 
 
 def fold_graph(elem_type: int, rank: int) -> bytes:
