@@ -70,10 +70,11 @@ def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool 
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
     `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
     graph, within = NewGraph("stack"), dict[str, list[str]]()
+    names = [f"_{part}" for part in range(num_parts)]
     for i, tensor in enumerate(tensors):
         output = graph.output(f"y{i}", tensor.elem_type, [None, *tensor.shape])
         values = []
-        for part in (f"_{part}" for part in range(num_parts)):
+        for part in names:
             values.append(graph.input(f"x{i}{part}", tensor.elem_type, [None, *tensor.shape]))
             if is_whole:
                 continue
@@ -85,8 +86,8 @@ def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool 
             values[-1] = _gathered(graph, values[-1], tensor, f"rows{part}", made, within.get(part, ()))
         if values != [output]:
             graph.add("Concat", values, output, axis=0)
-    for part in () if is_whole else range(num_parts):
-        graph.input(f"rows_{part}", _INT64, [None])
+    for part in () if is_whole else names:
+        graph.input(f"rows{part}", _INT64, [None])
     return graph.serialized()
 
 

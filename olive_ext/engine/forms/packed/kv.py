@@ -217,11 +217,11 @@ class PagedKv(KvStore):
             binding = self._forking = self._forker.io_binding()
             for i, pool in enumerate(self._pools):
                 pool.bind_copy(binding, i)
-        source_K, target_K, lengths_K = np.array(copies, np.int64).T
+        *blocks, lengths_K = np.array(copies, np.int64).T
         within_M = np.concatenate([np.arange(length) for length in lengths_K])
-        for name, blocks_K in (("source", source_K), ("target", target_K)):
-            positions_M = np.repeat(blocks_K * BLOCK_SIZE, lengths_K) + within_M
+        for name, blocks_K in zip(("source", "target"), blocks, strict=True):
             rows_K = blocks_K.astype(np.int32).reshape(-1, 1, 1, 1)
+            positions_M = np.repeat(blocks_K * BLOCK_SIZE, lengths_K) + within_M
             binding.bind_cpu_input(name, positions_M if by_address else rows_K)
         if not by_address:  # what lies behind the shorter ones is written before it is read
             binding.bind_cpu_input("count", lengths_K.max(keepdims=True))
