@@ -70,12 +70,13 @@ class BlockTables:
         self._held[copy.target] = shared
 
     def without_room(self, rows: Columns) -> list[tuple[int, int, int]]:
-        """Slot, past and tokens of the rows for which `make_room` may have to do something."""
+        """Slot, past and tokens of the rows for which `make_room` may have to do something, the shortest past first: of
+        those that share a block the one that has most of it keeps it, and the others copy fewer positions."""
         stops_B, slots_B = rows.past_B + rows.lengths_B, rows.slots_B
         has_room_B = -(-stops_B // self.block_size) == self._num_own_S[slots_B]
         is_due_B = ~(has_room_B & (rows.past_B >= self._own_from_S[slots_B]))
         due = (column[is_due_B].tolist() for column in (slots_B, rows.past_B, rows.lengths_B))
-        return list(zip(*due, strict=True))
+        return sorted(zip(*due, strict=True), key=lambda row: row[1])
 
     def missing(self, slot: int, past: int, num_tokens: int) -> int:
         """Blocks that `make_room` takes at most, beyond those that it gives back."""
