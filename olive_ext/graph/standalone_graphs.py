@@ -58,10 +58,11 @@ def _gathered(
     if axis >= 0:
         first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), within[0]])
         index = graph.add("Add", [first, within[1]])
-    is_shaped = parts == 1 and len(tensor.shape) == 2 + min(axis, 1)  # the axes of the index, and the last one
+    if axis >= 0 or parts > 1:
+        value = graph.add("Reshape", [value, graph.integers([-1, size // parts])])
     index = index if parts == 1 else _parts_of(graph, index, parts)
-    flat = graph.add("Reshape", [value, graph.integers([-1, size // parts])])
-    taken = graph.add("Gather", [flat, index], output if is_shaped else "", axis=0)
+    is_shaped = parts == 1 and (axis < 0 or len(tensor.shape) == 2 + min(axis, 1))  # the index's axes and the last one
+    taken = graph.add("Gather", [value, index], output if is_shaped else "", axis=0)
     shape = [0, *(-1 if size is None else size for size in tensor.shape)]
     return taken if is_shaped else graph.add("Reshape", [taken, graph.integers(shape)], output)
 

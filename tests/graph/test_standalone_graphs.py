@@ -49,7 +49,7 @@ def _ints(*values: int, kind: Any = np.int64) -> np.ndarray:
     return np.array(values, kind)
 
 
-STACKED = [(2, None, 64), (1, None, 512), (4, None, 64), (None, 1500), (3,), (48, 32)]
+STACKED = [(2, None, 64), (1, None, 512), (4, None, 64), (None, 1500), (3,), (4, 8), (48, 32)]
 """Layers that differ, one with heads of 2 KiB, a cache of three axes, states of less than 1 KiB and of more."""
 
 
