@@ -66,7 +66,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["media.items", "capacity"],
         ["requests"],
-        ["step", "scheduling.sampling"],
+        ["step"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["scheduling.chosen_rows"],
         ["forms.base"],

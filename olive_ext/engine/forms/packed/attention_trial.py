@@ -18,7 +18,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from olive_ext.engine.forms.packed.kv import Pool
-from olive_ext.engine.forms.packed.rewrite import BOUNDS, KEPT, PASTS, STARTS, TABLE
+from olive_ext.engine.forms.packed.rewrite import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray
@@ -132,9 +132,6 @@ SCALES = (14, 15)
 _GIVEN: Mapping[int, str] = {**dict(enumerate((*PAST, STARTS, PASTS, TABLE), 3)), 16: BOUNDS}
 """By place in the node the inputs of a trial that are no numbers to attend to."""
 
-_CACHE: tuple[str | int | None, ...] = ("blocks", "block_size")
-_INTEGERS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
-
 
 @dataclass(frozen=True)
 class AttentionTrial:
@@ -211,8 +208,7 @@ class _TrialGraphs:
     @property
     def _narrow(self) -> int:
         """The type of queries: the cache's, or fp16 where that is quantized."""
-        floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-        return self._elem_type if self._elem_type in floats else TensorProto.FLOAT16
+        return self._elem_type if self._elem_type in FLOATS else TensorProto.FLOAT16
 
     def _width(self, place: int) -> int:
         heads = int(attribute(self._source, "num_heads", 0))
@@ -231,7 +227,7 @@ class _TrialGraphs:
         return ({SINK: heads, Q_NORM: self._stored, K_NORM: self._stored}.get(place, 1),)
 
     def _model(self, node: onnx.NodeProto) -> bytes:
-        value, cache = helper.make_tensor_value_info, [*_CACHE, self._heads, self._stored]
+        value, cache = helper.make_tensor_value_info, ["blocks", "block_size", self._heads, self._stored]
         inputs = [
             value(input_name(place), TensorProto.FLOAT, [size or None for size in shape])
             for place, (shape, _) in self._inputs.items()
@@ -243,7 +239,7 @@ class _TrialGraphs:
         ]
         read = set(node.input)
         inputs += [value(name, self._elem_type, cache) for name in PAST]
-        inputs += [value(name, TensorProto.INT32, shape) for name, shape in _INTEGERS.items() if name in read]
+        inputs += [value(name, TensorProto.INT32, shape) for name, shape in INPUTS.items() if name in read]
         outputs = [value(OUTPUT, TensorProto.FLOAT, ["N", "W"])]
         outputs += [value(name, self._elem_type, cache) for name in PRESENT]
         graph = helper.make_graph(nodes, "attention", inputs, outputs)

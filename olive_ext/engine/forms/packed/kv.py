@@ -257,10 +257,9 @@ class Pool:
         self.words = WORDS[word], parts
         """A type of integers, and the rows of such that make a position: as these it is copied by address."""
 
-        self._place = device.kind, device.index
+        self._device = device
         self._typed = tensor.elem_type, shape
         self._rows = [num_blocks * BLOCK_SIZE * parts, size // word // parts]
-        self._has_pointers = device.has_pointers
         if device.has_pointers:
             self._value = device_zeros(open_graph, [num_blocks, BLOCK_SIZE, size], device)
         else:
@@ -272,13 +271,13 @@ class Pool:
 
     def bind_copy(self, binding: ort.IOBinding, i: int) -> None:
         """Binds the pool as tensor `i` of the graph that copies."""
-        if not self._has_pointers:
+        if not self._device.has_pointers:
             binding.bind_ortvalue_input(f"r{i}", self._value)
         self._bind(binding, f"x{i}", f"y{i}", self.words[0], self._rows)
 
     def _bind(self, binding: ort.IOBinding, past: str, present: str, elem_type: int, shape: list[int]) -> None:
-        if self._has_pointers:
-            place = *self._place, elem_type, shape, self._value.data_ptr()
+        if self._device.has_pointers:
+            place = self._device.kind, self._device.index, elem_type, shape, self._value.data_ptr()
             binding.bind_input(past, *place)
             binding.bind_output(present, *place)
         else:
