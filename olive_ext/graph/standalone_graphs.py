@@ -21,7 +21,6 @@ OUTPUT = "attended"
 
 _INT64 = TensorProto.INT64
 
-
 MOST_BYTES = 1024
 """Bytes that one index of a graph here moves at most. ScatterND on CUDA and WebGPU has one thread for each index, which
 moves all that the index stands for (measured at `packed.kv.COPIED_BYTES`); Gather, GatherElements, ScatterElements and
@@ -102,11 +101,9 @@ def move_graph(tensors: Sequence[RowTensor]) -> bytes:
     for i, (elem_type, shape) in enumerate(tensors):
         x, r = (graph.input(f"{name}{i}", elem_type, [f"{name}{i}", *shape]) for name in "xr")
         axes = [count if size is None else graph.integers([size]) for size in (1, *shape)]
-        moved = graph.add("Concat", axes, axis=0)
-        source, target = (graph.add("Expand", [row, moved]) for row in rows)
+        source, target = (graph.add("Expand", [row, graph.add("Concat", axes, axis=0)]) for row in rows)
         taken = graph.add("GatherElements", [r, source], axis=0)
-        y = graph.output(f"y{i}", elem_type, [f"y{i}", *shape])
-        graph.add("ScatterElements", [x, target, taken], y, axis=0)
+        graph.add("ScatterElements", [x, target, taken], graph.output(f"y{i}", elem_type, [f"x{i}", *shape]), axis=0)
     return graph.serialized()
 
 

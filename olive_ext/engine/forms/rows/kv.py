@@ -199,7 +199,8 @@ class StagedKv(KvStore):
         elif self._pool:
             if self._staged_slot != slot:
                 self._write_back()
-                self._move(self._staging, self._pool, {0: slot}, past)
+                if past:
+                    self._move(self._staging, self._pool, {0: slot}, past)
             self._staged_slot, self._staged_length = slot, past + len(tokens)
         return self._bindings[len(rows)]
 
@@ -225,8 +226,6 @@ class StagedKv(KvStore):
 
     def _move(self, into: Values, out_of: Values, sources: Mapping[int, int], length: int) -> None:
         """Moves the first positions between rows, `sources` by target. Up to a power of two: few shapes."""
-        if length == 0:
-            return
         if self._mover is None:
             rows = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
             self._mover = self._open_graph(move_graph(rows))
@@ -237,8 +236,7 @@ class StagedKv(KvStore):
             binding.bind_ortvalue_output(f"y{i}", target)
         for name, numbers in (("source", sources.values()), ("target", sources)):
             binding.bind_cpu_input(name, np.array([*numbers], np.int32).reshape(-1, 1, 1, 1))
-        count = min(self.capacity, 1 << (length - 1).bit_length())
-        binding.bind_cpu_input("count", np.array([count], np.int64))
+        binding.bind_cpu_input("count", np.array([min(self.capacity, 1 << (length - 1).bit_length())], np.int64))
         self._mover.run_with_iobinding(binding)
 
     def _binding(self, values: Values) -> ort.IOBinding:
