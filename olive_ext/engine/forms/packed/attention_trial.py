@@ -227,16 +227,14 @@ class _TrialGraphs:
         return ({SINK: heads, Q_NORM: self._stored, K_NORM: self._stored}.get(place, 1),)
 
     def _model(self, node: onnx.NodeProto) -> bytes:
-        value, cache = helper.make_tensor_value_info, ["blocks", "block_size", self._heads, self._stored]
+        value = helper.make_tensor_value_info
+        cache: list[str | int | None] = ["blocks", "block_size", self._heads, self._stored]
         inputs = [
             value(input_name(place), TensorProto.FLOAT, [size or None for size in shape])
             for place, (shape, _) in self._inputs.items()
         ]
-        nodes = [
-            *self._casts,
-            node,
-            helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT),
-        ]
+        widened = helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT)
+        nodes = [*self._casts, node, widened]
         read = set(node.input)
         inputs += [value(name, self._elem_type, cache) for name in PAST]
         inputs += [value(name, TensorProto.INT32, shape) for name, shape in INPUTS.items() if name in read]
