@@ -90,10 +90,10 @@ def open_tokenizer(model: ResolvedModel) -> Tokenizer:
         prefix_token_id=settings.prefix_token_id,
         trust_remote_code=settings.trust_remote_code,
     )
-    tokenizer.note = hold_to_files(tokenizer, settings.add_bos_token)
-    if tokenizer.note:
-        logger.warning("%s", tokenizer.note)
     tokenizer.rows = Rows.of(model)
     if model.runtime.runs_graph:
         refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
+    tokenizer.note = hold_to_files(tokenizer, settings.add_bos_token)
+    if tokenizer.note:
+        logger.warning("%s", tokenizer.note)
     return tokenizer
