@@ -52,7 +52,7 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
     for (kind, name), source in _OPTIONS.items():
         options = values.get(name)
         if kind == pass_type.lower() and isinstance(options, Mapping):
-            yield from _unlike(options, _known(source), f"{where}.{name}", _who(source))
+            yield from unlike(options, _known(source), f"{where}.{name}", _who(source))
     surgeries = values.get("surgeries") if pass_type.lower() == "graphsurgeries" else None
     for index, surgery in enumerate(surgeries if isinstance(surgeries, list) else ()):
         place, surgeons = f"{where}.surgeries.{index}", _surgeons()
@@ -60,7 +60,7 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
             continue
         surgeon = str(surgery.get("surgeon"))
         if surgeon.lower() in surgeons:
-            yield from _unlike(surgery, ["surgeon", *surgeons[surgeon.lower()]], place, f"surgeon '{surgeon}'")
+            yield from unlike(surgery, ["surgeon", *surgeons[surgeon.lower()]], place, f"surgeon '{surgeon}'")
         else:
             near = _nearest(surgeon.lower(), surgeons)
             yield f"'{place}.surgeon' = '{surgeon}': {near or 'the installed olive has ' + ', '.join(surgeons)}"
@@ -74,7 +74,8 @@ def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[str]:
             yield f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
 
 
-def _unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[str]:
+def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[str]:
+    """A sentence for each of `options` that is not `known`, with those that `who` takes; none where these are none."""
     for option in options if known else ():
         if option not in known:
             near = _nearest(str(option), known)
@@ -111,13 +112,12 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.List | ast.Tuple):
-            texts = {item.value for item in ast.walk(node.value) if _is_text(item)}
             for target in node.targets:
-                constants.setdefault(getattr(target, "id", ""), set()).update(texts)
+                constants.setdefault(getattr(target, "id", ""), set()).update(_texts(node.value))
     for node in nodes:
         if isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, ast.Name):
-            for target in ast.walk(node.target):
-                constants.setdefault(getattr(target, "id", ""), set()).update(constants.get(node.iter.id, ()))
+            for variable in ast.walk(node.target):
+                constants.setdefault(getattr(variable, "id", ""), set()).update(constants.get(node.iter.id, ()))
     for node in nodes:
         key: ast.AST | None = None
         if not names:
@@ -130,11 +130,12 @@ def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
             key = node.args[0] if _is_called(node.func.value, names) else None
         if key is not None:
-            yield from [key.value] if _is_text(key) else constants.get(getattr(key, "id", "?"), ())
+            yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
 
 
-def _is_text(node: ast.AST) -> Any:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _texts(node: ast.AST) -> list[str]:
+    """The texts that are written within an expression."""
+    return [item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
 
 
 def _is_called(node: ast.AST, names: tuple[str, ...]) -> bool:
