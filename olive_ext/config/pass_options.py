@@ -75,16 +75,18 @@ def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[str]:
-    """A sentence for each of `options` that is not `known`, with those that `who` takes; none where these are none."""
-    for option in options if known else ():
-        if option not in known:
-            near = _nearest(str(option), known)
-            yield f"unknown key '{where}.{option}': {near and near + ' '}{who} takes {', '.join(sorted(known))}"
+    """A sentence for each of `options` that is not `known`, the last with all that `who` takes; none where nothing is
+    known."""
+    unknown = [option for option in options if known and option not in known]
+    for option in unknown:
+        hints = [_nearest(str(option), known), f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
+        yield f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean '{near[0]}'?" if near else ""
+    """Asks for a name with another beginning, which releases change, else for the nearest one."""
+    near = sorted(one for one in known if one.endswith(f"_{name}")) or difflib.get_close_matches(name, list(known), n=1)
+    return "did you mean {}?".format(" or ".join(f"'{one}'" for one in near)) if near else ""
 
 
 def _who(source: _Source) -> str:

@@ -47,7 +47,8 @@ def tokenizer_file(where: str, name: str) -> Path | None:
     """The file of that name in a tokenizer's folder, or of a hub name in the cache; None where there is none."""
     from transformers.utils.hub import cached_file
 
-    file = cached_file(where, name, _raise_exceptions_for_missing_entries=False)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(where, name, **quiet)
     return None if file is None else Path(file)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from unicodedata import normalize
 
 from olive_ext.engine.requests import Request
-from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
 from olive_ext.text.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
@@ -46,7 +46,12 @@ def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> st
     file, config = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
     if file is None:
         return ""
-    core, by = Core.from_file(str(file)), f"transformers {version('transformers')} ({type(tokenizer.hf).__name__})"
+    by = f"transformers {version('transformers')} ({type(tokenizer.hf).__name__})"
+    try:
+        with panics_as_errors():
+            core = Core.from_file(str(file))
+    except Exception as error:
+        raise ModelError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
     core.no_truncation()
     core.no_padding()
     asked = config is not None and json.loads(config.read_text(encoding="utf-8-sig")).get("add_bos_token") is True

@@ -157,6 +157,12 @@ def test_option_that_the_installed_builder_would_ignore_is_named_with_those_that
         assert told.startswith(f"unknown key 'passes.q.extra_options.{name}': ")
         assert "the installed onnxruntime-genai takes adapter_path, config_only, disable_qkv_fusion, " in told
         assert "int4_block_size" in told
+    two = {"type": "ModelBuilder", "extra_options": {"block_size": 1, "q": 1}}
+    (told, last) = problems(tmp_path, "passes", "q", value=two)
+    assert told.endswith(".block_size': did you mean 'int4_block_size' or 'qmoe_block_size'?")
+    assert last.startswith(
+        "unknown key 'passes.q.extra_options.q': the installed onnxruntime-genai takes adapter_path, "
+    )
 
 
 @pytest.mark.parametrize(

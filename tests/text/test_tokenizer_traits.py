@@ -78,6 +78,13 @@ def test_tokenizer_that_encodes_as_its_files_say_is_not_named(tmp_path: Path) ->
     assert hold_to_files(put(tmp_path, "LlamaTokenizer")) == ""
 
 
+def test_file_that_the_library_alone_cannot_read_is_named(tmp_path: Path) -> None:
+    tokenizer = put(tmp_path, "LlamaTokenizer")
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ModelError, match=r"tokenizer.json' is not readable by tokenizers alone: "):
+        hold_to_files(tokenizer)
+
+
 def test_tokenizer_that_drops_spaces_is_refused_with_both_texts(tmp_path: Path) -> None:
     tokenizer = put(tmp_path, "PreTrainedTokenizerFast")
     core = Core.from_file(str(tmp_path / "tokenizer.json"))
