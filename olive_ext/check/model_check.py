@@ -143,10 +143,13 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
             section.add("note", sentence)
     if model.kind == "hf":
         section.add("export", *_export(model, config))
+    if model.kind == "hf" and not model.files.directory.is_dir():
         return
     tokenizer = texts = None
     with findings.noting_problems():
         tokenizer = open_tokenizer(model)
+        if tokenizer.note:
+            section.add("note", tokenizer.note)
         texts = read_texts(model, tokenizer)
         if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
             refuse_template(tokenizer)

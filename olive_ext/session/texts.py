@@ -3,6 +3,7 @@ source, pictures and sounds. Opens no model."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from olive_ext.engine.media.items import ItemLimit
@@ -16,7 +17,9 @@ from olive_ext.text.generation_bounds import read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.token_ids import Rows
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.text.tokenizer_fit import refuse_smaller_vocabulary
+from olive_ext.text.tokenizer_fit import hold_to_files, refuse_smaller_vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Texts:
     ) -> Session:
         """A session whose requests `executor` runs."""
         facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        if self.tokenizer.note:
+            facts["tokenizer_note"] = self.tokenizer.note
         return Session(
             executor,
             self.tokenizer,
@@ -76,7 +81,8 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
 
 
 def open_tokenizer(model: ResolvedModel) -> Tokenizer:
-    """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not, and where transformers encode
+    otherwise than its files say."""
     settings = model.settings
     tokenizer = load_tokenizer(
         model.files.tokenizer,
@@ -87,4 +93,7 @@ def open_tokenizer(model: ResolvedModel) -> Tokenizer:
     tokenizer.rows = Rows.of(model)
     if model.runtime.runs_graph:
         refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
+    tokenizer.note = hold_to_files(tokenizer, settings.add_bos_token)
+    if tokenizer.note:
+        logger.warning("%s", tokenizer.note)
     return tokenizer

@@ -43,6 +43,15 @@ def load_tokenizer(
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 
+def tokenizer_file(where: str, name: str) -> Path | None:
+    """The file of that name in a tokenizer's folder, or of a hub name in the cache; None where there is none."""
+    from transformers.utils.hub import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(where, name, **quiet)
+    return None if file is None else Path(file)
+
+
 class Tokenizer:
     """A Hugging Face tokenizer `hf`, loaded from `where`.
 
@@ -65,6 +74,9 @@ class Tokenizer:
 
         self.rows = Rows()
         """How many tokens the model knows; set by who opens both."""
+
+        self.note = ""
+        """What is encoded otherwise than the files say, as `hold_to_files` returns it."""
 
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id

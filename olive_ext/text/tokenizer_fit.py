@@ -7,11 +7,13 @@ import hashlib
 import json
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Any
+from unicodedata import normalize
 
 from olive_ext.engine.requests import Request
-from olive_ext.errors import ConfigError, ModelError, TaskError
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
+from olive_ext.text.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
 
@@ -29,6 +31,45 @@ _PROBES = (
     "<|endoftext|></s>[INST]<unk>",
 )
 """Texts on which normalizers and pre-tokenizers show."""
+
+
+def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> str:
+    """A sentence where transformers encode otherwise than tokenizer.json run by the library of fast tokenizers alone;
+    empty where they do not, and where there is no such file.
+
+    Raises `ModelError` where the tokens spell another text (until 5.22 transformers' class LlamaTokenizer dropped the
+    spaces of a byte-level tokenizer.json), and, without the setting `add_bos_token`, where no BOS is added though
+    tokenizer_config.json asks for it (5.23 adds it by tokenizer.json's post-processor alone).
+    """
+    from tokenizers import Tokenizer as Core
+
+    file, config = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    if file is None:
+        return ""
+    by = f"transformers {version('transformers')} ({type(tokenizer.hf).__name__})"
+    try:
+        with panics_as_errors():
+            core = Core.from_file(str(file))
+    except Exception as error:
+        raise ModelError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
+    core.no_truncation()
+    core.no_padding()
+    asked = config is not None and json.loads(config.read_text(encoding="utf-8-sig")).get("add_bos_token") is True
+    if add_bos_token is None and asked and tokenizer.bos_token_id not in tokenizer.encode("a"):
+        raise ModelError(
+            f"'{config}' says add_bos_token = true, and {by} adds no BOS: set 'add_bos_token' to true or false"
+        )
+    for text in _PROBES[:-1]:  # the last one's special tokens may be in tokenizer_config.json alone
+        ids, alone = tokenizer.encode(text, add_special_tokens=False), core.encode(text, add_special_tokens=False).ids
+        if ids == alone:
+            continue
+        read, spelt = core.decode(ids, skip_special_tokens=False), core.decode(alone, skip_special_tokens=False)
+        told = f"{by} makes {len(ids)} tokens of {text!r}, '{file}' alone {len(alone)}"
+        if normalize("NFC", read) == normalize("NFC", spelt):
+            return told
+        cure = 'take another version, or write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+        raise ModelError(f"{told}; they spell {read!r} and {spelt!r}: {cure}")
+    return ""
 
 
 def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
