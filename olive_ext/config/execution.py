@@ -225,7 +225,8 @@ class ExecutionSettings(Strict):
 
     trust_remote_code: bool = False
     """Allows code of the model's folder to run: libraries of operators (`custom_ops_library` in genai_config.json), and
-    Python of tokenizers and of Hugging Face models. The only such switch; without it such a model is refused."""
+    Python of tokenizers and of Hugging Face models; of a reference's folder, too. The only such switch; without it
+    such a model is refused."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""

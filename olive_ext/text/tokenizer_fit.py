@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
@@ -125,10 +126,55 @@ def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def special_traits(tokenizer: Tokenizer) -> list[Any]:
-    """What `tokenizer_traits` leave out: the special tokens around a text, and the chat template."""
-    template = getattr(tokenizer.hf, "chat_template", None)
-    return [tokenizer.encode("a"), tokenizer.prefix_token_id, tokenizer.eos_token_id, template]
+_TURNS = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "  1 + 1 = ?\n"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "It is "},
+]
+_SPECIALS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_FILES = {
+    "special tokens around a text": _SPECIALS,
+    "token for an empty context": _SPECIALS,
+    "text of tokens": _SPECIALS,
+    "chat template": (
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates",
+        "tokenizer_config.json",
+    ),
+}
+"""What `asked_traits` hold, and the files that decide it."""
+
+
+def asked_traits(tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `tokenizer_traits` leave out of how a model is asked and its answers are read. The chat template counts by
+    what it makes of conversations, with the variables `template`; None where none is used."""
+    prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
+    chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
+    rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
+    texts = [tokenizer.decode(one) for one in (*ids, sorted(tokenizer.hf.added_tokens_decoder))]
+    return dict(zip(_FILES, (tokenizer.encode("a"), prefix, texts, rendered), strict=True))
+
+
+def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str:
+    try:
+        return tokenizer.render_chat(turns, is_open, **template)
+    except ConfigError as error:
+        return f"refused: {error}"
+
+
+def deciding_files(names: Sequence[str], folders: Sequence[str]) -> tuple[str, ...]:
+    """The files of two tokenizers' folders that may decide the traits `names` and hold something else."""
+    files = dict.fromkeys(file for name in names for file in _FILES[name])
+    contents = {file: [_content(Path(folder, file)) for folder in folders] for file in files}
+    return tuple(file for file, (one, other) in contents.items() if one != other)
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:

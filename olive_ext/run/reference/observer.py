@@ -116,9 +116,6 @@ class Observer:
         self.greedy: dict[Answered, tuple[int, ...]] = {}
         """The tokens of every greedy generation; those of a stop among them, a stop id not."""
 
-        self.unended: set[Answered] = set()
-        """Those greedy generations that only their limit ended."""
-
         self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
 
@@ -137,8 +134,6 @@ class Observer:
             asked = (str(instance.task_name), int(instance.doc_id), request.prompt)
             if request.temperature == 0 and request.num_beams == 1:
                 self.greedy[asked] = output.tokens
-                if output.finish_reason == "length":
-                    self.unended.add(asked)
             if output.tokens:
                 key = (*asked, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
