@@ -25,9 +25,6 @@ from olive_ext.text.tokenizer import Tokenizer
 CPU_BATCH_SIZE = 8
 """Batch size on a CPU, where "auto" would first run 64 sequences of full length."""
 
-ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
-"""The arguments of `HFLM` and of `OrtLM` alike that say what is asked, and what of a generation is the answer."""
-
 
 class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
     """HFLM with the definitions of `OrtLM`, so that both may stand in one table.

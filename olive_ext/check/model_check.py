@@ -181,8 +181,6 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
     """Whether an evaluation exports the Hugging Face model to ONNX before it runs it, and why not."""
     from olive_ext.run.export import obstacle
 
-    if config.baseline == "lm_eval" or config.model_args:
-        return "no", "lm-eval's own backend runs it: 'baseline' or 'model_args'"
     if config.reference is not None and config.reference.export == "never":
         return "no", "'reference.export' = \"never\""
     reason = obstacle(model)

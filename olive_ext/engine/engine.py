@@ -10,7 +10,7 @@ from typing import Any
 
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Lost, Pulse, Request, Result
+from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
@@ -126,14 +126,6 @@ class Engine:
                     batch = []
                 for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
-
-    @property
-    def pulse(self) -> Pulse:
-        """To be read from any thread."""
-        loops = {f"loop {number}": loop for number, loop in enumerate(self._loops)}
-        size, kind = max((loop.under_way[1], f"{name}, {loop.under_way[0]}") for name, loop in loops.items())
-        done = {f"{name}, {kind}": most for name, loop in loops.items() for kind, most in [*loop.largest.items()]}
-        return Pulse(self.counters.steps, kind, size, done)
 
     def reset(self) -> None:
         """Forgets what is resident and what is in flight; the model stays open."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("olive.olive_ext")
+_ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
+"""Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
+too."""
 
 
 class Models:
@@ -49,23 +52,18 @@ class Models:
 
     @cached_property
     def given(self) -> ResolvedModel:
-        """The evaluated model as it was given. For an ONNX model the settings of opening it in `model_args` apply."""
+        """The evaluated model as it was given, with the settings of opening it in `model_args`."""
         model, model_args = resolve(self.config.opening()), self.config.model_args
-        if model.kind == "hf" or not model_args:
+        if not model_args:
             return model
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 
         return model.patched(OrtLMArguments.parse(model_args, where="model_args").opening())
 
     @property
-    def is_lm_evals(self) -> bool:
-        """Whether the evaluated model is run by lm-eval's Hugging Face backend, whose arguments `model_args` are."""
-        return self.given.kind == "hf" and (self.config.baseline == "lm_eval" or bool(self.config.model_args))
-
-    @property
     def own(self) -> ResolvedModel:
         """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
-        return self.given if self.is_lm_evals else self._as_run(self.given)
+        return self._as_run(self.given)
 
     @property
     def other(self) -> ResolvedModel:
@@ -183,17 +181,15 @@ class Models:
         if self.config.reference is not None and not self.config.reference.is_same:
             alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
-            from olive_ext.backends.hf import ANSWERING
-
             given, is_alike = self.config.model_args, alone.kind == self.own.kind
-            return self._open(alone, {name: given[name] for name in given if is_alike or name in ANSWERING})
+            return self._open_ours(alone, {name: given[name] for name in given if is_alike or name in _ANSWERING})
         return self._recording(alone, observer)
 
     def candidate(self, observer: Observer | None = None) -> LM:
         """The evaluated model. With an observer its targets are compared with the reference: with its records where it
         ran alone, else with the model itself, resident with the candidate."""
         if observer is None:
-            return self._open(self.own, self.config.model_args)
+            return self._open_ours(self.own, self.config.model_args)
         from olive_ext.records import Records
 
         if self.records_file is not None:
@@ -245,16 +241,6 @@ class Models:
 
         key = answers_key(lm)
         return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
-
-    def _open(self, model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
-        """A model on this package's engine, or a Hugging Face model as lm-eval's baseline."""
-        if not (self.is_lm_evals and model.kind == "hf"):
-            return self._open_ours(model, model_args)
-        from olive_ext.backends.hf import open_baseline
-        from olive_ext.backends.lm_eval_patches import quiet_bars
-
-        with self.clock.phase("load"), quiet_bars(self.progress):
-            return open_baseline(model.settings.model, model.settings, model_args)
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""
@@ -321,15 +307,13 @@ class Models:
         )
 
     def stops(self, lm: LM) -> Stops | None:
-        """Where both models end their answers, of which `lm` is the evaluated one; None where one of them is run by
-        lm-eval's own backend, or its records do not say."""
+        """Where both models end their answers, of which `lm` is the evaluated one; None where `lm` is a model of
+        lm-eval's own, or the reference's records do not say."""
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
         if self.records_file is not None:
             known = self.records_file.stops
-        elif self.other.kind == "hf" and self.is_lm_evals:
-            return None
         else:
             from olive_ext.text.generation_bounds import read_stop_ids
 

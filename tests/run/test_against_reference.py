@@ -18,9 +18,10 @@ import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from olive_ext.backends.hf import open_baseline
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import check_model
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, ExecutionSettings
 from olive_ext.errors import ConfigError
 from olive_ext.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
@@ -66,10 +67,10 @@ def noise() -> np.ndarray:
     return (NOISE * np.random.default_rng(3).normal(size=(64, 1024))).astype(np.float32)
 
 
-def run(model: Path, reference: Path, mode: str, folder: Path, records: str, **settings: Any) -> Report:
+def run(model: Path, reference: Path, mode: str, folder: Path, records: str, lm: Any = None, **settings: Any) -> Report:
     given = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, **settings}
     how = {"path": str(reference), "mode": mode, "records_dir": records}
-    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": how, **given}))
+    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": how, **given}), lm=lm)
 
 
 def compared(report: Report) -> Comparison:
@@ -230,8 +231,8 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
 
 
 def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
-    how = {"device": "cpu", "max_length": 128, "baseline": "lm_eval"}
-    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, **how)
+    lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu", max_length=128))
+    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, lm, max_length=128)
     found = compared(report)
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
     assert found.divergences == ()
@@ -253,10 +254,11 @@ def test_reference_of_lm_evals_own_model_is_asked_and_read_as_that_is(tmp_path: 
         encoding="utf-8",
     )
     pair = {"model": {"path": str(hf_model("llama"))}, "reference": {"path": str(genai_export("llama"))}}
-    how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu", "baseline": "lm_eval"}
+    how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu"}
     means = []
     for more in ({}, {"model_args": {"think_end_token": "e"}}):
-        (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}))).outcomes
+        lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu"), more.get("model_args"))
+        (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}), lm=lm)).outcomes
         assert outcome.difference == 0
         means.append(outcome.reference)
     assert means[1] < means[0]

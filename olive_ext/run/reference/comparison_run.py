@@ -266,7 +266,7 @@ def comparer_of(
             f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
         )
     is_same = is_same_path(config.model.path, reference.path)
-    is_foreign = lm is not None or models.is_lm_evals
+    is_foreign = lm is not None
     if models.recorder is not None:
         return Comparer(models, "recording", tasks, seeds)
     if (file := models.records_file) is not None:
