@@ -19,7 +19,16 @@ from transformers import LogitsProcessorList
 from olive_ext.backends.lm_eval.instances import CompletePairs
 from olive_ext.backends.package_versions import versions
 from olive_ext.config import ExecutionSettings
-from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line, why_not_loaded
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ModelError,
+    NonFiniteError,
+    OliveExtError,
+    named_failures,
+    one_line,
+    why_not_loaded,
+)
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
@@ -104,6 +113,12 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         self.counters["tokens_generated"] += tokens.numel() - context.numel()
         return tokens
 
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        """HFLM's; raises `ConfigError` where the template fails."""
+        doing = f"the chat template of '{self.tokenizer.name_or_path}' cannot render the messages"
+        with named_failures(doing, kind=ConfigError, machine=()):
+            return str(super().apply_chat_template(*args, **options))
+
     def _note_non_finite(self, number: int, description: str) -> None:
         """Counts requests whose output is not finite, or raises `NonFiniteError`."""
         if not self._reports_non_finite:
@@ -144,7 +159,7 @@ def open_baseline(
         raise
     except TypeError as error:
         raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
-    except Exception as error:
+    except ANY_FAILURE as error:
         name = model if isinstance(model, str) else type(model).__name__
         raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {why_not_loaded(error)}") from error
 

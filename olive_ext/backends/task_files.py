@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, yaml_bytes
+from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, doubled_key, yaml_bytes
 from olive_ext.errors import TaskError, first_line, special_kind
 
 _SUFFIXES = (".yaml", ".yml")
@@ -53,6 +53,13 @@ def read_task(path: Path) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise TaskError(f"task file '{path}' holds no mapping")
     return config
+
+
+def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None:
+    """Raises `TaskError` where a file of `tasks` in `folders` has a key twice, of which lm-eval takes the last."""
+    for path in asked_files(tasks, folders)[1]:
+        if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
+            raise TaskError(f"task file '{path}', {twice}")
 
 
 def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:

@@ -82,13 +82,15 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
     import yaml
 
-    from olive_ext.config.yaml_files import yaml_bytes
+    from olive_ext.config.yaml_files import doubled_key, yaml_bytes
 
     path = Path(path)
     if kind := special_kind(path):
         raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
+        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
+            raise ValueError(twice)
         recipe = (
             yaml.safe_load(yaml_bytes(path))
             if is_yaml

@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -231,10 +232,10 @@ def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """The values that nodes read, their subgraphs included, which may also name values of their own."""
     nodes = list(nodes)
-    for body in nested_graphs(nodes):
-        nodes += body.node
-        yield from (output.name for output in body.output)
-    yield from (name for node in nodes for name in node.input if name)
+    bodies = list(nested_graphs(nodes))
+    yield from (output.name for body in bodies for output in body.output)
+    inner = (node for body in bodies for node in body.node)
+    yield from (name for node in chain(nodes, inner) for name in node.input if name)
 
 
 def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:

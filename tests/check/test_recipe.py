@@ -48,6 +48,13 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 
+def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"recipe.yaml' cannot be parsed: line 5: the key 'd' is there twice"):
+        check_recipe(path)
+
+
 def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")

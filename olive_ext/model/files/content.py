@@ -251,8 +251,8 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         location, offset, length = entries["location"], *(int(entries.get(key) or 0) for key in ("offset", "length"))
-        if min(offset, length) < 0:
-            raise ValueError("below 0")
+        if min(offset, length) < 0 or not isinstance(location, str):  # bytes where it is no UTF-8
+            raise ValueError(location)
     except (KeyError, ValueError) as error:
         raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
     return location, offset + length

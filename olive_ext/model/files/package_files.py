@@ -80,7 +80,10 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
         size = path.stat().st_size
         if size > largest:
             raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}")
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=keys_once if is_strict else None)
+        text = path.read_text(encoding="utf-8-sig")
+        value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
+        if "\\ud" in text.lower():  # half of a character, which names no file
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ModelError(f"'{path}' is not readable JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:

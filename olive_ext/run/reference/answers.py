@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import TaskError
+from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.metrics import LENGTHS, MEANS
 
@@ -227,5 +227,5 @@ def _try(call: Callable[[], Any]) -> Any:
     """A task's own code may fail on what it was not made for; then there is nothing to show."""
     try:
         return call()
-    except Exception:  # noqa: BLE001 - whatever a task's functions throw
+    except ANY_FAILURE:  # whatever a task's functions throw
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import first_line
+from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
 from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
@@ -182,6 +182,6 @@ def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:
         pictures = task.doc_to_image(task.eval_docs[doc_id])
         given = pictures if isinstance(pictures, list | tuple) else [pictures]
         return tuple(map(thumbnail, given[:MOST_THUMBNAILS]))
-    except Exception as error:  # noqa: BLE001 - whatever a task's code throws: the numbers may have taken hours
+    except ANY_FAILURE as error:  # whatever a task's code throws: the numbers may have taken hours
         logger.warning("no thumbnails of document %d: %s", doc_id, first_line(error))
         return ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from olive_ext.errors import ModelError, why_not_loaded
+from olive_ext.errors import ANY_FAILURE, ModelError, why_not_loaded
 from olive_ext.model.spec.checkpoint import POSITIONS
 
 DEFAULT_LENGTH = 2048
@@ -37,7 +37,7 @@ def load_model(
         own = {"config": config} if changes else {}
         number_type = dtype if dtype == "auto" else getattr(torch, dtype)
         model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **own, **trust)
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise ModelError(f"transformers cannot load '{where}' to write text: {why_not_loaded(error)}") from error
     if num_threads is not None:
         torch.set_num_threads(num_threads)

@@ -83,8 +83,9 @@ class InputFeed:
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
-        infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
-        self._on_device = {value.name for value, info in infos if info.name != "Cpu"} if device.kind != "cpu" else set()
+        infos: Any = getattr(session, "get_input_memory_infos", list)  # from ONNX Runtime 1.24 on
+        taken = zip(session.get_inputs(), infos() if device.kind != "cpu" else (), strict=False)
+        self._on_device = {value.name for value, info in taken if info.name != "Cpu"}
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
