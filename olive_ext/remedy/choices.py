@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from olive_ext.graph.nodes import attribute
 from olive_ext.remedy import knapsack
 from olive_ext.remedy.mended_graph import alternative, mended_alone
-from olive_ext.remedy.pairing import Target
+from olive_ext.remedy.pairing import STRANGE, Target
 from olive_ext.remedy.precision import FLOAT, Precision
 from olive_ext.remedy.sources import Sources
 from olive_ext.remedy.weights import WeightUse
@@ -96,14 +96,22 @@ class Menu:
         """Every weight as it is."""
         return (0,) * len(self.targets)
 
+    @property
+    def cured(self) -> Answer:
+        """Every weight as it is, and every constant that is damaged as the float graph's."""
+        return self._cured(self.unchanged)
+
+    def _cured(self, answer: Answer) -> Answer:
+        return tuple(int(t.is_constant) or choice for t, choice in zip(self.targets, answer, strict=True))
+
     def smallest(self, most_kl: float) -> Answer:
         """The choice of each weight with the fewest bytes whose losses sum up to at most `most_kl`; the least loss
         where none has so little."""
-        return knapsack.cheapest(self._bytes, self._kl, most_kl) or self.finest
+        return self._cured(knapsack.cheapest(self._bytes, self._kl, most_kl) or self.finest)
 
     def best(self, most_bytes: float) -> Answer:
         """That with the least loss in at most so many bytes; every weight as it is where nothing fits."""
-        return knapsack.cheapest(self._kl, self._bytes, most_bytes) or self.unchanged
+        return self._cured(knapsack.cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
 
     def front(self, num_points: int) -> list[Answer]:
         """Choices that nothing beats in both bytes and loss, small to large."""
@@ -163,6 +171,9 @@ def _choices(target: Target, kl: float, together: Target | None, sources: Source
     kl = max(0.0, kl)
     beside = together.bytes - target.bytes if together is not None else 0
     yield Choice(None, target.bytes + beside, kl, is_measured=True)
+    if target.is_constant:
+        yield Choice(FLOAT, target.bytes, 0.0, is_measured=True)
+        return
     bits, block_size = form_of(target.quantized[0], sources)
     offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
     if not offered:
@@ -181,9 +192,9 @@ def _choices(target: Target, kl: float, together: Target | None, sources: Source
                 yield Choice(precision, size, kl, is_measured=False, together=together)
         if precision == FLOAT:
             yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)
-        elif form > own_form:
+        elif form > own_form or (form == own_form and not error <= STRANGE):
             other, weights = alternative(target, precision, sources)
-            share = replace(sources, quantized=weights).error(other) / error if error else 0.0
+            share = replace(sources, quantized=weights).error(other) / error if 0 < error < np.inf else 0.0
             yield Choice(precision, other.bytes + beside, kl * share**2, is_measured=False)
 
 

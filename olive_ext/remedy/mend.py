@@ -153,6 +153,7 @@ class Mender:
             trials=tuple(self.search.trials.values()),
             unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
+            damaged=self._map.damaged,
             olive=asdict(self._settings(answer)),
         )
         return draft, bill

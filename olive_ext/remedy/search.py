@@ -55,7 +55,7 @@ class Search:
         while True:
             answer = self._priced(partial(self._menu.best, room - self._others))
             over = self._drafts.num_bytes(answer) - size
-            if over <= 0 or not any(answer):
+            if over <= 0 or answer == self._menu.cured:
                 return answer
             room -= over
 
@@ -63,7 +63,7 @@ class Search:
         """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
         model loses. Raises `RequirementError` where none does."""
         menu = self._menu
-        kept = menu.unchanged if before.high <= most_kl else None
+        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
         if kept is not None and not menu.can_shrink:
             return kept
         ratio = before.high / (menu.kl(menu.unchanged) or before.high)

@@ -60,7 +60,8 @@ class Variants:
         for target in targets:
             floats, arrays = sources[target.part].floats, self._arrays.setdefault(target.part, {})
             roots = frozenset().union(*(use.roots for use in target.floats))
-            arrays |= {use.value: floats.matrix(use) for use in floats.uses.values() if use.roots & roots}
+            uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
+            arrays |= {use.value: floats.matrix(use) for use in uses}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self._roundings = roundings
         self._plain = BoundSession(
