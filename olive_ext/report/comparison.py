@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.margins import Margins
 from olive_ext.report.numbers import Bin, Number, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
@@ -257,9 +256,6 @@ class Comparison:
 
     place: Place | None = None
     """The finding on two places, where the reference is the same model."""
-
-    margins: Margins | None = None
-    """How far answers are from being others; no verdict reads it. None without common choices or tokens."""
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""

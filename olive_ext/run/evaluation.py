@@ -80,7 +80,7 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         models, evaluated, report = until_narrow(models, lm, lambda each: _evaluate(each, lm, log_folder))
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
-            report = with_place(report, models, evaluated.observer)
+            report = with_place(report, models, *evaluated.observers)
         report = _named(report, names)
         try:
             evaluated.write_logs()
@@ -111,8 +111,8 @@ class _Evaluated(NamedTuple):
     weights: Weights | None
     """How many documents each one stands for, where some were drawn."""
 
-    observer: Observer | None = None
-    """What was seen of the comparison."""
+    observers: tuple[Observer | None, Observer | None] = (None, None)
+    """What was seen of the comparison, and of the reference alone."""
 
     answers: tuple[Sequence[Answers], Sequence[Answers]] = ((), ())
     """The model's and the reference's, where answers are drawn until intervals are narrow."""
@@ -147,10 +147,12 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    drawn, observer = (None, None) if comparer is None else (comparer.weights, comparer.observer)
-    evaluated, samples = _Evaluated(report, lambda: None, drawn, observer), results.get("samples", {})
+    evaluated, samples = _Evaluated(report, lambda: None, None), results.get("samples", {})
+    reference = None if comparer is None else comparer.reference
+    if comparer is not None:
+        observers = comparer.observer, None if reference is None else reference.observer
+        evaluated = evaluated._replace(weights=comparer.weights, observers=observers)
     if config.narrow is not None and tasks is not None:
-        reference = None if comparer is None else comparer.reference
         both = read_answers(samples, tasks.tasks), () if reference is None else reference.answers
         evaluated = evaluated._replace(answers=both)
     if log_folder is None or tasks is None:

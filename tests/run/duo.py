@@ -145,6 +145,7 @@ class TwoModels:
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
+        self.comparer: Any = None
 
     def export_note(self, path: str) -> dict[str, str]:
         return {}

@@ -22,8 +22,6 @@ _MAX_TEXT = 4000
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
 """Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
 
-_UNITS = {"acc_norm": "nats a character", "acc_bytes": "nats a byte"}
-
 Sample = Mapping[str, Any]
 
 
@@ -43,6 +41,10 @@ class DocumentAnswer:
     scores: tuple[float, ...] = ()
     """Of each choice, in nats by the metric's normalisation; none of other answers."""
 
+    def lead_of(self, choice: int) -> float:
+        """The score of a choice less the best other one's."""
+        return self.scores[choice] - max(score for place, score in enumerate(self.scores) if place != choice)
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -54,11 +56,6 @@ class Answers:
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, DocumentAnswer]
-
-    @property
-    def unit(self) -> str:
-        """Of the scores and margins."""
-        return _UNITS.get(next(iter(self.metrics), ""), "nats")
 
     def of(self, documents: Collection[int]) -> Answers:
         """The answers to `documents` alone."""
@@ -168,7 +165,7 @@ def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tupl
         is_greedy = responses[0][1]
         text = f"{'most likely' if is_greedy else 'not most likely'} ({scores[0]:.2f} nats)"
         return text, scores[0] if is_greedy else -scores[0], ()
-    choices = choices_of(task, line)
+    choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
     length = _LENGTHS.get(metric)
     lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
     weighed = tuple(score / number for score, number in zip(scores, lengths, strict=False))
@@ -183,11 +180,6 @@ def _margin(scores: Sequence[float], target: object) -> float:
     own = scores[target]
     ordered.remove(own)
     return abs(own - ordered[0])
-
-
-def choices_of(task: Any, line: Sample) -> list[str]:
-    """The choices of a document as texts, or what was scored in their place."""
-    return _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
 
 
 def _choices(task: Any, line: Sample) -> list[str]:

@@ -14,7 +14,7 @@ before a model is opened. Knows no session's inside.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +34,6 @@ from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
-from olive_ext.run.reference.margins import Both, DocumentMargins, measured
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, unended, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
@@ -93,7 +92,9 @@ class Comparer:
         """Requests for which the reference's output was not finite where it ran alone."""
 
         self._drawn: Drawn | None = None
-        self._margins: DocumentMargins = {}
+        self._own: Sequence[Answers] = ()
+        """The model's answers, after `finish`."""
+
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -175,11 +176,9 @@ class Comparer:
     def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
         observer, drawn, weights = self.observer, self._drawn, self.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
-        own = read_answers(samples, tasks)
+        own = self._own = read_answers(samples, tasks)
         outcomes, flips, lengths = compare_answers(reference.answers, own, samples, tasks, matters, weights)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
-        both = Both(reference.answers, own, results, tasks, observer, reference.observer, weights)
-        margins, self._margins = measured(both, getattr(getattr(lm, "session", None), "tokenizer", None))
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
@@ -187,7 +186,6 @@ class Comparer:
             flips=flips,
             lengths=(*lengths, *unended(reference.observer, observer, lengths)),
             metrics=reference.results,
-            margins=margins,
             matters=matters,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
@@ -198,7 +196,7 @@ class Comparer:
         """What is added to the sample logs, after `finish`."""
         answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
-        return sample_fields(self._tasks.tasks, answers, by_document, self._margins)
+        return sample_fields(self._tasks.tasks, answers, by_document, self._own)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""

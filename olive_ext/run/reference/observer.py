@@ -7,7 +7,7 @@ Knows no engine and no lm-eval beyond the task, the document and the arguments o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -164,17 +164,20 @@ class Observer:
         """The compared targets [T] of a task so far, of type `POSITION`."""
         return self._positions.get(task, Positions()).rows
 
-    def is_text(self, task: str) -> bool:
-        """Whether a task has scored whole texts alone."""
-        return task not in self._answering
-
-    def margins_at(self, answered: Answered, tokens: tuple[int, ...], index: int) -> tuple[float | None, float | None]:
-        """Both models' margins at a token of the reference's generation; None where it was not scored."""
-        first = self._first_rows.get((*answered, tokens))
-        if first is None or index >= len(tokens):
-            return None, None
-        row = self.rows(answered[0])[first + index]
-        return float(row["reference_margins"]), float(row["margins"])
+    def parted(self, reference: Observer) -> Iterator[tuple[float, Answered, int]]:
+        """Greedy answers that part from the `reference`'s: by how many nats both models score the reference's token
+        there at least before all others (0 where it was not scored), the answer, and the token's index in it."""
+        for asked, theirs in reference.greedy.items():
+            if (own := self.greedy.get(asked, theirs)) == theirs:
+                continue
+            pairs = enumerate(zip(theirs, own, strict=False))
+            index = next((place for place, (one, two) in pairs if one != two), min(len(theirs), len(own)))
+            first = self._first_rows.get((*asked, theirs))
+            least = 0.0
+            if first is not None and index < len(theirs):
+                row = self.rows(asked[0])[first + index]
+                least = float(min(row["reference_margins"], row["margins"]))
+            yield least, asked, index
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
