@@ -102,7 +102,7 @@ class Mender:
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         by_target = {target: losses[target.name] for target in location.targets}
-        self.menu = Menu.of(by_target, location.tables, location.sources, kernels)
+        self.menu = Menu.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
 
         def told(package: Package) -> None:
             if progress:

@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.model.files.constants import differences, meant_others, outliers, plain_name, shares_beyond
+from olive_ext.model.files.constants import beyond, differences, meant_others, outliers, plain_name, shares_beyond
 from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -184,7 +184,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
     pairing.unpaired |= missing
     pairing.shares = shares_beyond(floats, quantized)
     for name, share in outliers(pairing.shares).items():
-        pairing.damaged.setdefault(name, f"has {100 * share:.0f} % of its numbers farther off than rounding puts any")
+        pairing.damaged.setdefault(name, beyond(share))
     return pairing
 
 

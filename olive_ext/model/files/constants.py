@@ -26,6 +26,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.types import ModelFiles
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -217,7 +218,39 @@ def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> l
     others |= {name: Difference(name, what, name in shared) for name, what in broken.items()}
     kinds = set(map(_kind, shared))
     lost = [name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds]
+    kept = [model[name] for name in vectors]  # equal ones, as norms of ones, may be stored once, and zeros not at all
+    lost = [name for name in lost if reference[name].any() and not any(_is_one(reference[name], one) for one in kept)]
     return [*others.values(), *(Difference(name, "is missing", is_shared=False) for name in lost)]
+
+
+def _is_one(own: Array, other: Array) -> bool:
+    return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
+
+
+def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
+    """The constants of a model that are not its reference's where they should be, or no numbers, and products that lie
+    farther from the float ones than rounding puts any: how, by name. The reference is an ONNX model, a checkpoint, or
+    not on disk. Raises `ModelError`."""
+    told: dict[str, str] = {}
+    graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
+    floats, others = {}, {}
+    if reference is not None and reference.decoder.suffix == ".onnx":
+        others = {"": reference.decoder, **{part: one.graph for part, one in reference.companions.items()}}
+    elif reference is not None:
+        floats = checkpoint_floats(reference.directory)
+    for part, graph in graphs.items():
+        own, other = constants_of(graph), constants_of(others[part]) if part in others else None
+        what = f", {part}" if part else ""
+        for one in differences(other.floats() if other is not None else floats, own.floats()):
+            told[one.name + what] = one.what
+        for name, share in outliers(shares_beyond(other, own)).items() if other is not None else ():
+            told.setdefault(name + what, beyond(share))
+    return told
+
+
+def beyond(share: float) -> str:
+    """What is said of an outlier."""
+    return f"has {100 * share:.0f} % of its numbers farther off than rounding puts any"
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
