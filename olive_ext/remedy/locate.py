@@ -89,6 +89,8 @@ class Location:
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
         self.floats, self.quantized = decoders.floats, decoders.quantized
         self.pairing: Pairing = pair(self.floats, self.quantized)
+        if self.pairing.damaged:  # a constant may be NaN
+            self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
         """By part of the package."""
 

@@ -226,7 +226,7 @@ def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
     told = []
     if damaged:
         (name, what), *others = damaged.items()
-        more = f", and {counted(len(others), 'other is', 'others are')} not, either" if others else ""
+        more = f", and {counted(len(others), 'other')}" if others else ""
         told.append(f"Damaged: '{name}' {what}{more}.")
     rest = {name: share for name, share in shares.items() if name not in damaged}
     mean = sum(rest.values()) / max(1, len(rest))

@@ -148,6 +148,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
     known = [{use.value for target in pairing.targets for use in side(target)} for side in _SIDES]
     couples: dict[str, Couple] = {}
     errors: dict[str, float] = {}
+    num_alike = 0
     met: set[str] = {own.name for own in floats.uses.values() if own.roots <= known[0]}
     for name, use in quantized.uses.items():
         if use.roots <= known[1]:
@@ -159,7 +160,10 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             pairing.unpaired |= {use.node.name: error for use in uses}
         elif error:
             couples[name], errors[name] = (owns, uses), error
+        num_alike += not isinstance(error, str) and error <= STRANGE
     strange = {name for name, error in errors.items() if not error <= STRANGE}
+    if 2 * num_alike < len(quantized.uses):  # another model: its constants are no damage, either
+        pairing.targets, pairing.damaged = [], {}
     others = strange if 2 * len(strange) > len(errors) else meant_others(errors, strange, kind_of)
     groups: dict[frozenset[str], Couple] = {}
     for name, (owns, uses) in couples.items():
@@ -178,7 +182,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
         target = _target((uses if len(owns) > len(uses) else owns)[0].name, owns, uses, floats, quantized, part)
         error = max(errors.get(use.name, 0.0) for use in uses)
         if any(use.name in strange for use in uses):
-            pairing.damaged[target.name] = f"is others than the float model's (relative error {error:.2g})"
+            pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
         pairing.targets.append(target)
     missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
     pairing.unpaired |= missing

@@ -19,7 +19,7 @@ from olive_ext.engine.reference.recorded import WritingTap
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.records.journal import Journal
-from olive_ext.remedy.bound_session import BoundSession, Floats, asked
+from olive_ext.remedy.bound_session import BoundSession, Floats, as_numbers, asked
 from olive_ext.remedy.documents import Document, document_key
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.roundings import AnyTarget, QuantizedCache, Rounding
@@ -38,7 +38,7 @@ RECORDS_MEMORY = 0.125
 def nats_by_document(positions: Positions, number: int) -> Floats:
     """KL in nats, summed over the positions of each of so many documents [N]."""
     rows = positions.rows
-    return np.bincount(rows["document"], rows["kl"], number).astype(np.float64)
+    return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
 
 
 class Variants:

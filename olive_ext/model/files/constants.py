@@ -287,10 +287,11 @@ def _broken(array: Array) -> str:
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> str:
     """Which rows of two arrays differ beyond rounding; empty where none does. To `own` a number is added, as exporters
     fold the 1 of Gemma's norms."""
-    epsilon = max(_EPSILON.get(array.dtype.name, _EPSILON32) for array in (own, other))
+    coarser = max((own.dtype, other.dtype), key=lambda dtype: _EPSILON.get(dtype.name, _EPSILON32))
+    epsilon = _EPSILON.get(coarser.name, _EPSILON32)
     is_rotary, rows, squares, whole = bool(_ROTARY.search(name)), [], 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
-        if not added and left.dtype == right.dtype and np.array_equal(left, right):
+        if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
             continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.abs(left)
