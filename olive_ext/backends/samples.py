@@ -50,13 +50,6 @@ class GeneratedText(str):
         return made
 
 
-class AnswersMean(float):
-    """`avg@n` of a document."""
-
-    answers: tuple[float, ...]
-    """What it is the mean of, in the order of drawing; NaN for one without a value."""
-
-
 class _Filtered:
     """What a task scores of a document behind a filter, with each of its answers behind that; none where the filter
     chooses among them."""
@@ -185,9 +178,7 @@ def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Ite
     one is neither right nor wrong."""
     count = len(values)
     if known := [value for value in values if value is not None]:
-        average = AnswersMean(math.fsum(known) / len(known))
-        average.answers = tuple(math.nan if value is None else value for value in values)
-        yield f"avg@{count}", average
+        yield f"avg@{count}", math.fsum(known) / len(known)
     if values and text.is_extracted:
         majority = values[text.answers.index(Counter(text.answers).most_common(1)[0][0])]
         yield from [] if majority is None else [(f"maj@{count}", majority)]

@@ -68,8 +68,6 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
 
     values = dict(read_recipe(path))
     matters = {} if within is None else {"matters": within}
-    if values.get("repeats") == "enough":
-        raise ConfigError("'repeats' = 'enough': a baseline is of one number of answers: give an integer")
     if values.get("documents") == "enough":
         claim = values.pop("certain", None)
         values.pop("documents")

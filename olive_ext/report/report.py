@@ -14,7 +14,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
-from olive_ext.report.narrowed import Narrowed
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,6 @@ class Report:
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
 
-    narrowed: Narrowed | None = None
-    """How answers were drawn until intervals were narrow; None where their number was given."""
-
 
 def has_several_filters(report: Report, task: str) -> bool:
     """Whether some metric of `task` comes once for each of several filters."""
@@ -76,8 +72,10 @@ def from_json(text: str) -> Report:
     """
     try:
         found = json.loads(text)
-        if isinstance(found, dict) and isinstance(found.get("comparison"), dict):
-            found["comparison"].pop("margins", None)  # reports had them once
+        if isinstance(found, dict):  # what reports had once
+            found.pop("narrowed", None)
+            if isinstance(found.get("comparison"), dict):
+                found["comparison"].pop("margins", None)
         return TypeAdapter(Report).validate_python(found)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error

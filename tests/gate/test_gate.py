@@ -220,13 +220,6 @@ def test_settings_are_evaluated_and_stop_early(tmp_path: Path, capsys: pytest.Ca
     assert "of 320 documents, stopped: loss below 5 points is certain" in capsys.readouterr().out
 
 
-def test_settings_whose_number_of_answers_is_open_are_refused(tmp_path: Path) -> None:
-    """Two commits would be held against each other by other numbers of answers."""
-    (settings := tmp_path / "settings.json").write_text('{"repeats": "enough"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="'repeats' = 'enough': a baseline is of one number of answers"):
-        gate(str(settings), str(tmp_path / "baseline.json"), update=True)
-
-
 def test_pipes_devices_and_doubled_keys_are_refused(
     baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,8 +144,7 @@ def _is_value(value: object) -> bool:
 
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
-    given = {name: line[name] for name in metrics if _is_value(line.get(name))}
-    values = {name: value if hasattr(value, "answers") else float(value) for name, value in given.items()}
+    values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
