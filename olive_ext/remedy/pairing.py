@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.model.files.constants import beyond, differences, meant_others, outliers, plain_name, shares_beyond
+from olive_ext.model.files.constants import differences, meant_others, outliers, plain_name, shares_beyond
 from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -130,7 +130,7 @@ class Pairing:
         """Takes what cannot be paired, and what is damaged, of another part of the package."""
         self.unpaired |= {f"{node}, {part}": why for node, why in other.unpaired.items()}
         self.damaged |= other.damaged
-        self.shares |= {f"{name}, {part}": share for name, share in other.shares.items()}
+        self.shares |= other.shares
 
 
 Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
@@ -144,14 +144,15 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
     A weight whose values are others is damaged where most are not: it is a target. Where most of its kind are, or of
     all weights, these are not the float graph's: they are named, as is what the other graph has otherwise.
     """
-    pairing = _constants(floats, quantized, part)
-    known = [{use.value for target in pairing.targets for use in side(target)} for side in _SIDES]
+    pairing, what = _constants(floats, quantized, part), f", {part}" if part else ""
+    known = {own.value for target in pairing.targets for own in target.floats}
+    others_known = {use.value for target in pairing.targets for use in target.quantized}
     couples: dict[str, Couple] = {}
     errors: dict[str, float] = {}
     num_alike = 0
-    met: set[str] = {own.name for own in floats.uses.values() if own.roots <= known[0]}
+    met: set[str] = {own.name for own in floats.uses.values() if own.roots <= known}
     for name, use in quantized.uses.items():
-        if use.roots <= known[1]:
+        if use.roots <= others_known:
             continue
         owns, uses = _couple(name, floats.uses, quantized.uses)
         met |= {own.name for own in owns}
@@ -186,13 +187,10 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
         pairing.targets.append(target)
     missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
     pairing.unpaired |= missing
-    pairing.shares = shares_beyond(floats, quantized)
-    for name, share in outliers(pairing.shares).items():
-        pairing.damaged.setdefault(name, beyond(share))
+    shares = shares_beyond(floats, quantized)
+    pairing.shares = {name + what: share for name, share in shares.items()}
+    pairing.damaged = {**{name + what: how for name, how in outliers(shares).items()}, **pairing.damaged}
     return pairing
-
-
-_SIDES = (lambda target: target.floats, lambda target: target.quantized)
 
 
 def _target(
@@ -210,14 +208,14 @@ def _target(
 def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
     """The constants that differ where they should be equal, with the uses that are made of them alone."""
     pairing = Pairing()
-    for one in differences(floats.floats(), quantized.floats()):
-        value, other = (graph.float_names.get(one.name, "") for graph in (floats, quantized))
-        name = next((own.name for own in floats.uses.values() if own.value == value), one.name)
+    for key, what in differences(floats.floats(), quantized.floats()).items():
+        value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
+        name = next((own.name for own in floats.uses.values() if own.value == value), key)
         named = name + (f", {part}" if part else "")
-        pairing.damaged[named] = one.what
+        pairing.damaged[named] = what
         own, use = floats.constant(value), quantized.constant(other)
-        if not one.is_shared or own is None or use is None:
-            pairing.unpaired[named] = one.what
+        if own is None or use is None or floats.numbers(value).shape != quantized.numbers(other).shape:
+            pairing.unpaired[named] = what
             continue
         alike = [(floats.uses.get(made.name), made) for made in quantized.uses.values() if made.roots == use.roots]
         owns = [own, *(first for first, _ in alike if first is not None and first.value != value)]

@@ -10,7 +10,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -179,48 +178,38 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
     return tensors
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A constant of the model that is not the reference's, or is no number."""
-
-    name: str
-    what: str
-    """ "rows 450 to 511 of 512 are others"."""
-
-    is_shared: bool = True
-    """Whether the reference has it, too, in this shape."""
-
-
-def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> list[Difference]:
+def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """The constants of `model` that should be `reference`'s and are not, beyond the rounding of the coarser type, and
-    all that are NaN or infinite.
+    all that are NaN or infinite: how, as "rows 450 to 511 of 512 are not the reference's".
 
     Constants are one where name and shape are equal; a kind of vectors (one name over the layers) may have 1 added, as
     Gemma's norms. Where more than half of a kind, or of all vectors or matrices, are others, these were changed on
     purpose, as norms are by AWQ and weights by training: then they are no findings, and any text shows what they do. A
-    table of rotary positions always is one. A vector that the model lacks is a finding where it has those of other
-    layers.
+    table of rotary positions is one unless all else is of another model. A vector that the model lacks is a finding
+    where it has those of other layers.
     """
-    shared = [name for name, array in model.items() if name in reference and reference[name].shape == array.shape]
-    apart = {name: what for name in shared if (what := _apart(name, reference[name], model[name]))}
-    folded = {name: _apart(name, reference[name], model[name], 1) for name in shared if model[name].ndim == 1}
-    plain, other = (Counter(_kind(name) for name, what in read.items() if what) for read in (apart, folded))
-    apart |= {name: what for name, what in folded.items() if other[_kind(name)] < plain[_kind(name)]}
-    apart = {name: what for name, what in apart.items() if what}
+    shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
-    meant = meant_others(shared, apart, _kind) - {name for name in apart if _ROTARY.search(name)}
-    for whole in (vectors, {*shared} - vectors):
-        if 2 < len(whole) < 2 * len(whole & apart.keys()):
-            meant |= {name for name in whole if not _ROTARY.search(name)}
-    broken = {name: what for name, array in model.items() if (what := _broken(array))}
-    broken |= {name: what for name in model.keys() - {*shared} if (what := _turned(name, model))}
-    others = {name: Difference(name, what) for name, what in apart.items() if name not in meant}
-    others |= {name: Difference(name, what, name in shared) for name, what in broken.items()}
+    rotary = {name for name in shared if _ROTARY.search(name)}
+    plain = {name: _apart(name, reference[name], model[name]) for name in model if name in shared}
+    folded = {name: _apart(name, reference[name], model[name], 1) for name in vectors}
+    of_kinds = [Counter(_kind(name) for name, what in read.items() if what) for read in (plain, folded)]
+    plain |= {name: what for name, what in folded.items() if of_kinds[1][_kind(name)] < of_kinds[0][_kind(name)]}
+    apart = {name: what for name, what in plain.items() if what}
+    meant = meant_others(shared, apart, _kind)
+    for whole in (vectors, shared - vectors - rotary):
+        meant |= whole if 2 < len(whole) < 2 * len(whole & apart.keys()) else set()
+    is_other_model = rotary < shared and shared - rotary <= apart.keys()
+    meant = meant | rotary if is_other_model else meant - rotary
+    told = {name: what for name, what in apart.items() if name not in meant}
+    told |= {name: what for name in model if name not in shared and (what := _turned(name, model))}
+    told |= {name: what for name, array in model.items() if (what := _broken(array))}
     kinds = set(map(_kind, shared))
-    lost = [name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds]
-    kept = [model[name] for name in vectors]  # equal ones, as norms of ones, may be stored once, and zeros not at all
-    lost = [name for name in lost if reference[name].any() and not any(_is_one(reference[name], one) for one in kept)]
-    return [*others.values(), *(Difference(name, "is missing", is_shared=False) for name in lost)]
+    lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds}
+    for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
+        if reference[name].any() and not any(_is_one(reference[name], model[one]) for one in vectors):
+            told[name] = "is missing"
+    return told
 
 
 def _is_one(own: Array, other: Array) -> bool:
@@ -241,16 +230,10 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
     for part, graph in graphs.items():
         own, other = constants_of(graph), constants_of(others[part]) if part in others else None
         what = f", {part}" if part else ""
-        for one in differences(other.floats() if other is not None else floats, own.floats()):
-            told[one.name + what] = one.what
-        for name, share in outliers(shares_beyond(other, own)).items() if other is not None else ():
-            told.setdefault(name + what, beyond(share))
+        others_of_part = differences(other.floats() if other is not None else floats, own.floats())
+        others_of_part |= {} if other is None else outliers(shares_beyond(other, own))
+        told |= {name + what: how for name, how in others_of_part.items()}
     return told
-
-
-def beyond(share: float) -> str:
-    """What is said of an outlier."""
-    return f"has {100 * share:.0f} % of its numbers farther off than rounding puts any"
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
@@ -333,10 +316,11 @@ def _told(rows: list[int], array: Array, what: str) -> str:
     return f"{some}{which} of {len(array):,} {'is' if len(rows) == 1 else 'are'} {what}"
 
 
-def outliers(shares: Mapping[str, float]) -> dict[str, float]:
-    """Those of `shares_beyond` that the rounding of the other products does not explain."""
+def outliers(shares: Mapping[str, float]) -> dict[str, str]:
+    """Those of `shares_beyond` that the rounding of the other products does not explain: how far off they are."""
     usual = float(np.median([*shares.values()])) if len(shares) > 2 else 1.0
-    return {name: share for name, share in shares.items() if share > max(OUTLIER, 10 * usual)}
+    far = {name: share for name, share in shares.items() if share > max(OUTLIER, 10 * usual)}
+    return {name: f"has {100 * far[name]:.0f} % of its numbers farther off than rounding puts any" for name in far}
 
 
 def shares_beyond(reference: Constants, model: Constants) -> dict[str, float]:
