@@ -40,6 +40,7 @@ FLOORS = {
         ["package_config"],
         ["folders", "transducer"],
         ["content", "hub"],
+        ["constants"],
         ["locate"],
     ],
     "olive_ext.model.providers": [
@@ -163,6 +164,7 @@ DOORS = {
         "olive_ext.model.spec.attention",
         "olive_ext.model.spec.encoder_spec",
         "olive_ext.model.files.content",
+        "olive_ext.model.files.constants",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.positional_nodes",

@@ -274,6 +274,24 @@ class Stops:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """What of a model the compared positions have reached."""
+
+    longest: int
+    """Tokens of the longest text."""
+
+    context: int | None
+    vocabulary: float | None
+    """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
+
+    def __str__(self) -> str:
+        """ ", in up to 450 of 512 positions and 12 % of the vocabulary"."""
+        of = "" if self.context is None else f" of {self.context:,}"
+        share = "" if self.vocabulary is None else f" and {100 * self.vocabulary:.2g} % of the vocabulary"
+        return f"in up to {self.longest:,}{of} positions{share}"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All results against one reference."""
 
@@ -294,6 +312,12 @@ class Comparison:
 
     certainty: Certainty | None = None
     """What the drawn documents make certain; None where all documents were evaluated."""
+
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Constants that are not the reference's where they should be, or no numbers, whatever the tasks reached: how."""
+
+    reach: Reach | None = None
+    """None without distributions."""
 
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""

@@ -105,7 +105,8 @@ def verdict(comparison: Comparison) -> Verdict:
     takes nothing away.
     """
     if comparison.place is not None:
-        return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison.missing)
+        alone = verdict(replace(comparison, place=None))
+        return _of_places(comparison.place, alone, comparison.missing or len(comparison.damaged))
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
@@ -118,11 +119,14 @@ def verdict(comparison: Comparison) -> Verdict:
         return Verdict("nothing_compared", f"nothing was compared: {why}")
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
-    findings = [*_claimed(certainty), *against]
-    findings = findings or [("no_difference", "no difference found") if is_same else _in_favour(changes)]
+    findings = [*_claimed(certainty), *_damaged(comparison), *against]
+    if not findings:
+        reach = "" if comparison.reach is None else f", {comparison.reach}"
+        findings = [("no_difference", f"no difference found{reach}") if is_same else _in_favour(changes)]
     worst = min((kind for kind, _ in findings), key=_KINDS.index)
     first = [text for kind, text in findings if kind == worst]
     others = [text for kind, text in findings if kind != worst and worst != "loss"]
+    others = [text for _, text in _damaged(comparison)] + others
     others = [*stage_sentences(comparison.stages, _unnoticed(certainty)), *others]
     if certainty is not None and certainty.sentence() not in first:
         others.insert(0, certainty.sentence())
@@ -158,6 +162,13 @@ def _claimed(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
     """The claim's sentence, where it is against the candidate."""
     if certainty is not None and certainty.verdict != "kept":
         yield "claim_broken" if certainty.verdict == "broken" else "claim_open", certainty.sentence()
+
+
+def _damaged(comparison: Comparison) -> Iterator[tuple[Kind, str]]:
+    """Constants that are not the reference's, which the tasks need not have reached."""
+    for name, what in [*comparison.damaged.items()][:1]:
+        more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
+        yield "too_few", f"damaged: '{name}' {what}{more}"
 
 
 def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:

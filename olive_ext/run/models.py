@@ -119,6 +119,21 @@ class Models:
         except OliveExtError as error:
             raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
 
+    def damage(self) -> dict[str, str]:
+        """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
+        of records that were made elsewhere are not at hand."""
+        if self.own.kind != "onnx" or not self.own.runtime.runs_graph:
+            return {}
+        from olive_ext.model.files.constants import damage
+
+        other = None if self.config.reference is None or self.records_file is not None else self.other.files
+        return damage(self.own.files, None if other is None or other.decoder == self.own.files.decoder else other)
+
+    @property
+    def extent(self) -> tuple[int | None, int | None]:
+        """Positions and tokens that the evaluated model has; None where it does not say."""
+        return self.own.context_length, self.own.spec.vocab_size if self.own.kind == "onnx" else None
+
     def names(self) -> Iterator[str]:
         """What was written for the models and their tokenizers: paths, or names on the hub."""
         for model in self.on_disk:

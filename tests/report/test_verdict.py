@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Spread
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Reach, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.verdict import band_of, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -26,6 +26,22 @@ def test_no_loss_is_found_where_one_that_matters_is_excluded() -> None:
         "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "
         "(400 documents)"
     )
+
+
+def test_no_difference_names_the_positions_and_the_vocabulary_that_were_reached() -> None:
+    same = replace(divergence("choice"), kl=Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), top1_agreement=1.0)
+    equal = outcome(difference=0.0, low=0.0, high=0.0, right_to_wrong=0, wrong_to_right=0)
+    reach = Reach(384, 512, 0.23)
+    found = verdict(Comparison({}, (same,), (equal,), reach=reach))
+    assert found.kind == "no_difference"
+    assert found.headline == "no difference found, in up to 384 of 512 positions and 23 % of the vocabulary"
+    damaged = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
+    found = verdict(Comparison({}, (same,), (equal,), reach=reach, damaged=damaged))
+    assert found.headline == "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other"
+    assert found.kind == "too_few"
+    lost = verdict(Comparison({}, (), (outcome(difference=-0.1, low=-0.15, high=-0.05),), damaged=damaged))
+    assert lost.kind == "loss"
+    assert any("'cos_cache'" in line for line in lost.evidence)
 
 
 def test_interval_that_reaches_a_loss_that_matters_cannot_be_green() -> None:
