@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
+from olive_ext.backends.package_versions import versions
 from olive_ext.config import ExecutionSettings
 from olive_ext.errors import (
     ANY_FAILURE,
@@ -32,9 +33,6 @@ from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
 """Batch size on a CPU, where "auto" would first run 64 sequences of full length."""
-
-ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
-"""The arguments of `HFLM` and of `OrtLM` alike that say what is asked, and what of a generation is the answer."""
 
 
 class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
@@ -167,7 +165,8 @@ def open_baseline(
 
 
 def answers_key(lm: LM) -> str:
-    """Digest (16 hex digits) of all that decides an answer besides the request: weights, tokenizer, arguments.
+    """Digest (16 hex digits) of all that decides an answer besides the request: weights, configurations, code (the name
+    of a module of a checkpoint's own has the digest of its source), tokenizer, arguments.
 
     Raises `ConfigError` for a model that is not HFLM's: what it answers from is not known here.
     """
@@ -178,7 +177,12 @@ def answers_key(lm: LM) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     backend = getattr(lm.tokenizer, "backend_tokenizer", None)
+    configs = (lm.model.config.to_dict(), lm.model.generation_config.to_dict())
+    kinds = [type(part) for part in lm.model.modules()]
     facts = {
+        "versions": versions(),
+        "configs": [{key: value for key, value in one.items() if key != "_name_or_path"} for one in configs],
+        "classes": sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}),
         "tokenizer": backend.to_str() if backend is not None else sorted(lm.tokenizer.get_vocab().items()),
         "max_length": lm.max_length,
         "add_bos_token": lm.add_bos_token,

@@ -24,6 +24,7 @@ from olive_ext.config import (
     settings_of_pass,
     with_named_metrics,
 )
+from olive_ext.config.pass_options import unknown_keys, unknown_options
 from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
 
@@ -113,6 +114,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
         recipe = with_named_metrics(recipe)
     except ConfigError as error:
         yield str(error)
+    yield from unknown_keys(recipe)
     for block in blocks(recipe):
         yield from _problems_of_type(block)
         if block.is_ours:
@@ -120,6 +122,8 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
                 yield from _mistakes_of(recipe, block, block.parsed())
             except ConfigError as error:
                 yield str(error)
+        elif block.is_pass:
+            yield from unknown_options(block.type, block.settings(), block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:

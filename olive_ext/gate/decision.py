@@ -23,7 +23,7 @@ from olive_ext.gate.baseline import (
 from olive_ext.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
 from olive_ext.report import Report, to_json, write_texts
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import non_finite_requests, read_metrics
+from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
@@ -169,10 +169,10 @@ def gate_answers(
     tasks = {} if logs is None else logs.tasks
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes = compare_answers(*both, samples, tasks, faults.matters)[0]
+        outcomes, _, lengths = compare_answers(*both, samples, tasks, faults.matters)
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    comparison = replace(faults, outcomes=outcomes, missing=max(faults.missing, len(lacking)))
+    comparison = replace(faults, outcomes=outcomes, lengths=lengths, missing=max(faults.missing, len(lacking)))
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
@@ -188,6 +188,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
             for item in own
             for name, better in item.metrics.items()
+            if name not in LENGTHS
         }
         for own in (before, after)
     )
@@ -239,8 +240,9 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
         lm.close()
     refuse_other_definitions(baseline, results)
     own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    outcomes = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)[0]
-    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters)
+    answers = before, own, results["samples"], tasks.tasks
+    outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
+    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
+from typing_extensions import override
 
 from olive_ext.errors import ModelError
 
@@ -148,10 +149,24 @@ def _largest_block(size: int) -> int:
 
 
 class NewGraph(NodeWriter):
-    """A graph of its own, written from nothing, of opset 18."""
+    """A graph of its own, written from nothing, of opset 18. What is computed twice is one node."""
 
     def __init__(self, name: str) -> None:
         super().__init__(onnx.GraphProto(name=name), 18, name)
+        self._made: dict[str, str] = {}
+
+    @override
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        key = output or repr((op, inputs, attributes))
+        if key not in self._made:
+            self._made[key] = super().add(op, inputs, output, **attributes)
+        return self._made[key]
+
+    @override
+    def integers(self, values: int | Sequence[int]) -> str:
+        if (key := repr(values)) not in self._made:
+            self._made[key] = super().integers(values)
+        return self._made[key]
 
     def serialized(self, *domains: str) -> bytes:
         """The graph as a model that uses operators of other `domains`, too."""

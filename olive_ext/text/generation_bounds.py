@@ -12,10 +12,11 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from olive_ext.errors import ConfigError, listed
-from olive_ext.model.files.package_config import first_named, named_ids
+from olive_ext.model.files.package_config import first_named, named_end, named_ids
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -39,10 +40,26 @@ def too_long(setting: str, value: int, max_length: int) -> str:
     )
 
 
-def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> frozenset[int]:
-    """Ids that end a generation: the tokenizer's EOS, and `eos_token_id` of the model's configurations."""
-    own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    return frozenset(own.union(first_named("eos_token_id", files)))
+@dataclass(frozen=True)
+class StopIds:
+    """The token ids that end every generation of a model, and the file that names them."""
+
+    ids: frozenset[int]
+    file: str
+
+    def described(self, tokenizer: Tokenizer, ids: frozenset[int] | None = None) -> str:
+        """The ids, or some of them, with their texts: "2 '</s>'"."""
+        shown = sorted(self.ids if ids is None else ids)
+        return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
+
+
+def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> StopIds:
+    """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
+    generation_config.json, or config.json where there is none. Where that names none, the tokenizer's EOS ends."""
+    named, file = named_end(files)
+    if named is None:
+        named = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return StopIds(frozenset(named), file)
 
 
 WHISPER_START = "<|startoftranscript|>"

@@ -45,6 +45,15 @@ def load_tokenizer(
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
 
 
+def tokenizer_file(where: str, name: str) -> Path | None:
+    """The file of that name in a tokenizer's folder, or of a hub name in the cache; None where there is none."""
+    from transformers.utils.hub import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(where, name, **quiet)
+    return None if file is None else Path(file)
+
+
 class Tokenizer:
     """A Hugging Face tokenizer `hf`, loaded from `where`.
 
@@ -68,6 +77,9 @@ class Tokenizer:
         self.rows = Rows()
         """How many tokens the model knows; set by who opens both."""
 
+        self.note = ""
+        """What is encoded otherwise than the files say, as `hold_to_files` returns it."""
+
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
 
@@ -76,6 +88,11 @@ class Tokenizer:
         """As it is now: lm-eval gives a tokenizer without one another token's."""
         number: int | None = self.hf.pad_token_id
         return number
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether a token stands for an empty context."""
+        return any(item is not None for item in (self._prefix_token_id, self.bos_token_id, self.eos_token_id))
 
     @property
     def prefix_token_id(self) -> int:

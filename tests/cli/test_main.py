@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.bench.job import BenchJob, Launcher
 from olive_ext.cli import main
 from olive_ext.errors import IncompleteError, ModelError
+from olive_ext.python_processes import ChildProcess
 
 
 def ends_with(error: BaseException) -> dict[str, Callable[[Namespace], int]]:
@@ -127,12 +127,16 @@ open({str(pid)!r}, "w").write(str(os.getpid()))
 os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(60)"""
 
-    def bench(_: Namespace) -> int:
-        Launcher(tmp_path / "work", child=script)(BenchJob("answer", "hf"))
+    def works(_: Namespace) -> int:
+        child = ChildProcess(script)
+        try:
+            child.receive()
+        finally:
+            child.stop()
         return 0
 
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["schema"], {"schema": bench}) == 143
+    assert main(["schema"], {"schema": works}) == 143
     assert capsys.readouterr().err == "olive-ext: terminated\n"
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(ProcessLookupError):

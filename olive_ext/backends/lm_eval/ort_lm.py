@@ -246,7 +246,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
         """What is to be generated for them, and which of them each is for: greedy ones with equal arguments are one."""
-        eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+        eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
+        eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
         wanted: dict[tuple[str, int], PendingGeneration] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):

@@ -27,7 +27,7 @@ def load_model(
     the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text.
     """
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, __version__
 
     trust = {"trust_remote_code": trust_remote_code}
     try:
@@ -45,7 +45,8 @@ def load_model(
     why = "a model in its original form runs one sequence at a time"
     facts = {"model": where, "revision": getattr(model.config, "_commit_hash", None), "num_slots_origin": why}
     dtype_name = str(placed.dtype).removeprefix("torch.")
-    return placed, {**facts, "runtime": "transformers", "dtype": dtype_name, "device": str(placed.device)}
+    runtime = {"runtime": "transformers", "runtime_version": __version__}
+    return placed, {**facts, **runtime, "dtype": dtype_name, "device": str(placed.device)}
 
 
 @contextmanager

@@ -6,7 +6,6 @@ positions.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import onnxruntime as ort
 from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import ModelError
+from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
@@ -131,7 +131,7 @@ class Adapters:
     def __init__(self, paths: Iterable[str]) -> None:
         """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
         self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
-        self._digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
+        self._digests = {path: digest_of([("adapter", Path(path))])[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
         self._values: dict[str, ort.OrtValue] = {}
         for path, adapter in self._read:
