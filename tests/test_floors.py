@@ -40,6 +40,7 @@ FLOORS = {
         ["package_config"],
         ["folders", "transducer"],
         ["content", "hub"],
+        ["constants"],
         ["locate"],
     ],
     "olive_ext.model.providers": [
@@ -66,7 +67,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["media.items", "capacity"],
         ["requests"],
-        ["step", "scheduling.sampling"],
+        ["step"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["scheduling.chosen_rows"],
         ["forms.base"],
@@ -163,6 +164,7 @@ DOORS = {
         "olive_ext.model.spec.attention",
         "olive_ext.model.spec.encoder_spec",
         "olive_ext.model.files.content",
+        "olive_ext.model.files.constants",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.positional_nodes",

@@ -92,7 +92,7 @@ class EngineConfig(Strict):
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
     length, and a total length that is the first row's becomes that of all rows, in both."""
 
-    adapters: list[str] = Field(default_factory=list)
+    adapters: list[Place] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
 
@@ -225,7 +225,8 @@ class ExecutionSettings(Strict):
 
     trust_remote_code: bool = False
     """Allows code of the model's folder to run: libraries of operators (`custom_ops_library` in genai_config.json), and
-    Python of tokenizers and of Hugging Face models. The only such switch; without it such a model is refused."""
+    Python of tokenizers and of Hugging Face models; of a reference's folder, too. The only such switch; without it
+    such a model is refused."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""

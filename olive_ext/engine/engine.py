@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -42,9 +42,12 @@ class Engine:
         *,
         is_deterministic: bool = False,
         reports_non_finite: bool = False,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """`chunk_size`: most tokens of a prompt in one step. `is_deterministic`: what earlier calls have left resident
-        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`."""
+        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`.
+        `facts` of the opening are described beside those of the execution."""
+        self._facts = facts or {}
         self.counters = Counters()
         self.runner = runner
         self._is_deterministic = is_deterministic
@@ -154,6 +157,7 @@ class Engine:
             **self.runner.describe(),
             **({"lengths": list(lengths)} if (lengths := self.runner.traits.lengths) else {}),
             **self._tap.describe(),
+            **self._facts,
             "counters": counters,
         }
 

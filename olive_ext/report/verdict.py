@@ -105,7 +105,8 @@ def verdict(comparison: Comparison) -> Verdict:
     takes nothing away.
     """
     if comparison.place is not None:
-        return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison.missing)
+        alone = verdict(replace(comparison, place=None))
+        return _of_places(comparison.place, alone, comparison.missing or len(comparison.damaged))
     changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
@@ -118,11 +119,14 @@ def verdict(comparison: Comparison) -> Verdict:
         return Verdict("nothing_compared", f"nothing was compared: {why}")
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
-    findings = [*_claimed(certainty), *against]
-    findings = findings or [("no_difference", "no difference found") if is_same else _in_favour(changes)]
+    findings = [*_claimed(certainty), *_damaged(comparison), *against]
+    if not findings:
+        reach = "" if comparison.reach is None else f", {comparison.reach}"
+        findings = [("no_difference", f"no difference found{reach}") if is_same else _in_favour(changes)]
     worst = min((kind for kind, _ in findings), key=_KINDS.index)
     first = [text for kind, text in findings if kind == worst]
     others = [text for kind, text in findings if kind != worst and worst != "loss"]
+    others = [text for _, text in _damaged(comparison)] + others
     others = [*stage_sentences(comparison.stages, _unnoticed(certainty)), *others]
     if certainty is not None and certainty.sentence() not in first:
         others.insert(0, certainty.sentence())
@@ -160,9 +164,20 @@ def _claimed(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
         yield "claim_broken" if certainty.verdict == "broken" else "claim_open", certainty.sentence()
 
 
+def _damaged(comparison: Comparison) -> Iterator[tuple[Kind, str]]:
+    """Constants that are not the reference's, which the tasks need not have reached."""
+    for name, what in [*comparison.damaged.items()][:1]:
+        more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
+        yield "too_few", f"damaged: '{name}' {what}{more}"
+
+
 def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
     """Everything that stands against the candidate."""
-    matters = comparison.matters
+    matters, stops = comparison.matters, comparison.stops
+    if comparison.asked is not None:
+        yield "cannot_tell", f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
+    if stops is not None and stops.missing:
+        yield "too_few", f"not decided: {stops.sentence()}"
     lost = [change for change in changes if change.is_lost]
     if large := [change.name for change in lost if change.may_lose(matters)]:
         yield "loss", f"loss found in {joined(large)}"
@@ -210,6 +225,8 @@ def _incomparable(comparison: Comparison) -> str:
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
+        return False
+    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.missing):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped

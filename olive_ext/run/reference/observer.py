@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.report.comparison import ALL, Divergence, Reach
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.prompts import Prompt, Text
@@ -118,8 +118,11 @@ class Observer:
         self.greedy: dict[Answered, tuple[int, ...]] = {}
         """The tokens of every greedy generation; those of a stop among them, a stop id not."""
 
-        self.unended: set[Answered] = set()
-        """Those greedy generations that only their limit ended."""
+        self._tokens: set[int] = set()
+        """All that were read or scored, where they are known."""
+
+        self._longest = 0
+        """Tokens before and of the longest request's targets."""
 
         self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
@@ -139,8 +142,6 @@ class Observer:
             asked = (str(instance.task_name), int(instance.doc_id), request.prompt)
             if request.temperature == 0 and request.num_beams == 1:
                 self.greedy[asked] = output.tokens
-                if output.finish_reason == "length":
-                    self.unended.add(asked)
             if output.tokens:
                 key = (*asked, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
@@ -199,6 +200,9 @@ class Observer:
             classes = self._classes.of(target, last if isinstance(last, int) else None)
         if self.sample is not None:
             self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
+        if not isinstance(target, str):
+            self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
+        self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
         positions = self._positions.setdefault(str(instance.task_name), Positions())
@@ -213,6 +217,13 @@ class Observer:
             token_classes=classes,
         )
         return output.compared
+
+    def reach(self, context: int | None, vocab_size: int | None) -> Reach | None:
+        """What the compared targets have reached of a model; None without any."""
+        if not self._longest:
+            return None
+        share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
+        return Reach(self._longest, context, share)
 
     @property
     def tasks(self) -> tuple[str, ...]:

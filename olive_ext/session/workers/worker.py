@@ -17,7 +17,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.errors import OliveExtError, RunError, one_line
+from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
 from olive_ext.session.local import open_local
@@ -136,7 +136,7 @@ class Watchdog:
         return self._still_s > self._limit_s
 
 
-def error_envelope(error: Exception) -> Envelope:
+def error_envelope(error: BaseException) -> Envelope:
     """An error as an answer: our own by its name, others as a `RunError`."""
     is_ours = isinstance(error, OliveExtError)
     name, message = (type(error).__name__, str(error)) if is_ours else ("RunError", one_line(error))
@@ -213,7 +213,7 @@ class Respondent:
                 self._served = self._open_served(*arguments)
                 return None, self._served.facts
             return None, self.num_steps() if name == "num_steps" else getattr(self._served, name)(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised in the parent, whatever it is
+        except ANY_FAILURE as error:  # raised in the parent, whatever it is
             return error_envelope(error)
 
     def num_steps(self) -> int | None:
