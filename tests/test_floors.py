@@ -51,7 +51,7 @@ FLOORS = {
     ],
     "olive_ext.session": [
         ["executor"],
-        ["calls", "answer_journal", "streaming"],
+        ["calls", "answer_journal"],
         ["session"],
         ["texts", "replayed"],
         ["local"],
