@@ -64,6 +64,7 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         reference_margins=margins(p, top),
         margins=margins(q, top),
         logprobs=q[rows, targets],
+        positions=len(tokens) - num_targets + rows,
     )
 
 
