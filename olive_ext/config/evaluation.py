@@ -81,12 +81,8 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
     package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
-    baseline: Annotated[Literal["auto", "lm_eval"], BeforeValidator(word)] = "auto"
-    """What runs a Hugging Face model as the evaluated one: "auto" this package's engine in float32
-    (`reference.export`), "lm_eval" lm-eval's own backend, as `model_args` do, which are that backend's."""
-
     model_args: dict[str, Any] = Field(default_factory=dict)
-    """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
+    """Extra keyword arguments for the constructor of lm-eval's model (`OrtLM`)."""
 
     repeats: Repeats | None = None
     """Answers to each document of tasks that generate, each drawn with a seed of its own (`gen_kwargs` with a

@@ -254,7 +254,7 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise ConfigError(f"'reference' = '{other.settings.model}': {note}; give the float ONNX model")
     if own.digest == other.digest:
         raise ConfigError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
-    tokenizer = {} if models.spells_alike() else {"tokenizer": own.files.tokenizer}
+    tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
         raise ConfigError(
             f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "

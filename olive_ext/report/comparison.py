@@ -230,6 +230,50 @@ class Certainty:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """How the two models are asked otherwise, each by its own files; their distributions are not compared then."""
+
+    what: tuple[str, ...]
+    """"chat template", "special tokens around a text"."""
+
+    files: tuple[str, ...]
+    """Those that differ and may decide it."""
+
+    reference_prompt: str = ""
+    """A document's prompt with its special tokens, in short."""
+
+    candidate_prompt: str = ""
+
+    def sentence(self) -> str:
+        """ "the two models are asked otherwise: chat template (chat_template.jinja): '<s>Hi' and 'Hi'"."""
+        files = f" ({', '.join(self.files)})" if self.files else ""
+        shown = f": {self.reference_prompt!r} and {self.candidate_prompt!r}" if self.candidate_prompt else ""
+        return f"the two models are asked otherwise: {', '.join(self.what)}{files}{shown}"
+
+
+@dataclass(frozen=True)
+class Stops:
+    """The token ids at which each model ends an answer, by the file that its own runtime reads."""
+
+    reference: tuple[int, ...]
+    reference_file: str
+    candidate: tuple[int, ...]
+    candidate_file: str
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the reference at which the candidate goes on."""
+        return tuple(sorted({*self.reference} - {*self.candidate}))
+
+    def sentence(self) -> str:
+        """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
+        one, two = ([*map(str, ids)] or ["none"] for ids in (self.candidate, self.reference))
+        tokens = f"token{'s' * (len(self.missing) > 1)} {', '.join(map(str, self.missing))}"
+        sources = f"{self.candidate_file} has {', '.join(one)}; {self.reference_file} of the reference {', '.join(two)}"
+        return f"the candidate does not stop at {tokens}, as the reference does ({sources})"
+
+
+@dataclass(frozen=True)
 class Reach:
     """What of a model the compared positions have reached."""
 
@@ -283,6 +327,15 @@ class Comparison:
 
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
+
+    asked: Asked | None = None
+    """What differs where each model's own files ask it otherwise; None where both are asked alike."""
+
+    stops: Stops | None = None
+    """Where both models end their answers; None where that is not known of both."""
+
+    changed_answers: int = 0
+    """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
 
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""

@@ -85,7 +85,7 @@ def _notes(report: Report) -> Iterator[str]:
     for name, facts in (("the model", report.model), ("the reference", reference)):
         if facts.get("export"):
             yield f"{name} {facts['export']}"
-    if earlier := (report.model.get("journal") or {}).get("answers_known"):
+    if earlier := (report.model.get("journal") or {}).get("answers_used"):
         yield f"{counted(earlier, 'answer')} from an earlier run"
 
 

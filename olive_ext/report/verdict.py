@@ -173,7 +173,11 @@ def _damaged(comparison: Comparison) -> Iterator[tuple[Kind, str]]:
 
 def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
     """Everything that stands against the candidate."""
-    matters = comparison.matters
+    matters, stops = comparison.matters, comparison.stops
+    if comparison.asked is not None:
+        yield "cannot_tell", f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
+    if stops is not None and stops.missing:
+        yield "too_few", f"not decided: {stops.sentence()}"
     lost = [change for change in changes if change.is_lost]
     if large := [change.name for change in lost if change.may_lose(matters)]:
         yield "loss", f"loss found in {joined(large)}"
@@ -221,6 +225,8 @@ def _incomparable(comparison: Comparison) -> str:
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
+        return False
+    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.missing):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped

@@ -181,12 +181,10 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
-    if lm is None:
-        refuse_misfits(models.given, inputs)
-    is_ours = lm is None and not models.is_lm_evals
-    if not is_ours:
+    if lm is not None:
         refuse_generations((), config.gen_kwargs)
     else:
+        refuse_misfits(models.given, inputs)
         refuse_generations(inputs, config.gen_kwargs, models.given, config.model_args)
         refuse_texts(models.given, config)
     return tasks

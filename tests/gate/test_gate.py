@@ -129,6 +129,16 @@ def test_bad_baselines_are_one_line(
     assert error.count("\n") == 1
 
 
+def test_documents_of_another_day_are_told(baseline: Path) -> None:
+    """The chat template of the run prints the date, so that no prompt of the baseline's day comes back."""
+    run = folder(baseline.parent, "after", 40, prefix="other")
+    report = json.loads((run / "report.json").read_text())
+    report["results"]["chat_template_date"] = "2026-11-28"
+    (run / "report.json").write_text(json.dumps(report))
+    with pytest.raises(ConfigError, match="in common: the chat template prints the date, 2026-11-28, and the baseline"):
+        gate(str(run), str(baseline))
+
+
 def test_a_missing_baseline_and_missing_logs_are_named(tmp_path: Path) -> None:
     """The message says what writes a baseline, and what a run lacks."""
     run = place(tmp_path, "bare", [])

@@ -64,7 +64,9 @@ def test_terminal_ends_with_the_verdict_and_the_page() -> None:
 
 def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
-    report = replace(REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 1240}})
+    report = replace(
+        REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
+    )
     text = printed(report)
     assert "1,240 answers from an earlier run" in text.splitlines()
     rows = {cells[2].strip(): cells[-2].strip() for line in text.splitlines() if len(cells := line.split("│")) > 4}

@@ -61,19 +61,9 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         same_top=top == q.argmax(1),
         reference_top_logprobs=p[rows, top],
         top_logprobs=q[rows, top],
-        reference_margins=margins(p, top),
-        margins=margins(q, top),
         logprobs=q[rows, targets],
         positions=len(tokens) - num_targets + rows,
     )
-
-
-def margins(logprobs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """By how much the tokens `ids` [S] are before the most probable others, of log-probabilities [S, V]."""
-    rows = np.arange(len(ids))
-    others = logprobs.copy()
-    others[rows, ids] = -np.inf
-    return np.asarray(logprobs[rows, ids] - others.max(1))
 
 
 class NetEngine(ForwardEngine):
@@ -138,7 +128,7 @@ class TwoModels:
 
     other = given_reference = SimpleNamespace(kind="onnx", size=None)
     progress = is_same_model = False
-    recorder = records_file = None
+    recorder = records_file = asked_otherwise = None
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config
@@ -158,6 +148,9 @@ class TwoModels:
     def candidate(self, observer: Observer | None = None) -> Any:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
+
+    def stops(self, lm: Any) -> None:
+        """Not known of sessions on nets."""
 
     def keep_answers(self, lm: Any) -> None:
         """Keeps none."""

@@ -20,7 +20,6 @@ from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
 from olive_ext.session import Session
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
-from tests.run.duo import margins
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +78,6 @@ def expected(context: Sequence[int], target: Sequence[int], reference: Path, can
         "reference_logprobs": p[places, target],
         "reference_top_logprobs": p.max(-1),
         "top_logprobs": q[places, p.argmax(-1)],
-        "reference_margins": margins(p, p.argmax(-1)),
-        "margins": margins(q, p.argmax(-1)),
         "same_top": p.argmax(-1) == q.argmax(-1),
         "reference_is_greedy": p.argmax(-1) == target,
         "targets": np.array(target),
@@ -266,6 +263,8 @@ def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() ->
         {"model": "a", "execution_provider": "cpu", "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}}
     )
     taken = own.of_reference("b")
+    assert not taken.trust_remote_code
+    assert own.model_copy(update={"trust_remote_code": True}).of_reference("b").trust_remote_code
     assert (taken.model, taken.kind, taken.execution_provider, taken.max_length) == ("b", "auto", "cpu", 9)
     assert (taken.engine.num_threads, taken.engine.num_slots) == (2, "auto")
     other = own.of_reference({"model": "b", "execution_provider": "cuda", "max_length": 5, "dtype": None})

@@ -1,5 +1,5 @@
-"""Drives open workers: hands each the next chunk when it is free, and runs again what a lost worker held. A chunk that
-costs two workers is halved, until the request that does it is named.
+"""Reads chunks ahead of open workers and drives these: each gets the next chunk when it is free, and what a lost worker
+held runs again. A chunk that costs two workers is given up, and its requests are named.
 
 Knows no text, and not where the workers are.
 """
@@ -10,16 +10,111 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.errors import OliveExtError, RunError, WorkerError, one_line
+from olive_ext.engine.scheduling.chunks import predicted_tokens
+from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
 from olive_ext.session.executor import OnChunk
-from olive_ext.session.workers.feed import ChunkFeed, Piece
 from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
+
+AHEAD = 4
+"""Chunks that wait for each worker at most: at the end of a call the largest of those that wait begin first."""
+
+HELD_TOKENS = 1 << 24
+"""Tokens of requests that are under way at most, about: some 300 MB. One chunk is read whatever it has."""
+
+_OVERHEAD_TOKENS = 128
+"""As many tokens take the memory that a request takes besides its own."""
+
+
+class ChunkFeed:
+    """The chunks of one call. They are taken by the workers' threads; all else is for the thread that called.
+
+    They are handed out in their order, so that early ones are complete first, and forgotten; once no more follow, the
+    largest first, so that the workers end together. A chunk that cost a worker comes last.
+    """
+
+    def __init__(self, chunks: Iterable[Sequence[Request]], num_workers: int) -> None:
+        self._source = enumerate(chunks)
+        self._num_ahead = AHEAD * num_workers
+        self._chunks: dict[int, Sequence[Request]] = {}
+        self._num_tokens = 0
+        self._has_more = True
+        self._has_ended = False
+        self._waiting: list[int] = []
+        self._costly: set[int] = set()
+        self._changed = threading.Condition()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a chunk is not complete yet."""
+        return self._has_more or bool(self._chunks)
+
+    @property
+    def num_waiting(self) -> int:
+        """Chunks that nobody has taken yet."""
+        return len(self._waiting)
+
+    def read(self) -> bool:
+        """Reads the next chunk; False where there is no room for it, or none left."""
+        is_full = self.num_waiting >= self._num_ahead or (self._chunks and self._num_tokens >= HELD_TOKENS)
+        if not self._has_more or is_full:
+            return False
+        number, requests = next(self._source, (0, None))
+        if requests is None:
+            self._has_more = False
+            return False
+        self._chunks[number] = requests
+        self._num_tokens += _held_tokens(requests)
+        self._put(number)
+        return True
+
+    def take(self) -> tuple[int, Sequence[Request]] | None:
+        """Waits for a chunk, and gives its number and its requests; None when there are no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._has_ended)
+            if self._has_ended:
+                return None
+            number = min(self._waiting, key=self._order)
+            self._waiting.remove(number)
+            return number, self._chunks[number]
+
+    def put_back(self, number: int) -> bool:
+        """Lets a chunk that cost a worker be taken once more, after all others; False where it has cost one before."""
+        if number in self._costly:
+            return False
+        self._costly.add(number)
+        self._put(number)
+        return True
+
+    def complete(self, number: int) -> Sequence[Request]:
+        """Forgets a chunk; its requests."""
+        requests = self._chunks.pop(number)
+        self._num_tokens -= _held_tokens(requests)
+        return requests
+
+    def end(self) -> None:
+        """Lets `take` return None from now on."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _put(self, number: int) -> None:
+        with self._changed:
+            self._waiting.append(number)
+            self._changed.notify()
+
+    def _order(self, number: int) -> tuple[bool, int, int]:
+        first = 0 if self._has_more else -predicted_tokens(self._chunks[number])
+        return number in self._costly, first, number
+
+
+def _held_tokens(requests: Sequence[Request]) -> int:
+    return sum(len(request.tokens) + _OVERHEAD_TOKENS for request in requests)
+
 
 PAUSES_S = (0.0, 1.0, 4.0)
 """Before each opening of a lost worker, which is given up behind the last: what a killed process held is not free at
@@ -27,8 +122,8 @@ once, and no other can be started until it is."""
 
 _JOIN_S = 0.5
 
-Outcome = tuple[Worker, Piece | None, Reply | BaseException]
-"""What a worker's thread tells: the reply to a piece, or what was raised instead; of no piece what ended the thread."""
+Outcome = tuple[Worker, int | None, Reply | BaseException]
+"""What a worker's thread reports: the reply to a chunk, or what was raised instead; without a chunk what ended it."""
 
 
 class _Call:
@@ -54,9 +149,6 @@ class Crew:
         self.workers = list(workers)
         self._pauses_s = pauses_s
         self.num_lost = 0
-        self.unlike: dict[str, str] = {}
-        """How a worker that was opened again differs from the first: its numbers may differ by rounding."""
-
         self._latest: dict[str, Counters] = {}
         self._executions: dict[str, Mapping[str, Any]] = {}
         self._retired = Counters()
@@ -163,9 +255,9 @@ class Crew:
             self._take_in(call, outcome, done)
 
     def _take_in(self, call: _Call, outcome: Outcome, done: OnChunk) -> None:
-        """Notes the outcome of a piece; of no piece, that a worker cannot be opened again."""
-        worker, piece, reply = outcome
-        if piece is None:
+        """Notes the outcome of a chunk; of no chunk, that a worker cannot be opened again."""
+        worker, number, reply = outcome
+        if number is None:
             assert isinstance(reply, BaseException)
             logger.warning("%s", reply)
             call.num_gone += 1
@@ -175,51 +267,44 @@ class Crew:
         results: Sequence[Result | Lost]
         if isinstance(reply, WorkerLostError):
             self._retire_counters(worker)
-            results = self._retried(call, piece, reply)
+            self.num_lost += 1
+            if call.feed.put_back(number):
+                logger.warning("a worker %s; its chunk is run again", reply)
+                return
+            requests = call.feed.complete(number)
+            reason = f"each worker that ran its chunk of {counted(len(requests), 'request')} {reply}"
+            logger.error("a chunk is given up: %s", reason)
+            results = [Lost(reason)] * len(requests)
         elif isinstance(reply, BaseException):
             raise reply
         else:
             self._latest[f"{worker.name} {call.which}"] = Counters(**reply.counters)
             self._executions[f"{worker.name} {call.which}"] = reply.execution
             results = reply.results
-        if results and (complete := call.feed.complete(piece, results)) is not None:
-            done(piece.chunk, complete)
-
-    def _retried(self, call: _Call, piece: Piece, error: WorkerLostError) -> Sequence[Lost]:
-        """Puts back what a lost worker held: whole, then in halves; a request alone that costs two is `Lost`."""
-        self.num_lost += 1
-        if not piece.num_kills:
-            logger.warning("a worker %s; its %d requests are run again", error, len(piece.indices))
-            call.feed.put_back(replace(piece, num_kills=1))
-        elif len(piece.indices) > 1:
-            logger.warning("another worker %s; its %d requests are run in halves", error, len(piece.indices))
-            call.feed.put_back(*piece.halves())
-        else:
-            logger.error("a request is given up: each worker that ran it %s", error)
-            return (Lost(f"each worker that ran it {error}"),)
-        return ()
+            call.feed.complete(number)
+        done(number, results)
 
     def _work(self, worker: Worker, call: _Call) -> None:
-        """A worker's thread: piece after piece; a lost worker is opened anew. Whatever ends it is told."""
-        piece: Piece | None = None
+        """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""
+        number: int | None = None
         try:
             if worker.name in self._closed:
                 self._reopen(worker, call)
             while (taken := call.feed.take()) is not None:
-                piece, requests = taken
+                number, requests = taken
                 try:
                     reply = worker.run(call.which, [to_send(request) for request in requests])
                 except WorkerLostError as error:
                     self._closed.add(worker.name)
-                    call.outcomes.put((worker, piece, error))
-                    piece = None
+                    call.outcomes.put((worker, number, error))
+                    number = None
                     self._reopen(worker, call)
                 else:
-                    call.outcomes.put((worker, piece, reply))
+                    call.outcomes.put((worker, number, reply))
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the call
-            call.outcomes.put((worker, piece, error))
+            call.outcomes.put((worker, number, error))
         except BaseException as error:  # noqa: BLE001 - as that, where it would end this thread alone
-            call.outcomes.put((worker, piece, RunError(f"{worker.name}: {one_line(error)}")))
+            call.outcomes.put((worker, number, RunError(f"{worker.name}: {one_line(error)}")))
 
     def _reopen(self, worker: Worker, call: _Call) -> None:
         """Opens a lost worker. Raises `WorkerError` where that fails again and again."""
@@ -228,7 +313,7 @@ class Crew:
             if call.is_over.wait(pause):
                 break
             try:
-                self._compare(worker, worker.open())
+                worker.open()
             except (OliveExtError, WorkerLostError) as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - of the machine, which may have room again
@@ -249,16 +334,6 @@ class Crew:
             thread.join(_JOIN_S)
         if was_stopped:  # however far it had come
             self._closed.add(worker.name)
-
-    def _compare(self, worker: Worker, served: Served) -> None:
-        """Notes a worker that is open again, on another node or with less memory, and does not work as the first."""
-        self.unlike.pop(worker.name, None)
-        for which, first in self.served.models.items():
-            if (own := served.models[which]).room != first.room:
-                difference = f"room for {own.room}, at first for {first.room}"
-                self.unlike[worker.name] = difference
-                text = "%s has %s, so that its numbers may differ by rounding: set 'engine.num_slots'"
-                logger.warning(text, worker.name, difference)
 
     def _retire_counters(self, worker: Worker) -> None:
         """Keeps what a worker has counted: it begins anew where it is opened again."""

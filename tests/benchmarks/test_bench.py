@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.bench import bench
-from olive_ext.bench.job import BenchJob, BenchRun
-from olive_ext.bench.latency import Timeline, describe
-from olive_ext.config.bench import BenchConfig
+from docs.benchmarks.speed import bench
+from docs.benchmarks.speed.config import BenchConfig
+from docs.benchmarks.speed.job import BenchJob, BenchRun
+from docs.benchmarks.speed.latency import Timeline, describe
 from olive_ext.errors import ConfigError, TaskError
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export, hf_model

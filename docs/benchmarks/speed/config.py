@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from olive_ext.cli.options import Option, add_options, written_values
 from olive_ext.config.base import Auto, NonNegativeInt, Place, PositiveInt, Strict, Word
 from olive_ext.config.execution import EngineConfig, ProviderOptions
 from olive_ext.config.work import Limit
@@ -15,7 +19,7 @@ Peer = Literal["hf", "onnxruntime", "onnxruntime-genai", "olive-ort", "olive-ort
 
 
 class BenchConfig(Strict):
-    """Settings of `olive-ext bench`."""
+    """Settings of one comparison."""
 
     model: str
     """An .onnx file, or a folder with one or with genai_config.json."""
@@ -121,3 +125,42 @@ class BenchConfig(Strict):
         if self.peers is not None:
             return tuple(self.peers)
         return tuple(peer for peer in get_args(Peer) if peer != "hf" or self.hf is not None)
+
+
+_option = partial(Option, owner=BenchConfig)
+BENCH_OPTIONS: tuple[Option, ...] = (
+    _option("--hf", "hf", "DIR"),
+    _option("--tasks", "tasks", "A,B", "commas"),
+    _option("--include-path", "include_path", "DIR", "names"),
+    _option("--limit", "limit", "N"),
+    _option("--num-fewshot", "num_fewshot", "K"),
+    _option("--gen-kwargs", "gen_kwargs", "K=V,...", "arguments"),
+    _option("--peers", "peers", "A,B", "commas"),
+    _option("--once", "once", "A,B", "commas"),
+    _option("--batch-sizes", "batch_sizes", "1,4,...", "commas"),
+    _option("--probe", "probe", "N"),
+    _option("--rounds", "rounds", "N"),
+    _option("--warmup", "warmup", "N"),
+    _option("--num-threads", "num_threads", "N"),
+    _option("--timeout", "timeout", "SECONDS"),
+    _option("--provider", "execution_provider", "NAME"),
+    _option("--provider-option", "provider_options", "K=V", "pairs"),
+    _option("--device", "device", "NAME"),
+    _option("--dtype", "dtype", "NAME"),
+    _option("--max-length", "max_length", "N"),
+    _option("--reference", "reference", "PEER"),
+    _option("--growth", "growth", "1,4,...", "commas"),
+    _option("--growth-context", "growth_context", "512,...", "commas"),
+    _option("--in-flight", "in_flight", "1,8,...", "commas"),
+    _option("--seed", "seed", "N"),
+    _option("--output", "output_dir", "DIR"),
+)
+
+
+def parsed(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> BenchConfig:
+    """The settings that a command line gives. Raises `ConfigError`."""
+    parser = parser or argparse.ArgumentParser()
+    parser.add_argument("model", metavar="MODEL")
+    add_options(parser, BENCH_OPTIONS)
+    arguments = parser.parse_args(words)
+    return BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.cli.options import BENCH_OPTIONS, written_values
-from olive_ext.cli.parser import build_parser
-from olive_ext.config.bench import BenchConfig
+from docs.benchmarks.speed.config import parsed
 from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
 
@@ -39,8 +37,7 @@ def given(**values: Any) -> argparse.Namespace:
 def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
     for name, row in run_script.ROWS.items():
         words = [str(option) for option in run_script.options(row, given(documents=3))]
-        arguments = build_parser().parse_args(["bench", "model", *words, "--output", "out"])
-        config = BenchConfig.parse({"model": "model", **written_values(arguments, options=BENCH_OPTIONS)})
+        config = parsed(["model", *words, "--output", "out"])
         assert config.tasks[0].startswith("offline_"), name
         assert config.limit == 3
         assert set(config.chosen_peers) == set(row.goals)
@@ -49,8 +46,7 @@ def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
 
 def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
     words = [str(option) for option in run_script.options(run_script.ROWS["growth"], given())]
-    arguments = build_parser().parse_args(["bench", "model", *words, "--output", "out"])
-    config = BenchConfig.parse({"model": "model", **written_values(arguments, options=BENCH_OPTIONS)})
+    config = parsed(["model", *words, "--output", "out"])
     assert config.chosen_peers == ()
 
 

@@ -5,10 +5,10 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from olive_ext.bench.job import BenchRun
-from olive_ext.bench.summary import Summary, summarize
-from olive_ext.bench.tables import HEADS, cells, facts, print_summary, to_markdown
-from olive_ext.bench.work import Work
+from docs.benchmarks.speed.job import BenchRun
+from docs.benchmarks.speed.summary import Summary, summarize
+from docs.benchmarks.speed.tables import HEADS, cells, facts, print_summary, to_markdown
+from docs.benchmarks.speed.work import Work
 
 TOKENS = {"naive": 1000, "distinct": 200, "attended": 5000, "rows": 10}
 MEMORY = {"before": 1e8, "weights": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}

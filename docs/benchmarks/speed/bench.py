@@ -11,19 +11,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.bench.job import OURS, PROBE, BenchJob, BenchRun, Launcher, Schedule
-from olive_ext.bench.summary import Answers, Summary, agreement, chosen_runs, summarize
-from olive_ext.bench.tables import draw, to_markdown
-from olive_ext.bench.work import Work, read_work
+from docs.benchmarks.speed.config import BenchConfig
+from docs.benchmarks.speed.job import OURS, PROBE, BenchJob, BenchRun, Launcher, Schedule
+from docs.benchmarks.speed.summary import Answers, Summary, agreement, chosen_runs, summarize
+from docs.benchmarks.speed.tables import draw, to_markdown
+from docs.benchmarks.speed.work import Work, read_work
 from olive_ext.config import EvaluationSettings, ModelSettings
-from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError
 from olive_ext.model import resolve
 from olive_ext.report import check_writable, write_texts
 from olive_ext.run.machine import describe_hardware
 
 if TYPE_CHECKING:
-    from olive_ext.backends.peer_backends import RecordedRequest
+    from docs.benchmarks.speed.peers import RecordedRequest
 
 _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai", "hf")
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
@@ -89,7 +89,7 @@ class Bench:
 
     def _record(self, factor: int) -> Sequence[RecordedRequest]:
         """Builds the requests for `factor` times the documents and writes them for the processes."""
-        from olive_ext.backends.peer_backends import record
+        from docs.benchmarks.speed.peers import record
 
         limit = None if self.config.limit is None else self.config.limit * factor
         asked = {name: getattr(self.config, name) for name in _ASKED}

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from olive_ext.backends.peer_backends import RecordedRequest, instances
-from olive_ext.bench.job import OURS, BenchJob
-from olive_ext.bench.worker import inputs_of, perform
+from docs.benchmarks.speed.job import OURS, BenchJob
+from docs.benchmarks.speed.peers import RecordedRequest, instances
+from docs.benchmarks.speed.worker import inputs_of, perform
 from tests.exports import genai_export
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from olive_ext.bench.job import PROBE, BenchRun, Schedule, best
+from docs.benchmarks.speed.job import PROBE, BenchRun, Schedule, best
 
 BACKENDS = ("olive-ext", "hf", "onnxruntime")
 SECONDS = {("hf", 1): 5.0, ("hf", 4): 2.0, ("hf", 8): 3.0}

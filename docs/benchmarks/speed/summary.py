@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from olive_ext.bench.job import OURS, PROBE, BenchRun, best
-from olive_ext.bench.work import Work
+from docs.benchmarks.speed.job import OURS, PROBE, BenchRun, best
+from docs.benchmarks.speed.work import Work
 
 Answers = Mapping[str, Sequence[Any]]
 """Answers by kind of request, in that kind's order: [log-likelihood, is greedy], log-likelihood, or text."""

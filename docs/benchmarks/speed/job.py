@@ -40,7 +40,7 @@ class BenchJob:
     task: Task
     backend: str = ""
     opening: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `backends.peer_backends.Opening`."""
+    """Arguments of `peers.Opening`."""
 
     requests: str = ""
     answers: str = ""
@@ -157,7 +157,8 @@ def best(runs: Sequence[BenchRun]) -> BenchRun | None:
     return min(good, key=lambda run: run.in_model) if good else None
 
 
-_CHILD = "from olive_ext.bench.worker import serve_jobs; serve_jobs()"
+_ROOT = Path(__file__).resolve().parents[3]
+_CHILD = f"sys.path.insert(0, {str(_ROOT)!r}); from docs.benchmarks.speed.worker import serve_jobs; serve_jobs()"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 
 

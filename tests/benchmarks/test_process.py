@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.bench.job import BenchJob, Launcher
+from docs.benchmarks.speed.job import BenchJob, Launcher
 
 JOB = BenchJob("answer", "hf", opening={"batch_size": 4, "num_threads": 2})
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from olive_ext.bench.latency import Timeline, closed_loop, describe
-from olive_ext.bench.tables import latency_table
+from docs.benchmarks.speed.latency import Timeline, closed_loop, describe
+from docs.benchmarks.speed.tables import latency_table
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Generation, Request, Result
 from olive_ext.engine.step import Step, StepOutput

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.bench.latency import LATENCIES, STATISTICS
-from olive_ext.bench.summary import BackendRow, Summary
+from docs.benchmarks.speed.latency import LATENCIES, STATISTICS
+from docs.benchmarks.speed.summary import BackendRow, Summary
 from olive_ext.report import Table, literal, markdown_table, print_cells, print_lines
 
 HEADS = (

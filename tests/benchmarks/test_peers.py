@@ -4,8 +4,8 @@ import onnxruntime
 import onnxruntime_genai
 import pytest
 
+from docs.benchmarks.speed.peers import Opening, feed_our_tokens, fixed_threads
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.peer_backends import Opening, feed_our_tokens, fixed_threads
 from tests.exports import genai_export
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from olive_ext.bench.work import Work, count_tokens, measure_ceiling, read_work
+from docs.benchmarks.speed.work import Work, count_tokens, measure_ceiling, read_work
 
 CONFIG = {
     "model": {"vocab_size": 50, "decoder": {"num_attention_heads": 2, "head_size": 8, "num_hidden_layers": 3}},

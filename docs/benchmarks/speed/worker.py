@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from docs.benchmarks.speed.job import OURS, BenchJob
+from docs.benchmarks.speed.latency import measure
+from docs.benchmarks.speed.work import count_tokens, measure_ceiling
 from olive_ext.backends.lm_eval.instances import SLICE
-from olive_ext.bench.job import OURS, BenchJob
-from olive_ext.bench.latency import measure
-from olive_ext.bench.work import count_tokens, measure_ceiling
 from olive_ext.errors import one_line
 from olive_ext.model.providers.devices import UnmeasuredError, cuda_reader
 from olive_ext.python_processes import serve
@@ -25,8 +25,8 @@ from olive_ext.run.machine import PeakMemory, resident_memory
 from olive_ext.text.conversion import target_windows
 
 if TYPE_CHECKING:
+    from docs.benchmarks.speed.peers import RecordedRequest
     from olive_ext.backends.lm_eval.ort_lm import OrtLM
-    from olive_ext.backends.peer_backends import RecordedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ def perform(job: BenchJob) -> dict[str, Any]:
 
 
 def _requests(job: BenchJob) -> list[RecordedRequest]:
-    from olive_ext.backends.peer_backends import RecordedRequest
+    from docs.benchmarks.speed.peers import RecordedRequest
 
     written = json.loads(Path(job.requests).read_text())
     return [RecordedRequest(**{**one, "args": tuple(one["args"])}) for one in written]
 
 
 def _answer(job: BenchJob) -> dict[str, Any]:
-    from olive_ext.backends.peer_backends import instances
+    from docs.benchmarks.speed.peers import instances
 
     recorded = _requests(job)
     kinds = {kind: own for kind in KINDS if (own := [one for one in recorded if one.kind == kind])}
@@ -108,12 +108,12 @@ def _memory(stage: str, readers: Mapping[str, Callable[[], int]]) -> dict[str, i
 
 def open_lm(job: BenchJob) -> Any:
     """The backend that the job names; a peer is given the tokens that ours would have."""
-    from olive_ext.backends.peer_backends import Opening, feed_our_tokens, open_backend, refuse_code
+    from docs.benchmarks.speed.peers import Opening, feed_our_tokens, open_backend, refuse_code
 
     refuse_code()
     opening = Opening(**job.opening)
     if job.backend.startswith("olive-o"):
-        from olive_ext.workflow.olive_backends import open_olive
+        from docs.benchmarks.speed.peers import open_olive
 
         lm = open_olive(job.backend, opening, Path(job.staging))
     else:
@@ -125,7 +125,7 @@ def open_lm(job: BenchJob) -> Any:
 
 def _warm_up(lm: Any, kinds: Mapping[str, Sequence[Any]], number: int) -> None:
     """Answers a few requests of each kind, spread over all."""
-    from olive_ext.backends.peer_backends import instances
+    from docs.benchmarks.speed.peers import instances
 
     for kind, own in kinds.items():
         some = own[:: max(1, len(own) // number)][:number] if number else []
@@ -185,7 +185,7 @@ def _contexts(job: BenchJob) -> dict[str, Any]:
 
 def _latencies(job: BenchJob) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
-    from olive_ext.backends.peer_backends import instances
+    from docs.benchmarks.speed.peers import instances
     from olive_ext.session.calls import to_generation
 
     lm: OrtLM = open_lm(job)

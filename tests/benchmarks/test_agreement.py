@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from olive_ext.bench.summary import agreement as compare
+from docs.benchmarks.speed.summary import agreement as compare
 
 GROUPS = [("task", 0), ("task", 0), ("task", 1), ("task", 1)]
 SCORES = [[-1.0, True], [-2.0, False], [-3.0, False], [-2.5, False]]
