@@ -62,7 +62,7 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         reference_top_logprobs=p[rows, top],
         top_logprobs=q[rows, top],
         logprobs=q[rows, targets],
-        positions=np.arange(len(tokens) - num_targets, len(tokens)),
+        positions=len(tokens) - num_targets + rows,
     )
 
 
