@@ -15,6 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
 from olive_ext.report.narrowed import Narrowed
+from olive_ext.report.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,12 @@ class Report:
     """How answers were drawn until intervals were narrow; None where their number was given."""
 
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""
+        return None if self.comparison is None else verdict(self.comparison)
+
+
 def has_several_filters(report: Report, task: str) -> bool:
     """Whether some metric of `task` comes once for each of several filters."""
     seen = [metric.metric for metric in report.metrics if metric.task == task]
@@ -66,16 +73,23 @@ def has_several_filters(report: Report, task: str) -> bool:
 
 def to_json(value: Any) -> str:
     """Strict JSON, which has no NaN: NaN becomes null, infinities the strings "Infinity" and "-Infinity"."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    values = plain(value)
+    if isinstance(value, Report) and (judged := value.verdict) is not None:
+        values["verdict"] = {name: plain(getattr(judged, name)) for name in ("status", "headline", "reasons")}
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str) -> Report:
-    """The report that `to_json` wrote. Numbers come back as they were, NaN inside of JSON-like data as None.
+    """The report that `to_json` wrote, whose verdict is found anew. Numbers come back as they were, NaN inside of
+    JSON-like data as None.
 
     Raises `ValueError` that names the first wrong key for any other text.
     """
     try:
-        return TypeAdapter(Report).validate_python(json.loads(text))
+        values = json.loads(text)
+        if isinstance(values, dict):
+            values.pop("verdict", None)
+        return TypeAdapter(Report).validate_python(values)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValidationError as error:

@@ -119,8 +119,8 @@ def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
     claim = data.draw(claims(comparison))
     before = verdict(comparison)
     for after in verdict(replace(comparison, certainty=claim)), verdict(certain_comparison(comparison, claim)):
-        assert not is_better(after.kind, before.kind)
-        if before.kind not in ("cannot_tell", "nothing_compared"):
+        assert not is_better(after.code, before.code)
+        if before.code not in ("cannot_tell", "nothing_compared"):
             assert claim.sentence() in after.finding
 
 
@@ -128,7 +128,7 @@ def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
 @given(comparisons(), st.integers(1, 500))
 def test_missing_answers_never_make_a_verdict_better(comparison: Comparison, more: int) -> None:
     found = verdict(replace(comparison, missing=comparison.missing + more))
-    assert not is_better(found.kind, verdict(comparison).kind)
+    assert not is_better(found.code, verdict(comparison).code)
 
 
 def test_every_kind_has_a_colour() -> None:
@@ -147,7 +147,7 @@ def test_every_kind_has_a_colour() -> None:
 )
 def test_loss_is_one_whatever_is_claimed(found: Comparison) -> None:
     claim = Certainty("accuracy_difference", "above", -0.05, 0.95, "kept", -0.03, -0.05, -0.01, 342, 10_042, "a")
-    assert verdict(found).kind == verdict(replace(found, certainty=claim)).kind == "loss"
+    assert verdict(found).code == verdict(replace(found, certainty=claim)).code == "loss"
     assert claim.sentence() in verdict(replace(found, certainty=claim)).finding
 
 
@@ -164,8 +164,8 @@ def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: floa
         mean, stderr = distances[drawn].mean(), distances[drawn].std() / math.sqrt(len(drawn))
         found = replace(whole, num_documents=len(drawn), kl=replace(whole.kl, mean=mean, stderr=stderr))
         comparison = certain_comparison(replace(part, divergences=(found,)), part.certainty)
-        green += is_green(verdict(comparison).kind)
-    assert verdict(Comparison({}, (whole,))).kind == "distant"
+        green += is_green(verdict(comparison).code)
+    assert verdict(Comparison({}, (whole,))).code == "distant"
     assert green <= 1
 
 
@@ -208,8 +208,8 @@ def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> N
         lost, won = random.choice([0.0, 0.005, 0.02, 0.08]), random.choice([0.0, 0.01])
         candidate = np.where(reference == 1, random.random(count) >= lost, random.random(count) < won).astype(float)
         whole, part, _ = sampled(reference, candidate, bound, seed)
-        green += is_green(verdict(part).kind)
-        better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
+        green += is_green(verdict(part).code)
+        better += is_green(verdict(part).code) and not is_green(verdict(whole).code)
     assert better <= 0.05 * num_runs
     assert green or count < 2000 or bound > 0.005, (
         "a claim that leaves room for the error of all documents can be green"

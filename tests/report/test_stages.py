@@ -136,6 +136,6 @@ def test_innocent_stage_never_breaks_the_verdict_alone(
     for title in innocent:
         overall = parts[title].overall_divergence()
         assert overall is not None
-        assert verdict(parts[title]).kind not in ("loss", "small_loss", "distant", "claim_broken")
+        assert verdict(parts[title]).code not in ("loss", "small_loss", "distant", "claim_broken")
         assert overall.kl.mean < 1e-6 or overall.kl.mean <= 0.1 * largest
         assert bound is None or overall.kl.mean < max(1e-6, bound)
