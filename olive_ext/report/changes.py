@@ -112,7 +112,8 @@ def changes_of(comparison: Comparison) -> list[Change]:
     """
     leading = comparison.overall_outcome()
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]
-    outcomes = [(item, _of_answers(item, comparison)) for item in (*comparison.outcomes, *lengths)]
+    ranked = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
+    outcomes = [(item, _of_answers(item, comparison)) for item in (*ranked, *lengths)]
     texts = [_of_text(item, comparison.matters) for item in _texts(comparison)]
     first = [change for item, change in outcomes if item is leading and item.is_binary]
     others = [change for _, change in outcomes if change not in first] + texts

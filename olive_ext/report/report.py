@@ -58,7 +58,6 @@ class Report:
     narrowed: Narrowed | None = None
     """How answers were drawn until intervals were narrow; None where their number was given."""
 
-
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""

@@ -173,7 +173,7 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
     together: dict[tuple[Code, str], list[Reason]] = {}
     for item in reasons:
         is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
-        together.setdefault((item.code, item.unit if is_listed else repr(item)), []).append(item)
+        together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
     status = "small_loss" if code == "small_loss" else status
     return Verdict(status, headline, tuple(reasons), tuple(evidence), tuple(figures), num_documents(comparison))
@@ -210,7 +210,8 @@ def verdict(comparison: Comparison) -> Verdict:
     findings = findings or ([Reason("no_difference")] if is_same else _in_favour(changes))
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
-    others = [item for item in findings if item.code != worst and worst not in _LOST]
+    is_lost = worst in _LOST and worst != "claim_broken"
+    others = [item for item in findings if item.code != worst and (not is_lost or item.code in _LOST)]
     stages = stage_sentences(comparison.stages, _most_kl(certainty))
     others = [*(Reason("stages", words=words) for words in stages), *others]
     if certainty is not None and certainty.verdict == "kept":

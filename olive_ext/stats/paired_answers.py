@@ -182,18 +182,17 @@ def difference_interval(
     if weights is None and not np.ptp(values) > 0:
         unseen = float(beta.ppf(_TAILS[1], 1, len(values)))
         return tuple((1 - unseen) * float(values[0]) + unseen * end for end in (-reach, reach))  # type: ignore[return-value]
-    weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
-    numbers_D = np.ones(len(values))
     if weights is None:
         values, numbers = np.unique(values, return_counts=True)
-        weights_D, numbers_D = np.ones(len(values)), numbers.astype(float)
-    random = np.random.default_rng(seed)
-    sums, totals = np.zeros((2, NUM_DRAWS))
-    start = 0
+    else:
+        numbers = np.ones(len(values), np.int64)
+    weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    random, parts = np.random.default_rng(seed), []
     for size in _chunks(len(values)):
-        shares = random.standard_gamma(numbers_D, (size, len(values))) * weights_D
-        sums[start : start + size], totals[start : start + size] = shares @ values, shares.sum(1)
-        start += size
+        shape = size, len(values)
+        shares = random.standard_exponential(shape) if numbers.max() == 1 else random.standard_gamma(numbers, shape)
+        parts.append((shares @ (weights_D * values), shares @ weights_D))
+    sums, totals = (np.concatenate(each) for each in zip(*parts, strict=True))
     unseen_shares = random.standard_exponential(NUM_DRAWS) * float(weights_D.max())
     low, high = (
         float(np.quantile((sums + end * unseen_shares) / (totals + unseen_shares), tail))

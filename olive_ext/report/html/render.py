@@ -22,7 +22,7 @@ from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, score_rows, size_of
 from olive_ext.report.stages import Stage
-from olive_ext.report.verdict import Code, Status, verdict
+from olive_ext.report.verdict import Code, Status, Verdict, verdict
 from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, margin_rows, overall_first, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -38,7 +38,7 @@ TONES: dict[Status | Code, str] = {
     "no_difference": "unclear",
     "place_same": "unclear",
 }
-"""CSS classes, which are colours: of a headline's code, else of its status."""
+"""CSS classes, which are colours."""
 
 MARKERS = "●■▲◆▼✚"
 """Signs of the candidates in a chart, beside their colours."""
@@ -129,9 +129,14 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
     tiles = [(_title(figure.name), figure.value, figure.note) for figure in judged.figures]
     tiles += _sizes(contrast, columns)
-    names, tone = (contrast.candidate, contrast.reference), TONES.get(judged.code, TONES[judged.status])
+    names, tone = (contrast.candidate, contrast.reference), tone_of(judged)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     return Lead(*names, _basis(contrast), tone, headline, tuple(evidence), tuple(tiles), stages)
+
+
+def tone_of(judged: Verdict) -> str:
+    """The class of a headline's code, else of its status."""
+    return TONES.get(judged.code, TONES[judged.status])
 
 
 def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
