@@ -139,9 +139,9 @@ def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> 
         case "small_loss":
             return f"small loss found in {names}, of less than {matters:g} {first.unit}"
         case "too_few":
-            more = len(reasons) - _MOST_NAMED
-            named = [*map(possible_loss, reasons[:_MOST_NAMED]), *([f"{more} more"] if more > 0 else [])]
-            return f"not decided: {joined(named)}"
+            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:_MOST_NAMED]]
+            more = [f"{len(reasons) - _MOST_NAMED} more"] if len(reasons) > _MOST_NAMED else []
+            return f"not decided: {joined([possible_loss(first), *shorter, *more])}"
         case "distance_open" | "no_values":
             return f"not decided: {first.words}"
         case "no_loss_found":
@@ -162,8 +162,12 @@ def possible_loss(item: Reason) -> str:
     """The largest loss within the limits."""
     if item.size is None:
         return f"{item.name} is known of too few texts ({item.words})"
-    lost = f"{item.size:.0f}" if item.size > 99.5 else f"{item.size:.2g}"
-    return f"{item.name} may have lost up to {lost} {item.unit}{f' ({item.words})' if item.words else ''}"
+    return f"{_up_to(item, ' may have lost')}{f' ({item.words})' if item.words else ''}"
+
+
+def _up_to(item: Reason, verb: str = "") -> str:
+    size = item.size or 0.0
+    return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
 
 
 def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:

@@ -101,7 +101,7 @@ def clustered_mean(
     return mean, math.sqrt(variance) / total
 
 
-def degrees_of_freedom(sizes: FloatArray) -> float:
+def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
     """Of the standard error of a mean over positions, by how many each document has [D]: Satterthwaite's (1946) for
     sums whose variance grows with the document's size squared, (sum n^2)^2 / sum n^4 - 1. Documents of one size have
     D - 1; one that has most positions leaves next to none."""
