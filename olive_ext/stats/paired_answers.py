@@ -6,6 +6,7 @@ Knows no task and no text of an answer.
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -138,7 +139,7 @@ def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
     return float(binomtest(right_to_wrong, both, 0.5).pvalue) if both else 1.0
 
 
-def sign_p(differences: npt.ArrayLike, seed: int = 0) -> float:
+def sign_p(differences: npt.ArrayLike) -> float:
     """Two-sided p-value that each of the differences [D] is as likely with the other sign, by the absolute sum.
 
     Of two models that are equal a document's values may be exchanged, so that the test is exact for any number of
@@ -154,6 +155,7 @@ def sign_p(differences: npt.ArrayLike, seed: int = 0) -> float:
     if len(values) <= _FEW_DIFFERENCES:
         signs = 1.0 - 2 * (np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1)
         return float(np.mean(np.abs(signs @ values) >= least))
+    seed = zlib.crc32(np.abs(values).tobytes())  # the same signs for all metrics would err together
     random, reached = np.random.default_rng(seed), 0
     for size in _chunks(len(values)):
         signs = 1.0 - 2 * random.integers(0, 2, (size, len(values)), np.int8)
