@@ -35,9 +35,9 @@ def test_check_passes(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_modules_stay_below_300_lines() -> None:
+def test_modules_stay_below_600_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
-    assert {path.relative_to(ROOT): length for path, length in lengths.items() if length > 300} == {}
+    assert {path.relative_to(ROOT): length for path, length in lengths.items() if length > 600} == {}
 
 
 def test_functions_stay_below_45_lines() -> None:
