@@ -18,7 +18,7 @@ from pydantic import BaseModel  # noqa: E402
 
 from docs import decoders  # noqa: E402
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
+from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
 from olive_ext.cli.parser import ABOUT, ARGUMENTS, COMMANDS, RUN_HELP  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
@@ -37,7 +37,7 @@ from olive_ext.config import (  # noqa: E402
     WorkflowSettings,
     accepts,
 )
-from olive_ext.model.providers.table import NOT_RUN, TABLE  # noqa: E402
+from olive_ext.model.providers.table import TABLE  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
 BY_HAND = REFERENCE / "python.md"
@@ -85,18 +85,14 @@ def providers() -> str:
     for row in TABLE:
         names = ", ".join(f"`{name}`" for name in (row.short, *row.aliases))
         defaults = ", ".join(f"`{key}={value}`" for key, value in row.defaults.items())
-        rows.append(
-            (names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else "", row.limits or NOT_RUN)
-        )
+        rows.append((names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else ""))
     return _page(
         "Execution providers",
         "Names that `execution_provider` and `--provider` take beside ONNX Runtime's own, where tensors live, default "
-        "options, whether they plan or compile for every shape that they meet (`engine.shapes`), and what is known not "
-        "to work. A plugin library is registered by `provider_libraries`; a provider of it that has no row here goes "
-        "by the exact name that its devices have.",
-        _table(
-            ("name", "ONNX Runtime's name", "device", "default options", "plans for shapes", "known not to work"), rows
-        ),
+        "options, and whether they plan or compile for every shape that they meet (`engine.shapes`). What a provider "
+        "cannot do with a model, `olive-ext check` says. A plugin library is registered by `provider_libraries`; a "
+        "provider of it that has no row here goes by the exact name that its devices have.",
+        _table(("name", "ONNX Runtime's name", "device", "default options", "plans for shapes"), rows),
     )
 
 
@@ -172,8 +168,6 @@ def cli() -> str:
         _arguments("quickstart"),
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
         _arguments("evaluate", OPTIONS),
-        "## `olive-ext bench MODEL --tasks A,B --output DIR [OPTION ...]`",
-        _arguments("bench", BENCH_OPTIONS),
         "## `olive-ext compare REPORT REPORT ... [OPTION ...]`",
         _arguments("compare"),
         "## `olive-ext locate MODEL --reference PATH --tasks A,B [OPTION ...]`",

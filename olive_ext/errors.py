@@ -11,8 +11,10 @@ import functools
 import logging
 import os
 import stat
+import sysconfig
 import tempfile
 import threading
+import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +25,15 @@ logger = logging.getLogger(__name__)
 
 _MACHINE = (MemoryError, OSError, RuntimeError)
 """Exceptions of the machine: a valid request failed. All others come from a task, its data or its settings."""
+
+_INSTALLED = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+"""How the names of files begin that belong to Python and to this package."""
+
+_OF_CODE = (NotImplementedError, RecursionError)
+"""Exceptions of code, though they are kinds of `RuntimeError`."""
+
+ANY_FAILURE = (Exception, SystemExit)
+"""What the code of a task, a model or a package may raise: `exit()` in it must not end an evaluation without a word."""
 
 
 class OliveExtError(ValueError):
@@ -208,18 +219,27 @@ def understood(file: object, what: str = "graph", kind: type[OliveExtError] = Mo
 def named_failures(
     doing: str, *, kind: type[OliveExtError] = TaskError, machine: tuple[type[Exception], ...] = _MACHINE
 ) -> Iterator[None]:
-    """Turns every exception but `OliveExtError` into one of this `kind`, in one line, or into a `RunError` where it is
-    one of `machine`; of a process (its `stderr`) the line is the last that it wrote. KeyboardInterrupt and SystemExit
-    are not subclasses of Exception and pass."""
+    """Others' code runs here. Turns every exception, `SystemExit` too, into one of this `kind`, in one line, or into a
+    `RunError` where it is one of `machine`; of a process (its `stderr`) the line is the last that it wrote.
+    `OliveExtError` and an interruption pass."""
     try:
         yield
-    except OliveExtError:
+    except (OliveExtError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
-        is_machine = isinstance(error, machine) and not isinstance(error, NotImplementedError)
+    except BaseException as error:
+        is_machine = isinstance(error, machine) and not isinstance(error, _OF_CODE)
         written = getattr(error, "stderr", None)
         lines = written.strip().splitlines() if isinstance(written, str) else []
-        raise (RunError if is_machine else kind)(f"{doing}: {lines[-1] if lines else one_line(error)}") from error
+        what = lines[-1] if lines else one_line(error) + raised_at(error)
+        raise (RunError if is_machine else kind)(f"{doing}: {what}") from error
+
+
+def raised_at(error: BaseException) -> str:
+    """ " (FILE, line N)" of the innermost call in a file that no package installed, a task's or a model's own code;
+    empty where there is none."""
+    calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [call for call in calls if not (call[0].startswith(_INSTALLED) or "-packages" in call[0])]
+    return " ({}, line {})".format(*own[-1]) if own else ""
 
 
 STDERR = 2

@@ -80,3 +80,27 @@ def run_commands(folder: Path, ran: Path, *commands: list[str], **more: str) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+SCALED = """from pathlib import Path
+from transformers import LlamaForCausalLM
+
+class Own(LlamaForCausalLM):
+    def __init__(self, config):
+        super().__init__(config)
+        self.times = TIMES
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * self.times
+        return output
+"""
+
+
+def put_scaled(folder: Path, times: str) -> None:
+    """Code of a checkpoint's own that multiplies its logits by the expression `times`, which may read files of `HERE`,
+    the checkpoint's folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "own.Own"}}))
+    text = SCALED.replace("TIMES", times).replace("HERE", f"Path({str(folder)!r})")
+    (folder / "own.py").write_text(text)

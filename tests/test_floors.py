@@ -31,7 +31,7 @@ FLOORS = {
         ["remedy"],
         ["workflow"],
         ["check"],
-        ["bench", "gate", "jobs"],
+        ["gate", "jobs"],
         ["cli"],
     ],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],
@@ -40,6 +40,7 @@ FLOORS = {
         ["package_config"],
         ["folders", "transducer"],
         ["content", "hub"],
+        ["constants"],
         ["locate"],
     ],
     "olive_ext.model.providers": [
@@ -66,7 +67,7 @@ FLOORS = {
     "olive_ext.engine": [
         ["media.items", "capacity"],
         ["requests"],
-        ["step", "scheduling.sampling"],
+        ["step"],
         ["scheduling.sequences", "scheduling.blocks"],
         ["scheduling.chosen_rows"],
         ["forms.base"],
@@ -124,11 +125,10 @@ DOORS = {
         "olive_ext.engine.runners.ort.*",
         "olive_ext.engine.media.*",
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
-        "olive_ext.backends.peer_backends",  # tells the backends we compare with how many threads to use
         "olive_ext.places.place",  # gives parts of graphs their inputs
         "olive_ext.remedy.precision",  # ONNX Runtime's quantizer, which makes a mended model's integers
     ],
-    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model", "olive_ext.backends.peer_backends"],
+    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model"],
     # runners.hf: a reference in its original form runs on transformers
     "transformers": [
         "olive_ext.text.tokenizer",
@@ -151,7 +151,7 @@ DOORS = {
         "olive_ext.text.bounded_templates",
         "olive_ext.backends.*",
     ],
-    "matplotlib": ["olive_ext.report.html.svg", "olive_ext.bench.tables"],
+    "matplotlib": [],
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
         "olive_ext.engine.forms.packed.*",
@@ -164,6 +164,7 @@ DOORS = {
         "olive_ext.model.spec.attention",
         "olive_ext.model.spec.encoder_spec",
         "olive_ext.model.files.content",
+        "olive_ext.model.files.constants",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.positional_nodes",

@@ -35,17 +35,17 @@ def test_check_passes(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_modules_stay_below_600_lines() -> None:
+def test_modules_stay_within_600_lines() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert {path.relative_to(ROOT): length for path, length in lengths.items() if length > 600} == {}
 
 
-def test_functions_stay_below_45_lines() -> None:
+def test_functions_stay_within_80_lines() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        long = [node for node in functions if (node.end_lineno or 0) - node.lineno >= 45]
+        long = [node for node in functions if (node.end_lineno or 0) - node.lineno >= 80]
         found += [f"{path.relative_to(ROOT)}:{node.lineno} {node.name}" for node in long]
     assert found == []
 

@@ -31,7 +31,7 @@ SHORTEST = 30
 
 def paragraphs(task: str, include_path: str | None, count: int) -> list[str]:
     """The first `count` paragraphs of the task's texts, and two more to warm up with."""
-    from olive_ext.backends.peer_backends import record
+    from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
 
     requests = record(EvaluationSettings(tasks=[task], include_path=include_path))

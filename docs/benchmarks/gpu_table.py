@@ -127,7 +127,7 @@ def make_models(given: argparse.Namespace, shape: str) -> Path:
 
 
 def shared_options(given: argparse.Namespace, tasks: Path) -> Iterator[object]:
-    """Of `olive-ext bench`, whatever it is compared with."""
+    """Of `bench`, whatever it is compared with."""
     yield from ("--include-path", tasks, "--num-fewshot", 0, "--max-length", 2048)
     yield from ("--provider", given.device, "--device", "cuda:0" if given.device == "cuda" else given.device)
 

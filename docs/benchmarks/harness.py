@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
-COMMAND = "import sys; sys.path[:] = filter(None, sys.path); from olive_ext.cli import main; sys.exit(main())"
 Value = TypeVar("Value")
 
 if str(ROOT) not in sys.path:
@@ -105,9 +104,7 @@ def write(file: Path | None, given: argparse.Namespace, **results: Any) -> None:
 
 def bench(model: Path, output: Path, options: Sequence[object]) -> dict[str, Any] | None:
     """Runs one comparison from this checkout and returns its bench.json; None where it failed, which was printed."""
-    words = ["bench", model, *options, "--output", output]
-    print(f"\n$ olive-ext {' '.join(map(str, words))}", flush=True)
-    status = _run(["-c", COMMAND, *words], {}).returncode
+    status = run_script("bench.py", [model, *options, "--output", output])
     return json.loads((output / "bench.json").read_text(encoding="utf-8")) if status == 0 else None
 
 

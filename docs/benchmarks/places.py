@@ -105,7 +105,7 @@ def told(what: str, count: int, of: int) -> None:
 
 def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
-    from olive_ext.backends.peer_backends import record
+    from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
     from olive_ext.places import Kept
     from olive_ext.session.texts import open_tokenizer

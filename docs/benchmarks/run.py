@@ -81,7 +81,7 @@ ROWS = {
 
 
 def options(row: BenchRow, given: argparse.Namespace) -> list[object]:
-    """The options of `olive-ext bench` for one row."""
+    """The options of `bench` for one row."""
     documents = row.documents if given.documents is None else min(row.documents, given.documents)
     made: list[object] = ["--tasks", given.prefix + row.task, "--limit", documents, *row.options]
     made += [

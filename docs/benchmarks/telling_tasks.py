@@ -3,11 +3,11 @@
     olive-ext evaluate INT4 --reference FLOAT --tasks A,B --set sample_log_num=1000000 --output OUT
     python docs/benchmarks/telling_tasks.py OUT [OUT ...] --tokenizer INT4
 
-A row for each task and measure: its metrics; `margin`, by how much the log-probability of the answer lies over the
-others' (as the report has it); of whole texts the logarithm of the perplexity's ratio. `z of 1,000 tokens` is the
-paired difference over its standard deviation between documents, times the root of the documents that 1,000 tokens
-ask: the tasks' order. Documents and tokens are those on which a two-sided test at 5 % finds the observed difference
-with a power of 80 % (`stats.paired_answers`); where the logged documents do not find it the row says so, because the
+A row for each task and measure: its metrics; `margin`, by how much the log-probability of the reference's choice lies
+over the best other one's; of whole texts the logarithm of the perplexity's ratio. `z of 1,000 tokens` is the paired
+difference over its standard deviation between documents, times the root of the documents that 1,000 tokens ask: the
+tasks' order. Documents and tokens are those on which a two-sided test at 5 % finds the observed difference with a
+power of 80 % (`stats.paired_answers`); where the logged documents do not find it the row says so, because the
 observed difference may be none. Tokens are those of every document's distinct prompts and of all that is scored or
 written behind them.
 """

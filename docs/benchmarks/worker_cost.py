@@ -21,8 +21,8 @@ from typing import Any
 from harness import parser_of, spread, table, timed, turns, write
 
 import olive_ext
+from docs.benchmarks.speed.peers import instances, record
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.peer_backends import instances, record
 from olive_ext.config import EvaluationSettings
 from olive_ext.session import Session
 

@@ -17,15 +17,22 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LogitsProcessorList
 
 from olive_ext.backends.lm_eval.instances import CompletePairs
+from olive_ext.backends.package_versions import versions
 from olive_ext.config import ExecutionSettings
-from olive_ext.errors import ConfigError, ModelError, NonFiniteError, OliveExtError, one_line, why_not_loaded
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ModelError,
+    NonFiniteError,
+    OliveExtError,
+    named_failures,
+    one_line,
+    why_not_loaded,
+)
 from olive_ext.text.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
 """Batch size on a CPU, where "auto" would first run 64 sequences of full length."""
-
-ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
-"""The arguments of `HFLM` and of `OrtLM` alike that say what is asked, and what of a generation is the answer."""
 
 
 class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
@@ -106,6 +113,12 @@ class Baseline(CompletePairs, HFLM):  # type: ignore[misc]
         self.counters["tokens_generated"] += tokens.numel() - context.numel()
         return tokens
 
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        """HFLM's; raises `ConfigError` where the template fails."""
+        doing = f"the chat template of '{self.tokenizer.name_or_path}' cannot render the messages"
+        with named_failures(doing, kind=ConfigError, machine=()):
+            return str(super().apply_chat_template(*args, **options))
+
     def _note_non_finite(self, number: int, description: str) -> None:
         """Counts requests whose output is not finite, or raises `NonFiniteError`."""
         if not self._reports_non_finite:
@@ -146,13 +159,14 @@ def open_baseline(
         raise
     except TypeError as error:
         raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
-    except Exception as error:
+    except ANY_FAILURE as error:
         name = model if isinstance(model, str) else type(model).__name__
         raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {why_not_loaded(error)}") from error
 
 
 def answers_key(lm: LM) -> str:
-    """Digest (16 hex digits) of all that decides an answer besides the request: weights, tokenizer, arguments.
+    """Digest (16 hex digits) of all that decides an answer besides the request: weights, configurations, code (the name
+    of a module of a checkpoint's own has the digest of its source), tokenizer, arguments.
 
     Raises `ConfigError` for a model that is not HFLM's: what it answers from is not known here.
     """
@@ -163,7 +177,12 @@ def answers_key(lm: LM) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     backend = getattr(lm.tokenizer, "backend_tokenizer", None)
+    configs = (lm.model.config.to_dict(), lm.model.generation_config.to_dict())
+    kinds = [type(part) for part in lm.model.modules()]
     facts = {
+        "versions": versions(),
+        "configs": [{key: value for key, value in one.items() if key != "_name_or_path"} for one in configs],
+        "classes": sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}),
         "tokenizer": backend.to_str() if backend is not None else sorted(lm.tokenizer.get_vocab().items()),
         "max_length": lm.max_length,
         "add_bos_token": lm.add_bos_token,

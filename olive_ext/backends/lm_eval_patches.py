@@ -25,6 +25,8 @@ from olive_ext.backends.progress import shown
 from olive_ext.media.pictures import media_digest
 from olive_ext.text.bounded_templates import BoundedEnvironment
 
+logger = logging.getLogger(__name__)
+
 _BARS = ("tqdm", "lm_eval.api.model", "lm_eval.api.task", "lm_eval.models.huggingface")
 
 
@@ -39,7 +41,7 @@ def sandboxed_templates() -> Iterator[None]:
         return
     sandbox = BoundedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
     sandbox.filters.update(own.filters)
-    sandbox.from_string = functools.lru_cache(maxsize=4096)(sandbox.from_string)  # type: ignore[method-assign]
+    vars(sandbox)["from_string"] = functools.lru_cache(maxsize=4096)(sandbox.from_string)
     with replaced(lm_eval.utils, "env", sandbox):
         yield
 
@@ -145,30 +147,52 @@ def media_of_shots() -> Iterator[None]:
     """While it lasts, requests of tasks with examples hold the pictures and sounds of these before the document's own,
     in the order of the prompt."""
     task: Any = ConfigurableTask
+    own_examples: list[bool] = []
     with (
-        replaced(task, "fewshot_context", noting_shots(task.fewshot_context)),
+        replaced(task, "fewshot_context", noting_shots(task.fewshot_context, own_examples)),
         replaced(task, "construct_requests", _adding(task.construct_requests)),
+        replaced(task, "build_all_requests", _told(task.build_all_requests, own_examples)),
     ):
         yield
 
 
-def noting_shots(make_context: Any) -> Any:
-    """`ConfigurableTask.fewshot_context` that notes which examples the task's sampler has drawn."""
+def _told(build: Any, own_examples: list[bool]) -> Any:
+    """`build_all_requests` with a line on prompts in which the document itself, with its answer, is an example:
+    lm-eval leaves it out only where 'fewshot_split' names the split that is evaluated."""
 
-    def noted(task: Any, *args: Any, **options: Any) -> Any:
+    def built(task: Any, *args: Any, **options: Any) -> Any:
+        own_examples.clear()
+        build(task, *args, **options)
+        if count := sum(own_examples):
+            words = (
+                "task '%s': %d of %d prompts have the document itself among the examples: 'fewshot_split: %s' in the "
+            )
+            split = task.config.test_split or task.config.validation_split
+            logger.warning(words + "task's file leaves it out", task.config.task, count, len(own_examples), split)
+
+    return built
+
+
+def noting_shots(make_context: Any, own_examples: list[bool]) -> Any:
+    """`ConfigurableTask.fewshot_context` that notes which examples the task's sampler has drawn, and in `own_examples`
+    whether the document itself is among them."""
+
+    def noted(task: Any, doc: Any, *args: Any, **options: Any) -> Any:
         vars(task)[_SHOTS] = []
         sampler = getattr(task, "sampler", None)
         if sampler is None:
-            return make_context(task, *args, **options)
+            return make_context(task, doc, *args, **options)
 
         def sample(*given: Any, **more: Any) -> Any:
             if isinstance(document := more.get("eval_doc"), dict):
                 more["eval_doc"] = _Document(document)
-            vars(task)[_SHOTS] = list(type(sampler).sample(sampler, *given, **more))
-            return vars(task)[_SHOTS]
+            shots = vars(task)[_SHOTS] = list(type(sampler).sample(sampler, *given, **more))
+            document = _Document(doc) if isinstance(doc, dict) else doc
+            own_examples.append(any(document == shot for shot in shots))
+            return shots
 
         with replaced(sampler, "sample", sample):
-            return make_context(task, *args, **options)
+            return make_context(task, doc, *args, **options)
 
     return noted
 

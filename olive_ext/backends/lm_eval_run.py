@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
+from datetime import date
 from typing import Any
 
 import lm_eval
@@ -26,8 +27,9 @@ from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError, named_failures
+from olive_ext.errors import ConfigError, RecordsError, named_failures
 from olive_ext.records.journal import Journal
+from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.text.bounded_templates import bounded_chat_templates
 
 _PASSED_ON = (
@@ -50,9 +52,9 @@ def run_tasks(
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`. A model of lm-eval's own has its answers in
-    `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError` where the machine
-    fails.
+    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. A model of lm-eval's
+    own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated,
+    `RunError` where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
@@ -68,21 +70,37 @@ def run_tasks(
         programs_at_once(tasks.tasks) as confined,
         journaled(lm, journal) as model,
     ):
-        results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=model,
-            tasks=list(tasks.tasks),
-            task_manager=tasks,
-            log_samples=log_samples or settings.sample_log_num > 0,
-            gen_kwargs=dict(settings.gen_kwargs) or None,
-            **{name: getattr(settings, name) for name in _PASSED_ON},
-            **asdict(seeds),
-        )
+        # Empty where a server applies it, so that it is not known.
+        template = (lm.chat_template(True) if settings.apply_chat_template else None) or ""
+        is_dated = "strftime_now" in template
+        with _records_of_a_day(is_dated):
+            results: dict[str, Any] = lm_eval.simple_evaluate(
+                model=model,
+                tasks=list(tasks.tasks),
+                task_manager=tasks,
+                log_samples=log_samples or settings.sample_log_num > 0,
+                gen_kwargs=dict(settings.gen_kwargs) or None,
+                **{name: getattr(settings, name) for name in _PASSED_ON},
+                **asdict(seeds),
+            )
         drop_shares(results)
         results |= {CODE: confined} if confined else {}
         if settings.apply_chat_template:
-            template = lm.chat_template(True)  # empty where a server applies it, so that it is not known
             results["chat_template_sha"] = hash_string(template) if template else None
+            results |= {TEMPLATE_DATE: str(date.today())} if is_dated else {}
     return results
+
+
+@contextmanager
+def _records_of_a_day(is_dated: bool) -> Iterator[None]:
+    """Requests that records lack have a reason where the chat template prints the date."""
+    try:
+        yield
+    except RecordsError as error:
+        if not is_dated or "record the reference" not in str(error):
+            raise
+        reason = "the chat template prints the date (strftime_now), so that its records are of one day"
+        raise RecordsError(f"{error}; {reason}") from error
 
 
 @contextmanager

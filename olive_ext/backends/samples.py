@@ -19,6 +19,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.filters.extraction import WhitespaceFilter
 from lm_eval.filters.selection import MajorityVoteFilter, TakeFirstFilter, TakeKFilter
 from lm_eval.filters.transformation import LowercaseFilter, UppercaseFilter
+from typing_extensions import Self
 
 from olive_ext.engine.requests import FinishReason
 from olive_ext.report.metrics import LENGTHS, MEANS
@@ -34,27 +35,23 @@ _PLAIN = TakeFirstFilter, LowercaseFilter, UppercaseFilter, WhitespaceFilter
 class GeneratedText(str):
     """An answer for lm-eval, and what that does not ask for."""
 
+    is_cut: bool
+    """Whether only its limit ended it."""
+
     lengths: Mapping[str, float]
+    """Its values of `LENGTHS`, where it is told from its reasoning."""
+
     reasoning: str | None
 
     @classmethod
-    def of(cls, text: str, output: GenerationOutput) -> str:
-        """The answer `text` of an output, where it is told from its reasoning; else the text alone."""
-        reasoning = output.reasoning
-        if reasoning is None:
-            return text
-        made = cls(text)
-        is_cut = output.finish_reason is FinishReason.LENGTH
-        known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, is_cut
-        made.lengths, made.reasoning = dict(zip(LENGTHS, map(float, known), strict=True)), reasoning.text
+    def of(cls, text: str, output: GenerationOutput) -> Self:
+        """The answer `text` of an output."""
+        made, reasoning = cls(text), output.reasoning
+        made.is_cut, made.lengths, made.reasoning = output.finish_reason is FinishReason.LENGTH, {}, None
+        if reasoning is not None:
+            known = len(output.tokens), reasoning.num_tokens, reasoning.is_forced, made.is_cut
+            made.lengths, made.reasoning = dict(zip(LENGTHS, map(float, known), strict=True)), reasoning.text
         return made
-
-
-class AnswersMean(float):
-    """`avg@n` of a document."""
-
-    answers: tuple[float, ...]
-    """What it is the mean of, in the order of drawing; NaN for one without a value."""
 
 
 class _Filtered:
@@ -173,7 +170,7 @@ def _alone(filters: Sequence[Any], instances: Sequence[Instance]) -> Iterator[li
 
 
 def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
-    known = [answer.lengths for answer in answers if isinstance(answer, GeneratedText)]
+    known = [answer.lengths for answer in answers if isinstance(answer, GeneratedText) and answer.lengths]
     if len(known) < len(answers):
         return {}
     return {name: math.fsum(each[name] for each in known) / len(known) for name in LENGTHS}
@@ -185,9 +182,7 @@ def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Ite
     one is neither right nor wrong."""
     count = len(values)
     if known := [value for value in values if value is not None]:
-        average = AnswersMean(math.fsum(known) / len(known))
-        average.answers = tuple(math.nan if value is None else value for value in values)
-        yield f"avg@{count}", average
+        yield f"avg@{count}", math.fsum(known) / len(known)
     if values and text.is_extracted:
         majority = values[text.answers.index(Counter(text.answers).most_common(1)[0][0])]
         yield from [] if majority is None else [(f"maj@{count}", majority)]

@@ -16,7 +16,7 @@ from lm_eval.api.task import ConfigurableTask
 from olive_ext.backends.data_faults import fault_of
 from olive_ext.backends.lm_eval_patches import replaced
 from olive_ext.config.base import MOST_REPEATS
-from olive_ext.errors import TaskError, counted, named_failures
+from olive_ext.errors import ANY_FAILURE, TaskError, counted, named_failures
 from olive_ext.text.bounded_templates import refuse_long
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def made_tasks() -> Iterator[None]:
         refuse_counts(config, name)
         try:
             make(self, *args, **options)
-        except Exception as error:
+        except ANY_FAILURE as error:
             if (fault := _data_fault(self, config, error)) is not None:
                 raise TaskError(f"task '{name}'{fault}") from error
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
@@ -119,7 +119,7 @@ def _listed_choices(own: Any) -> Any:
     return listed
 
 
-def _data_fault(task: Any, config: Mapping[str, Any], error: Exception) -> str | None:
+def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
     """What is wrong with a task's data, where that is why it cannot be made."""
     splits = getattr(task, "dataset", None)
     if isinstance(error, KeyError) and isinstance(splits, Mapping) and error.args[0] not in splits:
@@ -147,11 +147,8 @@ def checked_documents() -> Iterator[None]:
 
     def prompted(self: Any, doc: Any, *args: Any, **options: Any) -> Any:
         number = numbers.popleft() if numbers else "?"
-        try:
+        with named_failures(f"task '{self.config.task}', document {number}"):
             return context(self, doc, *args, **options)
-        except Exception:
-            with named_failures(f"task '{self.config.task}', document {number}"):
-                raise
 
     def checked(self: Any, doc: Any, ctx: Any, **options: Any) -> Any:
         document = f"task '{self.config.task}', document {(options.get('metadata') or ('?', '?'))[1]}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, yaml_bytes
+from olive_ext.config.yaml_files import LARGEST_FILE, LOADER, UnboundedError, doubled_key, yaml_bytes
 from olive_ext.errors import TaskError, first_line, special_kind
 
 _SUFFIXES = (".yaml", ".yml")
@@ -55,6 +55,13 @@ def read_task(path: Path) -> Mapping[str, Any]:
     return config
 
 
+def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None:
+    """Raises `TaskError` where a file of `tasks` in `folders` has a key twice, of which lm-eval takes the last."""
+    for path in asked_files(tasks, folders)[1]:
+        if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
+            raise TaskError(f"task file '{path}', {twice}")
+
+
 def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
     """Raises `TaskError` where the file of a task that is missing is there, and it or what it includes cannot be read:
     lm-eval passes over such files, and calls the task unknown."""
@@ -86,13 +93,25 @@ def refuse_endless(tasks: Sequence[object], folders: Sequence[str]) -> None:
     """Raises `EndlessTaskError` for a task file, or a file of Python or data that one names, that is a pipe or a
     device, and for a task file that breaks a limit. lm-eval reads all task files of a folder, whichever task is asked
     for."""
-    inline = [(None, task) for task in tasks if isinstance(task, Mapping)]
-    for path, config in [*folder_files(tasks, folders).items(), *inline]:
-        local = [] if path is None else [_python_file(path, name) for name in _functions(config)]
-        for file in [*local, *data_files(config)]:
+    for path, files in _named(tasks, folders):
+        for file in files:
             if kind := special_kind(file):
                 told = "an inline task" if path is None else f"task file '{path}'"
                 raise EndlessTaskError(f"{told} names '{file}', which is {kind}")
+
+
+def named_files(tasks: Sequence[object], folders: Sequence[str]) -> list[Path]:
+    """The task files in `folders` and among `tasks`, what they include, and the files of Python and data that they
+    name, wherever these lie. Raises `EndlessTaskError`."""
+    return [file for path, files in _named(tasks, folders) for file in [*([path] if path else []), *files]]
+
+
+def _named(tasks: Sequence[object], folders: Sequence[str]) -> Iterator[tuple[Path | None, list[Path]]]:
+    """Every task file, None for an inline task, with the files of Python and data that it names."""
+    inline = [(None, task) for task in tasks if isinstance(task, Mapping)]
+    for path, config in [*folder_files(tasks, folders).items(), *inline]:
+        local = [] if path is None else [_python_file(path, name) for name in _functions(config)]
+        yield path, [*local, *data_files(config)]
 
 
 def data_files(config: Mapping[str, Any]) -> list[Path]:

@@ -24,7 +24,7 @@ from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unc
 from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
-from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_endless
+from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_doubled_keys, refuse_endless
 from olive_ext.backends.task_names import (
     Spec,
     is_file,
@@ -144,6 +144,7 @@ def find_tasks(
         refuse_metrics(config, str(config["task"]))
         refuse_counts(config, str(config["task"]))
         refuse_unconfirmed(config, str(config["task"]), runs_code)
+    refuse_doubled_keys(specs, folders)
     if missing := [name for _, names in resolved for name in names]:
         refuse_broken_files(missing, folders)
         refuse_unknown(missing, folders)

@@ -21,6 +21,7 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.spec.media_types import MediaEncoderSpec
+from olive_ext.report.comparison import Stops
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
@@ -114,8 +115,15 @@ def check_model(
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
     from olive_ext.run.conversion import hold_against
+    from olive_ext.session.texts import open_tokenizer
+    from olive_ext.text.generation_bounds import read_stop_ids
 
-    found = hold_against(model, resolve(model.settings.of_reference(checkpoint)))
+    other = resolve(model.settings.of_reference(checkpoint))
+    one, two = (read_stop_ids(open_tokenizer(each), each.processor_files) for each in (other, model))
+    stops = Stops(tuple(one.ids), one.file, tuple(two.ids), two.file)
+    if stops.missing:
+        findings.problems.append(stops.sentence())
+    found = hold_against(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
@@ -143,11 +151,19 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
             section.add("note", sentence)
     if model.kind == "hf":
         section.add("export", *_export(model, config))
+    if model.kind == "hf" and not model.files.directory.is_dir():
         return
     tokenizer = texts = None
     with findings.noting_problems():
         tokenizer = open_tokenizer(model)
+        if tokenizer.note:
+            section.add("note", tokenizer.note)
         texts = read_texts(model, tokenizer)
+        ends, eos = texts.stops, tokenizer.eos_token_id
+        section.add("stops at", ends.described(tokenizer), ends.file)
+        if eos is not None and eos not in ends.ids:
+            text = ends.described(tokenizer, frozenset((eos,)))
+            section.add("note", f"answers do not end at the tokenizer's EOS, {text}: {ends.file} does not name it")
         if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
             refuse_template(tokenizer)
     if not is_ours:
@@ -165,8 +181,6 @@ def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
     """Whether an evaluation exports the Hugging Face model to ONNX before it runs it, and why not."""
     from olive_ext.run.export import obstacle
 
-    if config.baseline == "lm_eval" or config.model_args:
-        return "no", "lm-eval's own backend runs it: 'baseline' or 'model_args'"
     if config.reference is not None and config.reference.export == "never":
         return "no", "'reference.export' = \"never\""
     reason = obstacle(model)

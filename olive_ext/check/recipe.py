@@ -24,6 +24,7 @@ from olive_ext.config import (
     settings_of_pass,
     with_named_metrics,
 )
+from olive_ext.config.pass_options import unknown_keys, unknown_options
 from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
 
@@ -81,13 +82,15 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     """The recipe at `path`, JSON or YAML by its name; raises `ConfigError`."""
     import yaml
 
-    from olive_ext.config.yaml_files import yaml_bytes
+    from olive_ext.config.yaml_files import doubled_key, yaml_bytes
 
     path = Path(path)
     if kind := special_kind(path):
         raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
+        if is_yaml and (twice := doubled_key(yaml_bytes(path))):
+            raise ValueError(twice)
         recipe = (
             yaml.safe_load(yaml_bytes(path))
             if is_yaml
@@ -111,6 +114,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
         recipe = with_named_metrics(recipe)
     except ConfigError as error:
         yield str(error)
+    yield from unknown_keys(recipe)
     for block in blocks(recipe):
         yield from _problems_of_type(block)
         if block.is_ours:
@@ -118,6 +122,8 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
                 yield from _mistakes_of(recipe, block, block.parsed())
             except ConfigError as error:
                 yield str(error)
+        elif block.is_pass:
+            yield from unknown_options(block.type, block.settings(), block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from olive_ext.config import (
     WorkflowSettings,
     with_named_metrics,
 )
+from olive_ext.config.pass_options import unlike
 from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
@@ -157,14 +157,7 @@ def _unknown_keys(block: Block) -> list[str]:
         return []
     from olive_ext.workflow.preflight import parameters_of
 
-    known = parameters_of(block.type)
-    unknown = [name for name in block.settings() if known and name not in known]
-    near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
-    return [
-        f"unknown key '{block.where}.{name}': "
-        + (f"did you mean '{near[name][0]}'?" if near[name] else f"'{block.type}' takes {', '.join(sorted(known))}")
-        for name in unknown
-    ]
+    return list(unlike(block.settings(), parameters_of(block.type), block.where, f"'{block.type}'"))
 
 
 def _add_code(settings: WorkflowSettings | LocationSettings, section: Section) -> None:

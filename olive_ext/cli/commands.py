@@ -13,9 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, RECORD_OPTIONS, parsed, written_values
+from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, RECORD_OPTIONS, parsed, written_values
 from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
-from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
@@ -94,18 +93,6 @@ def record_command(arguments: Namespace) -> int:
     sys.stdout.write(f"records: {printable(arguments.output)} ({size(num_bytes)})\n")
     check_complete(report, config.on_error)
     return 0
-
-
-def bench_command(arguments: Namespace) -> int:
-    """Measures the backends; a line on stderr for each process that has ended, the table on stdout. 1: one failed."""
-    config = BenchConfig.parse({"model": arguments.model, **written_values(arguments, options=BENCH_OPTIONS)})
-    from olive_ext.backends.progress import say
-    from olive_ext.bench import bench
-    from olive_ext.bench.tables import print_summary
-
-    summary = bench(config, say=say)
-    print_summary(summary, f"{config.model}: {', '.join(config.tasks)}")
-    return int(any(row.error for row in summary.rows))
 
 
 def compare_command(arguments: Namespace) -> int:
@@ -233,7 +220,6 @@ COMMAND_FUNCTIONS: dict[str, Command] = {
     "quickstart": quickstart_command,
     "evaluate": evaluate_command,
     "record": record_command,
-    "bench": bench_command,
     "compare": compare_command,
     "gate": gate_command,
     "locate": locate_command,

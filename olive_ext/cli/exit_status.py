@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.errors import ConfigError, IncompleteError, OliveExtError, WorkerError, printable
+from olive_ext.errors import ConfigError, IncompleteError, OliveExtError, WorkerError, one_line, printable, raised_at
 
 if TYPE_CHECKING:
     from olive_ext.cli.commands import Command
@@ -53,7 +53,7 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> i
             status = _command(list(sys.argv[1:] if argv is None else argv), commands)
             sys.stdout.flush()
             return status
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last place that can make one line of it
+    except BaseException as error:  # noqa: BLE001 - the last place that can make one line of it
         return _ended(error, interruptions.signal)
     finally:
         if argv is None:
@@ -167,6 +167,10 @@ def _ended(error: BaseException, interruption: int) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
         name = str(error.filename)
         return _end(f"error: '{name[:60]}...' has {len(name):,} characters: too long for a file's name", USER_ERROR)
+    if not isinstance(error, Exception):  # `exit()` in the code of others, with whatever status
+        return _end(
+            f"error: code of a task or a model ended the command: {one_line(error)}{raised_at(error)}", USER_ERROR
+        )
     hint = "" if _is_debug() else f" ({DEBUG_VARIABLE}=1 shows the traceback)"
     return _end(f"error: {type(error).__name__}: {error}{hint}", FAILED)
 

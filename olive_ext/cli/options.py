@@ -9,12 +9,10 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, LocationConfig, MendingConfig, Strict
 from olive_ext.config.base import nested_model
-from olive_ext.config.bench import BenchConfig
 from olive_ext.errors import ConfigError, first_line
 
 _Config = TypeVar("_Config", bound=Strict)
@@ -87,36 +85,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("--tokenizer", "tokenizer", "PATH", for_check=True),
     Option("--onnx-file-name", "model.onnx_file_name", "FILE", for_check=True),
     Option("--component", "model.components", "PART=FILE", "pairs", for_check=True),
-)
-
-
-_option = partial(Option, owner=BenchConfig)
-BENCH_OPTIONS: tuple[Option, ...] = (
-    _option("--hf", "hf", "DIR"),
-    _option("--tasks", "tasks", "A,B", "commas"),
-    _option("--include-path", "include_path", "DIR", "names"),
-    _option("--limit", "limit", "N"),
-    _option("--num-fewshot", "num_fewshot", "K"),
-    _option("--gen-kwargs", "gen_kwargs", "K=V,...", "arguments"),
-    _option("--peers", "peers", "A,B", "commas"),
-    _option("--once", "once", "A,B", "commas"),
-    _option("--batch-sizes", "batch_sizes", "1,4,...", "commas"),
-    _option("--probe", "probe", "N"),
-    _option("--rounds", "rounds", "N"),
-    _option("--warmup", "warmup", "N"),
-    _option("--num-threads", "num_threads", "N"),
-    _option("--timeout", "timeout", "SECONDS"),
-    _option("--provider", "execution_provider", "NAME"),
-    _option("--provider-option", "provider_options", "K=V", "pairs"),
-    _option("--device", "device", "NAME"),
-    _option("--dtype", "dtype", "NAME"),
-    _option("--max-length", "max_length", "N"),
-    _option("--reference", "reference", "PEER"),
-    _option("--growth", "growth", "1,4,...", "commas"),
-    _option("--growth-context", "growth_context", "512,...", "commas"),
-    _option("--in-flight", "in_flight", "1,8,...", "commas"),
-    _option("--seed", "seed", "N"),
-    _option("--output", "output_dir", "DIR"),
 )
 
 _OF_COMPARISONS = {"--documents", "--certain", "--against", "--reference-mode", "--repro", "--sample-log-num"}

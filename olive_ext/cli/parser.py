@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from olive_ext import __version__
-from olive_ext.cli.options import BENCH_OPTIONS, LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, RECORD_OPTIONS, add_options
+from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, RECORD_OPTIONS, add_options
 from olive_ext.config import SCHEMA_KINDS
 from olive_ext.errors import ConfigError
 
@@ -17,7 +17,6 @@ COMMANDS = {
     "quickstart": "Copy the quickstart (recipe, small trained model, tasks) into a new folder, ready to run.",
     "evaluate": "Evaluate one model with lm-eval tasks.",
     "record": "Record what a model says to tasks in one file, a reference for elsewhere (--reference FILE.records).",
-    "bench": "Measure the speed of one model beside other backends, on the same requests.",
     "compare": "Put earlier reports side by side in one table and one page; refuse what was not asked in the same way.",
     "gate": "Hold an evaluation against a baseline in the repository: 0 passed, 1 a loss, 3 cannot tell, 2 a mistake.",
     "locate": "Say which weights of a quantized model its loss comes from, against the float model it was made of.",
@@ -80,7 +79,6 @@ ARGUMENTS: dict[str, tuple[tuple[str, str, str, dict[str, Any]], ...]] = {
         ("model", "MODEL", _MODEL, {}),
         ("--output", "FILE.records", _RECORDS, _NEEDED),
     ),
-    "bench": (("model", "MODEL", _ONNX_MODEL, {}),),
     "locate": (("model", "MODEL", _ONNX_MODEL, {}),),
     "mend": (("model", "MODEL", _ONNX_MODEL, {}),),
     "compare": (
@@ -157,7 +155,6 @@ def build_parser() -> _Parser:
             made[command].add_argument(*names.split(), help=text, **named, **more)
     add_options(made["evaluate"], OPTIONS)
     add_options(made["record"], RECORD_OPTIONS)
-    add_options(made["bench"], BENCH_OPTIONS)
     add_options(made["locate"], LOCATE_OPTIONS)
     add_options(made["mend"], MEND_OPTIONS)
     add_options(made["check"], [option for option in OPTIONS if option.for_check])

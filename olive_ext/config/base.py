@@ -45,7 +45,8 @@ def possible_path(value: Any) -> Any:
     """Refuses a text that can name no file. The system would refuse it wherever it is looked for, and be an `OSError`
     there."""
     if isinstance(value, str):
-        raw = os.fsencode(value)
+        is_text = not any("\ud800" <= letter < "\udc80" for letter in value)  # else a half of a character, from JSON
+        raw = os.fsencode(value) if is_text else b"\0"
         if b"\0" in raw or len(raw) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in raw.split(b"/")):
             raise PydanticCustomError(UNCLEAR_PATH, "no file can have this name")
     return value

@@ -3,14 +3,13 @@ statistics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
-from olive_ext.config.base import MOST_REPEATS, Repeats, Strict, Word, not_bool, word
+from olive_ext.config.base import Strict, Word, not_bool, word
 
 CertainMetric = Literal["accuracy_difference", "kl_mean", "top1_agreement"]
 
@@ -76,35 +75,6 @@ class Certain(Strict):
     def distance(self) -> float:
         """From the bound to the value of a candidate that equals its reference."""
         return abs(EQUAL[self.metric] - self.bound)
-
-
-class Narrow(Strict):
-    """The interval until which answers to the documents are drawn, and how many there are to be of each."""
-
-    within: Distance
-    """How far the interval of `avg@n` may go to each side, with a reference that of the paired difference: 0.01 is one
-    point."""
-
-    least: Annotated[int, Field(ge=2, le=MOST_REPEATS), BeforeValidator(not_bool)] = 4
-    """Answers to each document at the first look; there are twice as many at every other one."""
-
-    most: Repeats = 64
-    """Answers to each document at the last look."""
-
-    confidence: Confidence = 0.95
-    """Probability that the interval of one metric holds what that tends to, at whichever look the drawing stops."""
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if self.least > self.most:
-            raise ValueError(f"'least' = {self.least} is above 'most' = {self.most}")
-        return self
-
-    @property
-    def looks(self) -> tuple[int, ...]:
-        """Answers to each document at every look, which are fixed beforehand."""
-        count = math.ceil(math.log2(self.most / self.least))
-        return (*(self.least << power for power in range(count)), self.most)
 
 
 class Bound(Strict):

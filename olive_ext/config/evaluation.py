@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, not_bool, word
-from olive_ext.config.certain import Bound, Certain, Narrow, implied
+from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, Reference, ReferenceConfig, WorkSettings
@@ -81,20 +81,12 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
     package's engine, "hf" the Hugging Face baseline. None decides by the model's files."""
 
-    baseline: Annotated[Literal["auto", "lm_eval"], BeforeValidator(word)] = "auto"
-    """What runs a Hugging Face model as the evaluated one: "auto" this package's engine in float32
-    (`reference.export`), "lm_eval" lm-eval's own backend, as `model_args` do, which are that backend's."""
-
     model_args: dict[str, Any] = Field(default_factory=dict)
-    """Extra keyword arguments for the lm-eval model's constructor (`OrtLM`, or `HFLM` for a baseline)."""
+    """Extra keyword arguments for the constructor of lm-eval's model (`OrtLM`)."""
 
-    repeats: Repeats | Annotated[Literal["enough"], BeforeValidator(word)] | None = None
+    repeats: Repeats | None = None
     """Answers to each document of tasks that generate, each drawn with a seed of its own (`gen_kwargs` with a
-    temperature): adds `avg@n`, `maj@n` and `pass@k`. None takes the task's own number; "enough" draws answers until
-    intervals are as narrow as `narrow` says."""
-
-    narrow: Narrow | None = None
-    """What "enough" answers are. None takes an interval `within` what matters (`matters`)."""
+    temperature): adds `avg@n`, `maj@n` and `pass@k`. None takes the task's own number."""
 
     bootstrap_iters: NonNegativeInt = 100000
     """Resamples for the error bars that have no formula; 0 leaves those out."""
@@ -121,13 +113,6 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
             raise ValueError("'documents' = 'enough' is for two models: one in two places is compared on all documents")
         if self.documents == "all" and self.certain is not None:
             raise ValueError("'certain' needs 'documents' = 'enough'")
-        if self.repeats != "enough" and self.narrow is not None:
-            raise ValueError("'narrow' needs 'repeats' = 'enough'")
-        if self.repeats == "enough" and self.documents == "enough":
-            raise ValueError("'repeats' = 'enough' asks all documents: it cannot go with 'documents' = 'enough'")
-        costs = [name for name in ("tokens_per_second", "peak_memory") if name in self.tasks]
-        if self.repeats == "enough" and costs:
-            raise ValueError(f"'repeats' = 'enough' runs several times: measure '{costs[0]}' with a number of answers")
         return self
 
     @property
@@ -139,11 +124,6 @@ class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
     def claim(self) -> Certain:
         """What "enough" makes certain."""
         return self.certain or Certain(within=self.matters / 100)
-
-    @property
-    def narrowness(self) -> Narrow:
-        """What "enough" answers to a document are."""
-        return self.narrow or Narrow(within=self.matters / 100)
 
 
 class EvaluationConfig(ModelWork, EvaluationSettings):

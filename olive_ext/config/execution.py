@@ -92,7 +92,7 @@ class EngineConfig(Strict):
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
     length, and a total length that is the first row's becomes that of all rows, in both."""
 
-    adapters: list[str] = Field(default_factory=list)
+    adapters: list[Place] = Field(default_factory=list)
     """LoRA adapters (.onnx_adapter files) for a graph that takes their weights as inputs, all of them active on every
     run. The one setting here that changes the numbers."""
 
@@ -225,7 +225,8 @@ class ExecutionSettings(Strict):
 
     trust_remote_code: bool = False
     """Allows code of the model's folder to run: libraries of operators (`custom_ops_library` in genai_config.json), and
-    Python of tokenizers and of Hugging Face models. The only such switch; without it such a model is refused."""
+    Python of tokenizers and of Hugging Face models; of a reference's folder, too. The only such switch; without it
+    such a model is refused."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """Settings of the decoder runner."""
@@ -234,12 +235,11 @@ class ExecutionSettings(Strict):
     """"process" runs the model in a worker process, which is started again where it crashes, hangs or is killed: that
     costs the chunk of requests in flight. "auto" is "process" in a workflow and on the command line, except where
     `peak_memory` is measured, and "none" elsewhere; the environment's OLIVE_EXT_ISOLATION overrules it. lm-eval's
-    Hugging Face baseline is always in this process."""
+    own model is always in this process."""
 
-    step_timeout: NonNegativeInt | Auto = "auto"
+    step_timeout: NonNegativeInt = 1800
     """Seconds without a completed step after which a worker counts as hung and is started again: the chunk in flight is
-    run once more. "auto" waits for a step of more tokens than any so far, and for others 20 times the longest pause
-    between two, 120 at least. 0 waits for ever."""
+    run once more. 0 waits for ever."""
 
     workers: Workers | None = None
     """Runs the model on several workers, on this machine or a Ray cluster: how many, or a mapping."""

@@ -20,6 +20,7 @@ Components = dict[Literal["decoder", "embedding", "vision", "audio", "encoder", 
 _LIKE_THE_CANDIDATE = (
     *("device", "execution_provider", "provider_libraries", "allow_cpu_fallback", "batch_size", "max_length"),
     *("non_finite", "deterministic", "isolation", "step_timeout", "workers", "language", "speech_task"),
+    "trust_remote_code",
 )
 """Settings that a reference takes from the evaluated model: how a model is run, not which model it is."""
 

@@ -5,6 +5,7 @@ What is made of the answers, a report or a map of losses, is for those that inhe
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -48,9 +49,14 @@ EXPORT = "export"
 
 
 def _model_word(value: Any) -> Any:
-    """Gives back the word where Olive made an absolute path of it: see `base.word`."""
+    """Gives back the word where Olive made an absolute path of it: see `base.word`. Refuses what is no path here and
+    near to a word: Olive would look for it on the hub after all passes."""
     words = (INPUT_MODEL, SAME_MODEL) if isinstance(value, str) else ()
-    return next((name for name in words if Path(value) == Path.cwd() / name), value)
+    word_of_path = next((name for name in words if Path(value) == Path.cwd() / name), value)
+    near = difflib.get_close_matches(Path(str(value)).name, words, n=1, cutoff=0.8)
+    if near and word_of_path not in words and Path(value).parent in (Path(), Path.cwd()) and not Path(value).exists():
+        raise PydanticCustomError(UNCLEAR_PATH, "did you mean '{name}'?", {"name": near[0]})
+    return word_of_path
 
 
 def _float_word(value: Any) -> Any:

@@ -60,6 +60,23 @@ def yaml_bytes(path: Path) -> bytes:
     return content
 
 
+def doubled_key(content: bytes) -> str | None:
+    """Where a mapping in what `yaml_bytes` gave has a key twice, of which readers take the last; None without any."""
+    waiting, seen = [yaml.compose(content, Loader=LOADER)], set[int]()
+    while waiting:
+        node = waiting.pop()
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        names = [str(key.value) for key, _ in pairs]
+        if twice := [
+            key for (key, _), name in zip(pairs, names, strict=True) if names.count(name) > 1 and name != "<<"
+        ]:
+            return f"line {twice[-1].start_mark.line + 1}: the key '{twice[-1].value}' is there twice"
+        if id(node) not in seen and isinstance(node, yaml.CollectionNode):
+            waiting += [value for _, value in pairs] or node.value
+        seen.add(id(node))
+    return None
+
+
 def _refuse_unbounded(content: bytes) -> None:
     """Counts nodes as the library's events come, which are made without recursion."""
     sizes: dict[str | None, int] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Any
 
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Lost, Pulse, Request, Result
+from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
@@ -42,9 +42,12 @@ class Engine:
         *,
         is_deterministic: bool = False,
         reports_non_finite: bool = False,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """`chunk_size`: most tokens of a prompt in one step. `is_deterministic`: what earlier calls have left resident
-        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`."""
+        is forgotten, so that results depend on a call's own requests only. `reports_non_finite` as in `StepLoop`.
+        `facts` of the opening are described beside those of the execution."""
+        self._facts = facts or {}
         self.counters = Counters()
         self.runner = runner
         self._is_deterministic = is_deterministic
@@ -124,14 +127,6 @@ class Engine:
                 for answer in loop.advance() if loop.has_work else ():
                     yield answer.key, answer.result()
 
-    @property
-    def pulse(self) -> Pulse:
-        """To be read from any thread."""
-        loops = {f"loop {number}": loop for number, loop in enumerate(self._loops)}
-        size, kind = max((loop.under_way[1], f"{name}, {loop.under_way[0]}") for name, loop in loops.items())
-        done = {f"{name}, {kind}": most for name, loop in loops.items() for kind, most in [*loop.largest.items()]}
-        return Pulse(self.counters.steps, kind, size, done)
-
     def reset(self) -> None:
         """Forgets what is resident and what is in flight; the model stays open."""
         for loop in self._loops:
@@ -162,6 +157,7 @@ class Engine:
             **self.runner.describe(),
             **({"lengths": list(lengths)} if (lengths := self.runner.traits.lengths) else {}),
             **self._tap.describe(),
+            **self._facts,
             "counters": counters,
         }
 

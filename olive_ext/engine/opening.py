@@ -14,6 +14,7 @@ from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import also_read
 from olive_ext.model.runtimes import failures_named, refuse_settings
 
 logger = logging.getLogger(__name__)
@@ -61,13 +62,14 @@ def item_limit(model: ResolvedModel, chunk_size: int, longest_step: int = UNLIMI
 def engine_on(opened: OpenedRunner, model: ResolvedModel, tap: Tap | None = None) -> Engine:
     """The engine of an opened model, which closing it releases. Without a tap only a graph's steps are measured."""
     is_measurable = model.runtime.runs_graph or tap is not None
-    settings = model.settings
+    settings, more = model.settings, also_read(model.files)
     return Engine(
         *opened,
         ScoringRule.of(settings) if is_measurable else ScoringRule(),
         tap,
         is_deterministic=settings.deterministic is True,
         reports_non_finite=settings.non_finite == "report",
+        facts={"also_read": more} if more else None,
     )
 
 

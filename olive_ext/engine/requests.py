@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -246,22 +246,6 @@ def common_prefix(left: TokenArray, right: TokenArray) -> int:
     differs = left[:length] != right[:length]
     first = int(differs.argmax()) if length else 0
     return first if length and differs[first] else length
-
-
-class Pulse(NamedTuple):
-    """How far an engine is, for who watches from outside whether it is alive."""
-
-    num_steps: int
-    """Completed since it was opened."""
-
-    kind: str = ""
-    """Of the step under way: what has a kind takes time by its tokens."""
-
-    size: int = 0
-    """Tokens of the step under way; 0 between two."""
-
-    largest: Mapping[str, int] = {}
-    """Most tokens of a completed step, by kind."""
 
 
 @dataclass

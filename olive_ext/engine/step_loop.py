@@ -52,11 +52,6 @@ class StepLoop:
         self._media_ids = MediaIds()
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
-        self.under_way: tuple[str, int] = "", 0
-        """Kind and tokens of the step that runs: "plain", or "encoding" where an encoder may run in it."""
-
-        self.largest: dict[str, int] = {}
-        """Most tokens of a completed step, by kind."""
 
     @property
     def traits(self) -> Traits:
@@ -127,14 +122,11 @@ class StepLoop:
             if not self._thread.num_begun:
                 self._thread.begin(scheduler.present, is_overlapped=False)
             self._thread.begin(overlapped, is_overlapped=True)
-        self.under_way = kind, size = scheduler.present_size
         try:
             output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
         except MemoryShortageError as error:
             self.settle()  # behind a step that failed none has run: the overlapped one is run again
             output = self._in_halves(scheduler.present, error)
-        self.under_way = "", 0
-        self.largest[kind] = max(size, self.largest.get(kind, 0))
         return scheduler.update(output)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
@@ -159,7 +151,6 @@ class StepLoop:
     def reset(self) -> None:
         """Forgets what is resident and what is in flight."""
         self._positions = self._cells = 0
-        self.under_way = "", 0
         self._scheduler = self._new_scheduler()
         self._media_ids = MediaIds()
         self._tap.forget()

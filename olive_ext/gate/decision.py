@@ -23,8 +23,9 @@ from olive_ext.gate.baseline import (
 from olive_ext.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
 from olive_ext.report import Report, to_json, write_texts
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import non_finite_requests, read_metrics
+from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
+from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Status, Verdict, verdict
 from olive_ext.run import check_complete, evaluate
@@ -72,8 +73,6 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
 
     values = dict(read_recipe(path))
     matters = {} if within is None else {"matters": within}
-    if values.get("repeats") == "enough":
-        raise ConfigError("'repeats' = 'enough': a baseline is of one number of answers: give an integer")
     if values.get("documents") == "enough":
         claim = values.pop("certain", None)
         values.pop("documents")
@@ -123,7 +122,9 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
         raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
-    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs)
+    date = report.results.get(TEMPLATE_DATE)
+    dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
+    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")
     refuse_other_definitions(baseline, report.results)
     silent = _not_held(report, own)
     notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
@@ -144,10 +145,11 @@ def gate_answers(
     faults: Comparison = _NO_FAULTS,
     names: tuple[str, str] = ("the baseline", "the run"),
     logs: Logs | None = None,
+    dates: str = "",
 ) -> Gated:
     """The decision on answers under the digests of baselines. Documents are paired where number and content are the
     same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
-    differ, or a task has no common document."""
+    differ, or a task has no common document, which `dates` explains."""
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
     pairs = [(theirs[item.task, item.filter], item) for item in after]
@@ -156,7 +158,7 @@ def gate_answers(
     for first, second in pairs:
         numbers = _common(first, second)
         if not numbers:
-            raise ConfigError(f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common")
+            raise ConfigError(f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common{dates}")
         one, two = first.of(numbers), second.of(numbers)
         common.append((one, two))
         most = max(len(first.by_document), len(second.by_document))
@@ -171,10 +173,10 @@ def gate_answers(
     tasks = {} if logs is None else logs.tasks
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes = compare_answers(*both, samples, tasks, faults.matters)[0]
+        outcomes, _, lengths = compare_answers(*both, samples, tasks, faults.matters)
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    comparison = replace(faults, outcomes=outcomes, missing=max(faults.missing, len(lacking)))
+    comparison = replace(faults, outcomes=outcomes, lengths=lengths, missing=max(faults.missing, len(lacking)))
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
@@ -190,6 +192,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
             for item in own
             for name, better in item.metrics.items()
+            if name not in LENGTHS
         }
         for own in (before, after)
     )
@@ -241,8 +244,9 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
         lm.close()
     refuse_other_definitions(baseline, results)
     own = [keyed(item) for item in read_answers(results["samples"], tasks.tasks)]
-    outcomes = compare_answers(before, own, results["samples"], tasks.tasks, config.matters, drawn.weights)[0]
-    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters)
+    answers = before, own, results["samples"], tasks.tasks
+    outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
+    comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 

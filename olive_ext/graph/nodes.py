@@ -9,12 +9,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
+from typing_extensions import override
 
 from olive_ext.errors import ModelError
 
@@ -147,10 +149,24 @@ def _largest_block(size: int) -> int:
 
 
 class NewGraph(NodeWriter):
-    """A graph of its own, written from nothing, of opset 18."""
+    """A graph of its own, written from nothing, of opset 18. What is computed twice is one node."""
 
     def __init__(self, name: str) -> None:
         super().__init__(onnx.GraphProto(name=name), 18, name)
+        self._made: dict[str, str] = {}
+
+    @override
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
+        key = output or repr((op, inputs, attributes))
+        if key not in self._made:
+            self._made[key] = super().add(op, inputs, output, **attributes)
+        return self._made[key]
+
+    @override
+    def integers(self, values: int | Sequence[int]) -> str:
+        if (key := repr(values)) not in self._made:
+            self._made[key] = super().integers(values)
+        return self._made[key]
 
     def serialized(self, *domains: str) -> bytes:
         """The graph as a model that uses operators of other `domains`, too."""
@@ -216,10 +232,10 @@ def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     """The values that nodes read, their subgraphs included, which may also name values of their own."""
     nodes = list(nodes)
-    for body in nested_graphs(nodes):
-        nodes += body.node
-        yield from (output.name for output in body.output)
-    yield from (name for node in nodes for name in node.input if name)
+    bodies = list(nested_graphs(nodes))
+    yield from (output.name for body in bodies for output in body.output)
+    inner = (node for body in bodies for node in body.node)
+    yield from (name for node in chain(nodes, inner) for name in node.input if name)
 
 
 def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:

@@ -8,6 +8,7 @@ Axes: N slots, H heads, L positions, D head size, S tokens, P past.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from onnx import TensorProto, helper
@@ -20,64 +21,112 @@ OUTPUT = "attended"
 
 _INT64 = TensorProto.INT64
 
+MOST_BYTES = 1024
+"""Bytes that one index of a graph here moves at most. ScatterND on CUDA and WebGPU has one thread for each index, which
+moves all that the index stands for (measured at `packed.kv.COPIED_BYTES`); Gather, GatherElements, ScatterElements and
+Slice have one for each element. A CPU copies what an index stands for by one memcpy."""
 
-class StackedTensor(NamedTuple):
-    """A tensor of `stack_graph`, and the axis of its positions; None where it has none."""
+
+def equal_parts(size: int, most: int) -> int:
+    """The fewest equal parts of `size` that are at most `most` each."""
+    return next(parts for parts in range(-(-size // most), size + 1) if size % parts == 0)
+
+
+class RowTensor(NamedTuple):
+    """Rows [N, *shape] of one tensor: slots, blocks, rows of a batch. The axis that is None holds positions."""
 
     elem_type: int
-    rank: int
-    position_axis: int | None
+    shape: tuple[int | None, ...]
 
 
-def stack_graph(tensors: Sequence[StackedTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
+def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
+    """Of what `index` [...] counts, which has so many parts each, the numbers of the parts, [..., parts]."""
+    first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), graph.integers(parts)])
+    return graph.add("Add", [first, graph.integers(range(parts))])
+
+
+def _gathered(
+    graph: NewGraph, value: str, tensor: RowTensor, rows: str, output: str = "", within: Sequence[str] = ()
+) -> str:
+    """Rows of `value`, and where it has positions those that `within` names behind their number: by one Gather of equal
+    parts of a position, none of more than `MOST_BYTES`."""
+    axis = tensor.shape.index(None) if None in tensor.shape else -1
+    *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
+    parts = equal_parts(size, MOST_BYTES // helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize)
+    index = _parts_of(graph, rows, *before) if axis > 0 else rows
+    if axis >= 0:
+        first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), within[0]])
+        index = graph.add("Add", [first, within[1]])
+    if axis >= 0 or parts > 1:
+        value = graph.add("Reshape", [value, graph.integers([-1, size // parts])])
+    index = index if parts == 1 else _parts_of(graph, index, parts)
+    is_shaped = parts == 1 and (axis < 0 or len(tensor.shape) == 2 + min(axis, 1))  # the index's axes and the last one
+    taken = graph.add("Gather", [value, index], output if is_shaped else "", axis=0)
+    shape = [0, *(-1 if size is None else size for size in tensor.shape)]
+    return taken if is_shaped else graph.add("Reshape", [taken, graph.integers(shape)], output)
+
+
+def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
     """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
-    `positions_<part>`[L]; all of them as they are where the parts are whole."""
-    graph, indices = NewGraph("stack"), set()
-    for i, (elem_type, rank, position_axis) in enumerate(tensors):
-        parts = []
-        for part in range(num_parts):
-            value = graph.input(f"x{i}_{part}", elem_type, [None] * rank)
-            for name, axis in (("rows", 0), ("positions", position_axis)):
-                if axis is not None and not is_whole:
-                    value = graph.add("Gather", [value, f"{name}_{part}"], axis=axis)
-                    indices.add(f"{name}_{part}")
-            parts.append(value)
-        graph.add("Concat", parts, graph.output(f"y{i}", elem_type, [None] * rank), axis=0)
-    for index in sorted(indices):
-        graph.input(index, _INT64, [None])
+    `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
+    graph, within = NewGraph("stack"), dict[str, list[str]]()
+    names = [f"_{part}" for part in range(num_parts)]
+    for i, tensor in enumerate(tensors):
+        output = graph.output(f"y{i}", tensor.elem_type, [None, *tensor.shape])
+        values = []
+        for part in names:
+            values.append(graph.input(f"x{i}{part}", tensor.elem_type, [None, *tensor.shape]))
+            if is_whole:
+                continue
+            if None in tensor.shape and part not in within:
+                axis = 1 + tensor.shape.index(None)
+                length = graph.add("Shape", [values[-1]], start=axis, end=axis + 1)
+                within[part] = [length, graph.input(f"positions{part}", _INT64, [None])]
+            made = output if num_parts == 1 else ""  # a Concat of one would copy it once more
+            values[-1] = _gathered(graph, values[-1], tensor, f"rows{part}", made, within.get(part, ()))
+        if values != [output]:
+            graph.add("Concat", values, output, axis=0)
+    for part in () if is_whole else names:
+        graph.input(f"rows{part}", _INT64, [None])
     return graph.serialized()
 
 
-def take_row_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` [1,H,L,D] = row `row`[1] of `x` [N,H,L,D]."""
-    graph = _of_rows(elem_types, "x", row=[1])
-    for i in range(len(elem_types)):
-        graph.add("Gather", [f"x{i}", "row"], f"y{i}", axis=0)
+def move_graph(tensors: Sequence[RowTensor]) -> bytes:
+    """`y` [N,...] = `x` with the first `count`[1] positions of rows `target` [K,1,1,1] replaced by those of rows
+    `source` [K,1,1,1] of `r` [M,...]; x, r and y may be one buffer. For values that can be bound by their own type and
+    shape alone: ScatterND would need three numbers for each head of each position there, from the host."""
+    graph = NewGraph("move")
+    rows = [graph.input(name, TensorProto.INT32, ["K", 1, 1, 1]) for name in ("source", "target")]
+    count = graph.input("count", _INT64, [1])
+    for i, (elem_type, shape) in enumerate(tensors):
+        x, r = (graph.input(f"{name}{i}", elem_type, [f"{name}{i}", *shape]) for name in "xr")
+        axes = [count if size is None else graph.integers([size]) for size in (1, *shape)]
+        source, target = (graph.add("Expand", [row, graph.add("Concat", axes, axis=0)]) for row in rows)
+        taken = graph.add("GatherElements", [r, source], axis=0)
+        graph.add("ScatterElements", [x, target, taken], graph.output(f"y{i}", elem_type, [f"x{i}", *shape]), axis=0)
     return graph.serialized()
 
 
-def put_row_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` [N,H,L,D] = `x` with row `row`[1,1] replaced by `r` [1,H,L,D]; x and y may be one buffer."""
-    graph = _of_rows(elem_types, "xr", row=[1, 1])
-    for i in range(len(elem_types)):
-        graph.add("ScatterND", [f"x{i}", "row", f"r{i}"], f"y{i}")
-    return graph.serialized()
-
-
-def fork_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` = `x` [N,...] with rows `target`[K,1] replaced by rows `source`[K]; x and y may be one buffer."""
-    graph = _of_rows(elem_types, "x", source=["K"], target=["K", 1])
-    for i in range(len(elem_types)):
-        taken = graph.add("Gather", [f"x{i}", "source"], axis=0)
-        graph.add("ScatterND", [f"x{i}", "target", taken], f"y{i}")
+def copy_positions_graph(tensors: Sequence[tuple[int, int]]) -> bytes:
+    """`y` = `x` [N,W] with positions `target` [M] replaced by positions `source` [M]; x and y may be one buffer.
+    `tensors`: the element type of each, and how many of its rows make a position. For values that can be bound by
+    address as rows of any width. The indices are made on the device, once for all tensors alike."""
+    graph = NewGraph("copy_positions")
+    ends = [graph.input(name, _INT64, ["M"]) for name in ("source", "target")]
+    for i, (elem_type, parts) in enumerate(tensors):
+        x, y = graph.input(f"x{i}", elem_type, [f"N{i}", f"W{i}"]), graph.output(f"y{i}", elem_type, [f"N{i}", f"W{i}"])
+        source, target = (_parts_of(graph, positions, parts) for positions in ends)
+        taken = graph.add("Gather", [x, source], axis=0)
+        graph.add("ScatterND", [x, graph.add("Unsqueeze", [target, graph.integers([-1])]), taken], y)
     return graph.serialized()
 
 
 def copy_graph(elem_types: Sequence[int]) -> bytes:
-    """`y` = `x`."""
-    graph = _of_rows(elem_types, "x")
-    for i in range(len(elem_types)):
-        graph.add("Identity", [f"x{i}"], f"y{i}")
+    """`y` = `x` [N,H,L,D]."""
+    graph = NewGraph("copy")
+    for i, elem_type in enumerate(elem_types):
+        axes = [f"{axis}{i}" for axis in "NHLD"]
+        graph.add("Identity", [graph.input(f"x{i}", elem_type, axes)], graph.output(f"y{i}", elem_type, axes))
     return graph.serialized()
 
 
@@ -94,14 +143,17 @@ FEATURES = "y"
 """The output of `pick_graph`, `join_graph`, `put_rows_graph` and `fold_graph`."""
 
 
-def pick_graph(elem_type: int, rank: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows. Providers that compile
-    take an input without a rank for a scalar."""
+def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `x`, whose axes before the last of `rank` count rows of H = `size`. Providers
+    that compile take an input without a rank for a scalar."""
     graph = NewGraph("pick")
-    x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), "H"])
-    shape = graph.add("Concat", [graph.integers([-1]), graph.add("Shape", [x], start=-1)], axis=0)
-    picked = [graph.add("Reshape", [x, shape]), graph.input("rows", _INT64, ["N"])]
-    graph.add("Gather", picked, graph.output(FEATURES, elem_type, ["N", "H"]), axis=0)
+    x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), size])
+    return _picked(graph, x, RowTensor(elem_type, (size,)))
+
+
+def _picked(graph: NewGraph, value: str, rows: RowTensor) -> bytes:
+    output = graph.output(FEATURES, rows.elem_type, ["N", *rows.shape])
+    _gathered(graph, value, rows, graph.input("rows", _INT64, ["N"]), output)
     return graph.serialized()
 
 
@@ -113,13 +165,11 @@ def join_graph(elem_type: int) -> bytes:
     return graph.serialized()
 
 
-def put_rows_graph(elem_type: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it."""
+def put_rows_graph(elem_type: int, size: int) -> bytes:
+    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it, H = `size`."""
     graph = NewGraph("put")
-    both = graph.add("Concat", [graph.input(name, elem_type, [f"N{name}", "H"]) for name in "ab"], axis=0)
-    rows = graph.input("rows", _INT64, ["N"])
-    graph.add("Gather", [both, rows], graph.output(FEATURES, elem_type, ["N", "H"]), axis=0)
-    return graph.serialized()
+    both = [graph.input(name, elem_type, [f"N{name}", size]) for name in "ab"]
+    return _picked(graph, graph.add("Concat", both, axis=0), RowTensor(elem_type, (size,)))
 
 
 def fold_graph(elem_type: int, rank: int) -> bytes:
@@ -138,11 +188,12 @@ CANDIDATE_OUTPUTS = ("logprobs", "ids")
 
 def candidates_graph(vocab_size: int | None) -> bytes:
     """The most probable tokens of some rows: what a beam search reads of a step. Inputs `logits` float32[K, V], which
-    are log-probabilities in nats, `rows` int64[N] of K, `count` int64[1], which is C and at most V. Outputs `logprobs`
-    float32[N, C] and `ids` int64[N, C], best first."""
+    are log-probabilities in nats, `first` and `stop` int64[1], between which the rows lie, `count` int64[1], which is C
+    and at most V. Outputs `logprobs` float32[N, C] and `ids` int64[N, C], best first."""
     graph = NewGraph("candidates")
     logits = graph.input("logits", TensorProto.FLOAT, ["K", "V" if vocab_size is None else vocab_size])
-    picked = graph.add("Gather", [logits, graph.input("rows", _INT64, ["N"])], axis=0)
+    bounds = [graph.input(name, _INT64, [1]) for name in ("first", "stop")]
+    picked = graph.add("Slice", [logits, *bounds, graph.integers([0])])
     kinds = zip(CANDIDATE_OUTPUTS, (TensorProto.FLOAT, _INT64), strict=True)
     outputs = [graph.output(name, kind, ["N", "C"]) for name, kind in kinds]
     graph.add_named("TopK", [picked, graph.input("count", _INT64, [1])], outputs)
@@ -164,16 +215,3 @@ def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
     heads = {"num_heads": num_heads, "kv_num_heads": num_heads}
     graph.add_named("GroupQueryAttention", INPUTS, outputs, domain="com.microsoft", **heads)
     return graph.serialized("com.microsoft")
-
-
-def _of_rows(elem_types: Sequence[int], tensors: str, **indices: list[int | str]) -> NewGraph:
-    """A graph of KV rows without nodes: of each KV tensor an input for each letter of `tensors`, and an output."""
-    graph = NewGraph("rows")
-    for name in tensors:
-        for i, kind in enumerate(elem_types):
-            graph.input(f"{name}{i}", kind, [f"{name}{i}_{axis}" for axis in "NHLD"])
-    for name, shape in indices.items():
-        graph.input(name, _INT64, shape)
-    for i, kind in enumerate(elem_types):
-        graph.output(f"y{i}", kind, [f"y{i}_{axis}" for axis in "NHLD"])
-    return graph

@@ -14,7 +14,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
-from olive_ext.model.files.content import content_hash, hf_content_hash, load_graph, size_on_disk
+from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
 from olive_ext.model.files.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_encoder
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
@@ -264,10 +264,9 @@ class ResolvedModel:
 
     @cached_property
     def digest(self) -> str | None:
-        """Digest of all files that decide the model's numbers; None for a name on the hub."""
-        if self.kind == "onnx":
-            return content_hash(self.files)
-        return hf_content_hash(self.files.directory) if self.files.directory.is_dir() else None
+        """Digest of all files that opening the model reads; None for a name on the hub."""
+        more = () if self.custom_operators is None else (self.custom_operators,)
+        return model_digest(self.files, *more) if self.files.directory.is_dir() else None
 
     @cached_property
     def size(self) -> int | None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from olive_ext.config import EngineConfig
 from olive_ext.config.base import RUNTIME_GROUP
-from olive_ext.errors import ConfigError, ModelError, first_line, named_failures
+from olive_ext.errors import ANY_FAILURE, ConfigError, ModelError, first_line, named_failures
 from olive_ext.model.decisions import Decision
 from olive_ext.model.files.locate import Kind
 from olive_ext.model.types import ModelFiles
@@ -143,7 +143,7 @@ def load(name: str) -> Runtime:
         )
     try:
         runtime = found[0].load()()
-    except (Exception, SystemExit) as error:  # another package's module may fail with anything
+    except ANY_FAILURE as error:  # another package's module may fail with anything
         raise ConfigError(f"{where}: '{found[0].value}' cannot be loaded: {first_line(error)}") from error
     if not isinstance(runtime, Runtime) or runtime.name != name:
         raise ConfigError(f"{where}: '{found[0].value}' is no olive_ext.model.runtimes.Runtime of that name")

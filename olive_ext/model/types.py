@@ -84,9 +84,12 @@ class KvTensor:
 
     def shape(self, num_rows: int, num_positions: int) -> list[int]:
         """The cache's shape for that many rows (B) and positions (T)."""
-        if self.position_axis == 1:
-            return [num_rows, num_positions, self.heads * self.head_size]
-        return [num_rows, self.heads, num_positions, self.head_size]
+        return [num_rows, *(num_positions if size is None else size for size in self.row_shape)]
+
+    @property
+    def row_shape(self) -> tuple[int | None, ...]:
+        """The axes of a row, None in the place of its positions."""
+        return (None, self.heads * self.head_size) if self.position_axis == 1 else (self.heads, None, self.head_size)
 
 
 @dataclass(frozen=True)

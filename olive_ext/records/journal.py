@@ -73,6 +73,8 @@ class Journal:
         except OSError as error:
             raise RecordsError(f"the journal of answers '{path}' cannot be used: {first_line(error)}") from error
         self.num_known = len(self._offsets)
+        self._begin = self._end
+        self._used: set[bytes] = set()
         self._is_writable = True
 
     def __contains__(self, key: bytes) -> bool:
@@ -81,6 +83,8 @@ class Journal:
     def __getitem__(self, key: bytes) -> Any:
         """The answer of a request, any JSON. Lines are read one at a time: neighbours are asked for together."""
         offset = self._offsets[key]
+        if offset < self._begin:
+            self._used.add(key)
         if self._latest[0] != offset:
             self._latest = offset, self._at(offset)["answers"]
         return self._latest[1][key.hex()]
@@ -113,8 +117,10 @@ class Journal:
             self._lock.release()
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready facts with stable names."""
-        return {"file": str(self.path), "answers_known": self.num_known, "answers_written": self.num_written}
+        """JSON-ready facts with stable names. `answers_known`: those of earlier runs in the file, whichever requests
+        they are of; `answers_used`: those of them that this run did not compute again."""
+        counts = {"known": self.num_known, "used": len(self._used), "written": self.num_written}
+        return {"file": str(self.path), **{f"answers_{name}": count for name, count in counts.items()}}
 
     def __enter__(self) -> Self:
         return self

@@ -11,9 +11,10 @@ import onnx
 from onnx import helper
 
 from olive_ext.graph.nodes import NodeWriter, attribute
+from olive_ext.model.files.constants import plain_name
 from olive_ext.remedy.pairing import Pairing, Target
 from olive_ext.remedy.roundings import OUTPUT, Rounding, Site, in_blocks
-from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse, computed, plain_name
+from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse, computed
 
 PROBE_ROWS = 4
 """Rows of random numbers that a node multiplies to show whether it rounds them."""

@@ -105,8 +105,9 @@ class Bill:
     """Models that were measured until one kept the bound in the fewest bytes, in their order."""
 
     unpaired: dict[str, str]
-    beyond_rounding: float
-    """As the loss map's."""
+    beyond_rounding: dict[str, float]
+    damaged: dict[str, str]
+    """Both as the loss map's."""
 
     olive: dict[str, Any]
     """Settings with which Olive makes the model again, and what they cannot say."""
@@ -142,7 +143,7 @@ class Bill:
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
             f"{counted(held.num_documents, 'document')} that chose nothing; before it was {with_interval(before)}."
         )
-        told = [*doubt(self.beyond_rounding), *told]
+        told = [*doubt(self.damaged, self.beyond_rounding), *told]
         return (*self.olive.get("notes", ()), *told, *self._trials_sentence(), *self._verdict_sentence())
 
     def _trials_sentence(self) -> tuple[str, ...]:

@@ -36,6 +36,10 @@ SMALL = 1 << 21
 took 13.8 s of processor time on one thread and 29 s on two, whose first one alone took 14.7 s."""
 
 
+NO_NUMBER = 100.0
+"""Nats of a position whose distribution is NaN or infinite, as those of a damaged weight: float32 has none larger."""
+
+
 class BoundSession:
     """A session of one model whose weights and switches are bound."""
 
@@ -108,7 +112,8 @@ class BoundSession:
             return _sums(session, documents)
         except ModelError as error:
             logger.debug("no variant begins at %s: %s", border.part.border, error)
-            self._decoder.borders.remove(border)
+            if border in self._decoder.borders:  # two runs may begin at one
+                self._decoder.borders.remove(border)
         except MissingStatesError:
             self._decoder.kept.drop(run)
         return None
@@ -155,10 +160,15 @@ def _on_fitting_threads(model: ResolvedModel, num_weights: int) -> ResolvedModel
     return model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
 
 
+def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
+    """KL in nats, of positions without numbers `NO_NUMBER`."""
+    return np.nan_to_num(kl.astype(np.float64), nan=NO_NUMBER, posinf=NO_NUMBER)
+
+
 def _sums(session: Session, documents: Sequence[Document]) -> Floats:
     return np.array(
         [
-            sum(float(output.compared.kl.sum(dtype=np.float64)) for output in document if output.compared is not None)
+            sum(float(as_numbers(output.compared.kl).sum()) for output in document if output.compared is not None)
             for document in asked(session, documents)
         ]
     )

@@ -7,7 +7,7 @@ Knows no session.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -57,11 +57,15 @@ class Choice:
 class Menu:
     """The choices of all weights of a model, the first of each being the weight as it is."""
 
-    def __init__(self, choices: Mapping[Target, Sequence[Choice]], kernels: float = 0.0) -> None:
+    def __init__(
+        self, choices: Mapping[Target, Sequence[Choice]], kernels: float = 0.0, damaged: Collection[str] = ()
+    ) -> None:
         """`kernels`: what the quantized model loses beside its weights, by rounded activations and other kernels. Each
-        weight that stays quantized is charged its share, by its size."""
+        weight that stays quantized is charged its share, by its size. `damaged`: names of those that are never left as
+        they are, if they have another choice."""
         self.targets = tuple(choices)
         self._choices = [list(choices[target]) for target in self.targets]
+        self._damaged = damaged
         whole = sum(target.float_bytes for target in self.targets) or 1
         self._shares = [max(0.0, kernels) * target.float_bytes / whole for target in self.targets]
 
@@ -72,15 +76,17 @@ class Menu:
         tables: Mapping[Target, Target],
         sources: Mapping[str, Sources],
         kernels: float = 0.0,
+        damaged: Collection[str] = (),
     ) -> Menu:
         """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
         `sources` by part of the package."""
         return cls(
             {
-                target: [*_choices(target, kl, tables.get(target), sources[target.part])]
+                target: [*_choices(target, kl, tables.get(target), sources[target.part], target.name in damaged)]
                 for target, kl in losses.items()
             },
             kernels,
+            damaged,
         )
 
     def of_target(self, number: int) -> Sequence[Choice]:
@@ -96,14 +102,26 @@ class Menu:
         """Every weight as it is."""
         return (0,) * len(self.targets)
 
+    @property
+    def cured(self) -> Answer:
+        """Every weight as it is, but what is damaged in the smallest other form."""
+        return self._cured(self.unchanged)
+
+    def _cured(self, answer: Answer) -> Answer:
+        cured = list(answer)
+        for number, offered in enumerate(self._choices):
+            if self.targets[number].name in self._damaged and len(offered) > 1 and not answer[number]:
+                cured[number] = 1 + int(np.argmin([one.bytes for one in offered[1:]]))
+        return tuple(cured)
+
     def smallest(self, most_kl: float) -> Answer:
         """The choice of each weight with the fewest bytes whose losses sum up to at most `most_kl`; the least loss
         where none has so little."""
-        return knapsack.cheapest(self._bytes, self._kl, most_kl) or self.finest
+        return self._cured(knapsack.cheapest(self._bytes, self._kl, most_kl) or self.finest)
 
     def best(self, most_bytes: float) -> Answer:
         """That with the least loss in at most so many bytes; every weight as it is where nothing fits."""
-        return knapsack.cheapest(self._kl, self._bytes, most_bytes) or self.unchanged
+        return self._cured(knapsack.cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
 
     def front(self, num_points: int) -> list[Answer]:
         """Choices that nothing beats in both bytes and loss, small to large."""
@@ -157,12 +175,17 @@ class Menu:
         return [[float(one.bytes) for one in choices] for choices in self._choices]
 
 
-def _choices(target: Target, kl: float, together: Target | None, sources: Sources) -> Iterable[Choice]:
+def _choices(
+    target: Target, kl: float, together: Target | None, sources: Sources, is_damaged: bool = False
+) -> Iterable[Choice]:
     """The weight as it is, then what is finer and larger; of one that is tied to a table (`together`) with the bytes
     of both, and with what is as fine for both in one."""
     kl = max(0.0, kl)
     beside = together.bytes - target.bytes if together is not None else 0
     yield Choice(None, target.bytes + beside, kl, is_measured=True)
+    if target.is_constant:
+        yield Choice(FLOAT, target.bytes, 0.0, is_measured=True)
+        return
     bits, block_size = form_of(target.quantized[0], sources)
     offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
     if not offered:
@@ -181,9 +204,9 @@ def _choices(target: Target, kl: float, together: Target | None, sources: Source
                 yield Choice(precision, size, kl, is_measured=False, together=together)
         if precision == FLOAT:
             yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)
-        elif form > own_form:
+        elif form > own_form or (form == own_form and is_damaged):
             other, weights = alternative(target, precision, sources)
-            share = replace(sources, quantized=weights).error(other) / error if error else 0.0
+            share = replace(sources, quantized=weights).error(other) / error if 0 < error < np.inf else 0.0
             yield Choice(precision, other.bytes + beside, kl * share**2, is_measured=False)
 
 

@@ -32,7 +32,7 @@ from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.pairing import Pairing, Target, pair, refuse_nothing
 from olive_ext.remedy.race import Floats, Race, estimate
 from olive_ext.remedy.roundings import AnyTarget, QuantizedCache, Rounding, quantized_cache, with_cache
-from olive_ext.remedy.sources import Sources, share_beyond, whole_experts, with_tables
+from olive_ext.remedy.sources import Sources, whole_experts, with_tables
 from olive_ext.remedy.variants import Group, Material, Measurements, Variants, grouped, nats_by_document
 from olive_ext.remedy.weights import HOST
 from olive_ext.report.report_files import check_writable
@@ -89,6 +89,8 @@ class Location:
             raise ConfigError(f"{given} is quantized itself ({operator}): give the float model")
         self.floats, self.quantized = decoders.floats, decoders.quantized
         self.pairing: Pairing = pair(self.floats, self.quantized)
+        if self.pairing.damaged:  # a constant may be NaN
+            self.model, self.reference = (one.patched({"non_finite": "report"}) for one in (self.model, self.reference))
         self.sources = {"": decoders}
         """By part of the package."""
 
@@ -133,7 +135,7 @@ class Location:
         pairing = pair(own.floats, own.quantized, part)
         self.sources[part] = own
         self.targets += pairing.targets
-        self.pairing.unpaired |= {f"{node}, {part}": why for node, why in pairing.unpaired.items()}
+        self.pairing.add(pairing, part)
 
     @contextmanager
     def measuring(self) -> Iterator[Material]:
@@ -204,6 +206,7 @@ class Location:
         own = nats_by_document(compared, len(order))
         divergence = measure_divergence("all", compared)
         per_position = {number: nats / float(positions_N.sum()) for number, nats in gained.items()}
+        damaged = {group.name for group in groups if any(one.name in self.pairing.damaged for one in group.targets)}
         entries = [_entry(number, group, race, certain, per_position) for number, group in enumerate(groups)]
         return LossMap(
             model=self.model.name,
@@ -213,7 +216,7 @@ class Location:
             num_documents=len(documents),
             num_positions=int(positions_N.sum()),
             num_largest=self._config.top,
-            entries=tuple(sorted(entries, key=lambda entry: -entry.kl)),
+            entries=tuple(sorted(entries, key=lambda entry: (entry.name not in damaged, -entry.kl))),
             total=estimate(total, positions_N),
             sum=race.estimate_sum(),
             model_kl=estimate(own, positions_N),
@@ -221,7 +224,8 @@ class Location:
             by_position=() if divergence is None else divergence.by_position,
             by_class=() if divergence is None else divergence.by_class,
             unpaired=self.pairing.unpaired,
-            beyond_rounding=share_beyond(self.targets, self.sources),
+            beyond_rounding=self.pairing.shares,
+            damaged=self.pairing.damaged,
             passes=race.num_passes,
             computed_passes=race.num_passes * share,
         )
@@ -250,7 +254,7 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise ConfigError(f"'reference' = '{other.settings.model}': {note}; give the float ONNX model")
     if own.digest == other.digest:
         raise ConfigError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
-    tokenizer = {} if models.spells_alike() else {"tokenizer": own.files.tokenizer}
+    tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
         raise ConfigError(
             f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "

@@ -23,6 +23,9 @@ FILE_NAME, TABLE_NAME, PAGE_NAME = "loss_map.json", "loss_map.md", "loss_map.htm
 MOST_ROWS = 20
 """Entries that a terminal shows."""
 
+SAYS_NOTHING = 20.0
+"""Times the mean beyond which the upper end of an interval is not printed: few documents have nearly all of it."""
+
 DOUBTED = 0.01
 """Share of numbers beyond rounding from which on it is told."""
 
@@ -91,8 +94,11 @@ class LossMap:
     unpaired: dict[str, str]
     """Nodes that were not compared, and why."""
 
-    beyond_rounding: float
-    """Share of the numbers in blocks that lie farther from the float model's than rounding puts any."""
+    beyond_rounding: dict[str, float]
+    """By weight the share of its numbers in blocks that lie farther from the float model's than rounding puts any."""
+
+    damaged: dict[str, str]
+    """Constants and weights that are not the float model's, beyond any rounding, and how: the first entries."""
 
     passes: float
     """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
@@ -133,8 +139,10 @@ class LossMap:
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that is to be said beside the entries."""
-        told = (self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired))
-        return (*told, *doubt(self.beyond_rounding))
+        told = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
+        if self.kernels.mean > self.model_kl.mean / 2:
+            told.insert(0, told.pop(2))
+        return (*doubt(self.damaged, self.beyond_rounding), *told)
 
     @property
     def certainty(self) -> str:
@@ -177,7 +185,8 @@ HEADS = ("quantized alone", "KL, nats", "95 % interval", "share of the sum", "ce
 
 def interval(entry: Entry | Estimate) -> str:
     """The 95 % interval as words; a divergence is not below 0."""
-    return f"{numbers.nats(max(0.0, entry.low))} to {numbers.nats(entry.high)}"
+    mean, low = (entry.kl if isinstance(entry, Entry) else entry.mean), numbers.nats(max(0.0, entry.low))
+    return f"{low} to {numbers.nats(entry.high)}" if entry.high <= SAYS_NOTHING * mean else f"from {low} on"
 
 
 def row(entry: Entry, loss_map: LossMap) -> tuple[str, ...]:
@@ -211,11 +220,21 @@ def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]
     return kinds, [(str(n), {e.kind: e for e in inside if e.layer == n}) for n in layers]
 
 
-def doubt(share: float) -> tuple[str, ...]:
-    """One sentence where so large a share is no rounding."""
-    if share <= DOUBTED:
-        return ()
-    return (
-        f"{100 * share:.0f} % of the numbers lie farther from the float model's than rounding to blocks puts any: "
-        "it is of another checkpoint, or weights were changed before they were rounded (AWQ, GPTQ).",
-    )
+def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
+    """What is not the float model's, and whether the numbers of the other weights are farther off than rounding puts
+    them; `shares` by weight. At most a sentence each."""
+    told = []
+    if damaged:
+        (name, what), *others = damaged.items()
+        more = f", and {counted(len(others), 'other')}" if others else ""
+        told.append(f"Damaged: '{name}' {what}{more}.")
+    rest = {name: share for name, share in shares.items() if name not in damaged}
+    mean = sum(rest.values()) / max(1, len(rest))
+    if mean > DOUBTED:
+        worst = max(rest, key=rest.__getitem__)
+        told.append(
+            f"{100 * mean:.0f} % of the numbers, and {100 * rest[worst]:.0f} % of those of '{worst}', lie farther from "
+            "the float model's than rounding to blocks puts any: it is of another checkpoint, or weights were changed "
+            "before they were rounded (AWQ, GPTQ)."
+        )
+    return told

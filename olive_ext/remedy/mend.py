@@ -102,7 +102,7 @@ class Mender:
         losses = {entry.name: entry.kl for entry in self._map.entries}
         kernels = self._map.kernels.mean if self._map.kernels.low > 0 else 0.0
         by_target = {target: losses[target.name] for target in location.targets}
-        self.menu = Menu.of(by_target, location.tables, location.sources, kernels)
+        self.menu = Menu.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
 
         def told(package: Package) -> None:
             if progress:
@@ -153,6 +153,7 @@ class Mender:
             trials=tuple(self.search.trials.values()),
             unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
+            damaged=self._map.damaged,
             olive=asdict(self._settings(answer)),
         )
         return draft, bill

@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
-from olive_ext.remedy.graph_file import Array, NewTensor
+from olive_ext.model.files.constants import Array
+from olive_ext.remedy.graph_file import NewTensor, as_new
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import PackedWeight, Precision
 from olive_ext.remedy.sources import BIAS, DATA, TABLES, Sources, bias_of
@@ -55,6 +56,9 @@ class Mending:
         """Replaces the nodes of the targets, and drops what only they used. Raises `ModelError` where a node cannot be
         given the precision."""
         graph = self.model.graph
+        for target in [target for target in choices if target.is_constant]:
+            self._cure(target)
+        choices = {target: precision for target, precision in choices.items() if not target.is_constant}
         owners = {tuple(use.node.output): (target, n) for target in choices for n, use in enumerate(target.quantized)}
         places = [tuple(node.output) for node in graph.node]  # the first one of a node may be left out
         replaced = [n for n, outputs in enumerate(places) if outputs in owners]
@@ -77,6 +81,16 @@ class Mending:
         graph.node.extend(order)
         if not any(opset.domain == MICROSOFT for opset in self.model.opset_import):
             self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+    def _cure(self, target: Target) -> None:
+        """Puts the float graph's constant in the place of this one's, in its type."""
+        initializers = self.model.graph.initializer
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            if use.constant is not None:
+                data_type = self.sources.quantized.initializers[use.value].data_type
+                delete_at(initializers, [n for n, tensor in enumerate(initializers) if tensor.name == use.value])
+                self.tensors[use.value] = as_new(self.sources.floats, own.value, use.value, data_type)
+                self._floats[own.value, data_type] = use.value
 
     def _nodes(self, target: Target, number: int, precision: Precision) -> list[onnx.NodeProto]:
         """What takes the place of the node `number` of a target's."""
@@ -143,7 +157,7 @@ class Mending:
         if self._has(name, wanted):
             self._floats[name, data_type] = name
         else:
-            new = self.sources.floats.as_new(name, self._fresh(name), wanted)
+            new = as_new(self.sources.floats, name, self._fresh(name), wanted)
             self.tensors[new.name] = new
             self._floats[name, data_type] = new.name
         return self._floats[name, data_type]

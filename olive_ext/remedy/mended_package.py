@@ -16,9 +16,10 @@ import onnx
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.folders import OLIVE_RECORD, real_path
-from olive_ext.remedy.graph_file import Constants, GraphFile, NewTensor
+from olive_ext.remedy.graph_file import GraphFile, NewTensor
 from olive_ext.remedy.mended_graph import Mending
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import Precision

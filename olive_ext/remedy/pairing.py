@@ -14,14 +14,19 @@ import numpy as np
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse, plain_name
+from olive_ext.model.files.constants import differences, meant_others, outliers, plain_name, shares_beyond
+from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
 
 STRANGE = 0.9
-"""Relative error from which on two matrices are not taken for one weight: random matrices have 1.4, and rounding to two
-bits 0.4 to 0.6 on the quickstart's model."""
+"""Relative error from which on a weight is no rounding of another: random matrices have 1.4, and rounding to two bits
+0.4 to 0.6 on the quickstart's model."""
+
+
+SMALLEST = 1e-30
+"""A relative error of numbers that are not equal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +49,11 @@ class Target:
         return len(self.floats) != len(self.quantized)
 
     @property
+    def is_constant(self) -> bool:
+        """Whether it is a constant that both graphs should have alike: its cure is the float graph's."""
+        return self.floats[0].constant is not None
+
+    @property
     def is_of_experts(self) -> bool:
         """Whether these are weights of experts: one of a node's, or all."""
         return bool(self.quantized[0].part)
@@ -61,7 +71,7 @@ class Target:
                 num_outputs = as_float.shape[0 if own.is_transposed else 1]
                 matrix, first = whole[:, first : first + num_outputs], first + num_outputs
                 matrix = matrix.T if own.is_transposed else matrix
-            arrays[own.value] = np.ascontiguousarray(matrix.astype(as_float.dtype))
+            arrays[own.value] = np.asarray(matrix.astype(as_float.dtype), order="C")
         return arrays
 
     @property
@@ -110,22 +120,57 @@ class Pairing:
     unpaired: dict[str, str] = field(default_factory=dict)
     """Names of nodes of the quantized graph, or of the float graph, and why each has no counterpart."""
 
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Constants, and weights, that are farther from the float graph's than any rounding, and how."""
+
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of weights the share of their numbers beyond rounding (`shares_beyond`)."""
+
+    def add(self, other: Pairing, part: str) -> None:
+        """Takes what cannot be paired, and what is damaged, of another part of the package."""
+        self.unpaired |= {f"{node}, {part}": why for node, why in other.unpaired.items()}
+        self.damaged |= other.damaged
+        self.shares |= other.shares
+
 
 Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
 """Uses of the float graph and of the quantized one that are the same weight."""
 
 
 def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairing:
-    """All targets, in the order of the quantized graph's nodes, of which part of a package these are."""
-    pairing = Pairing()
-    groups: dict[frozenset[str], Couple] = {}
-    met: set[str] = set()
-    for name in quantized.uses:
+    """All targets, in the order of the quantized graph's nodes, of which part of a package these are: first the
+    constants that should be equal and are not.
+
+    A weight whose values are others is damaged where most are not: it is a target. Where most of its kind are, or of
+    all weights, these are not the float graph's: they are named, as is what the other graph has otherwise.
+    """
+    pairing, what = _constants(floats, quantized, part), f", {part}" if part else ""
+    known = {own.value for target in pairing.targets for own in target.floats}
+    others_known = {use.value for target in pairing.targets for use in target.quantized}
+    couples: dict[str, Couple] = {}
+    errors: dict[str, float] = {}
+    num_alike = 0
+    met: set[str] = {own.name for own in floats.uses.values() if own.roots <= known}
+    for name, use in quantized.uses.items():
+        if use.roots <= others_known:
+            continue
         owns, uses = _couple(name, floats.uses, quantized.uses)
         met |= {own.name for own in owns}
-        if problem := _problem(owns, uses, floats, quantized):
-            if problem != EQUAL:
-                pairing.unpaired |= {use.node.name: problem for use in uses}
+        error = _error(owns, uses, floats, quantized)
+        if isinstance(error, str):
+            pairing.unpaired |= {use.node.name: error for use in uses}
+        elif error:
+            couples[name], errors[name] = (owns, uses), error
+        num_alike += not isinstance(error, str) and error <= STRANGE
+    strange = {name for name, error in errors.items() if not error <= STRANGE}
+    if 2 * num_alike < len(quantized.uses):  # another model: its constants are no damage, either
+        pairing.targets, pairing.damaged = [], {}
+    others = strange if 2 * len(strange) > len(errors) else meant_others(errors, strange, kind_of)
+    groups: dict[frozenset[str], Couple] = {}
+    for name, (owns, uses) in couples.items():
+        if name in others:
+            why = f"its weight's values are others (relative error {errors[name]:.2g})"
+            pairing.unpaired |= {use.node.name: why for use in uses}
             continue
         group = groups.setdefault(_shared(groups, owns, uses), ([], []))
         for side, more in zip(group, (owns, uses), strict=True):
@@ -135,15 +180,48 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             why = f"the float graph has one weight for it and for '{other}', which is not quantized with it"
             pairing.unpaired |= {use.node.name: why for use in uses}
             continue
-        name = (uses if len(owns) > len(uses) else owns)[0].name + (f", {part}" if part else "")
-        sizes = _bytes(floats, owns), _bytes(quantized, uses)
-        pairing.targets.append(Target(name, tuple(owns), tuple(uses), *sizes, part))
+        target = _target((uses if len(owns) > len(uses) else owns)[0].name, owns, uses, floats, quantized, part)
+        error = max(errors.get(use.name, 0.0) for use in uses)
+        if any(use.name in strange for use in uses):
+            pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
+        pairing.targets.append(target)
     missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
     pairing.unpaired |= missing
+    shares = shares_beyond(floats, quantized)
+    pairing.shares = {name + what: share for name, share in shares.items()}
+    pairing.damaged = {**{name + what: how for name, how in outliers(shares).items()}, **pairing.damaged}
     return pairing
 
 
-EQUAL = "equal"
+def _target(
+    name: str,
+    owns: Sequence[WeightUse],
+    uses: Sequence[WeightUse],
+    floats: GraphWeights,
+    quantized: GraphWeights,
+    part: str,
+) -> Target:
+    name += f", {part}" if part else ""
+    return Target(name, tuple(owns), tuple(uses), _bytes(floats, owns), _bytes(quantized, uses), part)
+
+
+def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
+    """The constants that differ where they should be equal, with the uses that are made of them alone."""
+    pairing = Pairing()
+    for key, what in differences(floats.floats(), quantized.floats()).items():
+        value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
+        name = next((own.name for own in floats.uses.values() if own.value == value), key)
+        named = name + (f", {part}" if part else "")
+        pairing.damaged[named] = what
+        own, use = floats.constant(value), quantized.constant(other)
+        if own is None or use is None or floats.numbers(value).shape != quantized.numbers(other).shape:
+            pairing.unpaired[named] = what
+            continue
+        alike = [(floats.uses.get(made.name), made) for made in quantized.uses.values() if made.roots == use.roots]
+        owns = [own, *(first for first, _ in alike if first is not None and first.value != value)]
+        uses = [use, *(second for first, second in alike if first is not None and first.value != value)]
+        pairing.targets.append(_target(name, owns, uses, floats, quantized, part))
+    return pairing
 
 
 def _couple(name: str, floats: Mapping[str, WeightUse], quantized: Mapping[str, WeightUse]) -> Couple:
@@ -168,12 +246,12 @@ def _renamed(name: str, word: str, other: str) -> str:
     return re.sub(rf"(?<![^/.]){word}(?![^/.])", other, name)
 
 
-def _problem(
+def _error(
     owns: Sequence[WeightUse], uses: Sequence[WeightUse], floats: GraphWeights, quantized: GraphWeights
-) -> str:
-    """Why two sides are not one weight in two precisions; "equal" where they are one in the same precision."""
+) -> float | str:
+    """The relative error of two sides, 0 where they are one in the same precision, or why they are not one weight."""
     if not uses:
-        return EQUAL
+        return 0.0
     if not owns:
         return "the float graph has no node of that name with a constant weight"
     sides = _columns(owns, floats), _columns(uses, quantized)
@@ -182,10 +260,7 @@ def _problem(
     numbers, others = map(_joined, sides)
     if numbers.shape != others.shape:
         return f"its weight is {list(others.shape)}, the float graph's {list(numbers.shape)}"
-    if np.array_equal(numbers, others):
-        return EQUAL
-    error = relative_error(numbers, others)
-    return f"its weight's values are others (relative error {error:.2g})" if error > STRANGE else ""
+    return 0.0 if np.array_equal(numbers, others) else relative_error(numbers, others) or SMALLEST
 
 
 def _columns(uses: Sequence[WeightUse], weights: GraphWeights) -> list[Matrix]:
@@ -200,7 +275,7 @@ def _joined(parts: Sequence[Matrix]) -> Matrix:
 def relative_error(floats: Matrix, others: Matrix) -> float:
     """Root mean square of the difference over that of the float weight."""
     difference = np.linalg.norm(np.asarray(floats, np.float32) - others)
-    return float(difference / max(float(np.linalg.norm(np.asarray(floats, np.float32))), 1e-30))
+    return float(difference / max(float(np.linalg.norm(np.asarray(floats, np.float32))), SMALLEST))
 
 
 def _shared(

@@ -19,8 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from olive_ext.graph.edits import drop_shape_hints
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, layer_of
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.constants import plain_name
 from olive_ext.remedy.pairing import Target, kind_of
-from olive_ext.remedy.weights import GraphWeights, Matrix, plain_name
+from olive_ext.remedy.weights import GraphWeights, Matrix
 
 _ATTENTION = "GroupQueryAttention"
 _ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")

@@ -55,7 +55,7 @@ class Search:
         while True:
             answer = self._priced(partial(self._menu.best, room - self._others))
             over = self._drafts.num_bytes(answer) - size
-            if over <= 0 or not any(answer):
+            if over <= 0 or answer == self._menu.cured:
                 return answer
             room -= over
 
@@ -63,10 +63,10 @@ class Search:
         """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
         model loses. Raises `RequirementError` where none does."""
         menu = self._menu
-        kept = menu.unchanged if before.high <= most_kl else None
+        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
         if kept is not None and not menu.can_shrink:
             return kept
-        ratio = before.high / (menu.kl(menu.unchanged) or before.high)
+        ratio = _ratio(before, menu.kl(menu.unchanged))
         for rounds in range(1, MOST_ROUNDS + 1):
             broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]
             limit = min([most_kl / ratio, *broken])
@@ -86,7 +86,7 @@ class Search:
             elif last:
                 measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
                 raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(answer)}")
-            ratio = trial.measured.high / (menu.kl(answer) or trial.measured.high)
+            ratio = _ratio(trial.measured, menu.kl(answer))
         assert kept is not None  # the last round is of the finest
         return kept
 
@@ -117,6 +117,11 @@ class Search:
                 return answer
             for number, choice in unsure:
                 self._drafts.learn(number, choice, self._choosing)
+
+
+def _ratio(measured: Estimate, predicted: float) -> float:
+    """What was lost for each nat that was predicted; 1 where either is none, as of a constant that no text reaches."""
+    return measured.high / predicted if predicted and measured.high else 1.0
 
 
 AS_IT_IS = "the quantized model"

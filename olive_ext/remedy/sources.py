@@ -1,27 +1,24 @@
 """The weights of a float graph and of the quantized one made of it: what a weight's nodes may become, and which weights
-can be mended together alone (all of a node's experts, a head with the table that it is tied to); and how many numbers
-are farther from the float model's than rounding puts them, as another checkpoint's are, and those of algorithms that
-change weights beforehand.
+can be mended together alone (all of a node's experts, a head with the table that it is tied to).
 
 Knows two graphs; changes neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 
-from olive_ext.graph.nodes import attribute, reads
+from olive_ext.graph.nodes import reads
+from olive_ext.model.files.constants import Array
 from olive_ext.model.files.content import load_graph
-from olive_ext.remedy.graph_file import Array
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.precision import Precision
-from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
+from olive_ext.remedy.weights import GraphWeights, WeightUse
 
 DATA = {"MatMul": 0, "Gemm": 0, "MatMulNBits": 0, "Gather": 1, "GatherBlockQuantized": 1}
 """By operator the input that is not the weight."""
@@ -88,8 +85,8 @@ class Sources:
 
     def offers(self, target: Target, precision: Precision) -> bool:
         """Whether all nodes of a weight can be given this precision."""
-        if target.is_joined:
-            return False
+        if target.is_joined or target.is_constant:
+            return target.is_constant and not precision.bits
         pairs = list(zip(target.floats, target.quantized, strict=True))
         if target.is_of_experts:
             return self._offers_experts(target, precision)
@@ -184,32 +181,3 @@ def _is_one(table: WeightUse, head: WeightUse, sources: Sources) -> bool:
     return all(
         np.array_equal(first[:, n : n + _ROWS], second[:, n : n + _ROWS]) for n in range(0, first.shape[1], _ROWS)
     )
-
-
-MOST_WEIGHTS = 16
-"""Weights that are looked at, evenly among all."""
-
-_SLACK = 1.01
-"""Scales in half precision are not exactly those that were rounded by."""
-
-
-def share_beyond(targets: Iterable[Target], sources: Mapping[str, Sources]) -> float:
-    """The share of the numbers in blocks that lie more than a step of their block's grid from the float ones: none does
-    that was rounded to nearest, half a step away, or a whole one at an end of the grid."""
-    known = [one for one in targets if not one.is_joined and one.quantized[0].node.op_type == "MatMulNBits"]
-    beyond = count = 0
-    for target in known[:: -(-len(known) // MOST_WEIGHTS) or 1]:
-        of_part, own, use = sources[target.part], target.floats[0], target.quantized[0]
-        numbers, wanted = of_part.quantized.matrix(use), of_part.floats.matrix(own)
-        difference = np.abs((wanted.T if own.is_transposed else wanted) - numbers)
-        beyond += int((difference > _SLACK * _steps(of_part.quantized, use.node, *numbers.shape)).sum())
-        count += difference.size
-    return beyond / count if count else 0.0
-
-
-def _steps(weights: GraphWeights, node: onnx.NodeProto, num_inputs: int, num_outputs: int) -> Matrix:
-    """The distance of neighbours on each number's grid [K, N]."""
-    scales = onnx.numpy_helper.to_array(weights.tensor(node.input[2])).astype(np.float32)
-    blocks = np.abs(scales.reshape(num_outputs, -1))
-    steps: Matrix = np.repeat(blocks, int(attribute(node, "block_size", 32)), axis=1)[:, :num_inputs].T
-    return steps

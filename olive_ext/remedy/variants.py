@@ -19,7 +19,7 @@ from olive_ext.engine.reference.recorded import WritingTap
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.records.journal import Journal
-from olive_ext.remedy.bound_session import BoundSession, Floats, asked
+from olive_ext.remedy.bound_session import BoundSession, Floats, as_numbers, asked
 from olive_ext.remedy.documents import Document, document_key
 from olive_ext.remedy.pairing import Target
 from olive_ext.remedy.roundings import AnyTarget, QuantizedCache, Rounding
@@ -38,7 +38,7 @@ RECORDS_MEMORY = 0.125
 def nats_by_document(positions: Positions, number: int) -> Floats:
     """KL in nats, summed over the positions of each of so many documents [N]."""
     rows = positions.rows
-    return np.bincount(rows["document"], rows["kl"], number).astype(np.float64)
+    return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
 
 
 class Variants:
@@ -60,7 +60,8 @@ class Variants:
         for target in targets:
             floats, arrays = sources[target.part].floats, self._arrays.setdefault(target.part, {})
             roots = frozenset().union(*(use.roots for use in target.floats))
-            arrays |= {use.value: floats.matrix(use) for use in floats.uses.values() if use.roots & roots}
+            uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
+            arrays |= {use.value: floats.matrix(use) for use in uses}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self._roundings = roundings
         self._plain = BoundSession(

@@ -8,7 +8,6 @@ Axes: K inputs and N outputs of a product, V rows of a table.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -24,19 +23,12 @@ from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import attribute
+from olive_ext.model.files.constants import FLOATS, Constants, plain_name, unpacked
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU
-from olive_ext.remedy.graph_file import Constants
 
 Matrix = npt.NDArray[Any]
-
-QUANTIZER_SUFFIX = re.compile(r"((_matmul)?_Q\d+|_quant(ized)?)+$", re.IGNORECASE)
-"""What quantizers append to the name of the node whose weight they replace: ONNX Runtime's for MatMulNBits and
-GatherBlockQuantized "_Q4", for a product behind DequantizeLinear "_matmul_Q4", its dynamic one "_quant"."""
-
-COUNTER = re.compile(r"_node_\d+$")
-"""What mobius appends to every node's name, counted over all nodes of the graph, whatever these are."""
 
 IDENTITY_ROWS = 1024
 """Rows of the identity matrix that a product is given at a time: all of a product of 16,384 inputs are a gigabyte."""
@@ -62,8 +54,6 @@ _EXPERT_BITS = (4, 8)
 
 HOST = Provider(CPU, "cpu")
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
 
 @dataclass(frozen=True, eq=False)
 class WeightUse:
@@ -79,10 +69,14 @@ class WeightUse:
     part: str = ""
     """Which of several weights of the node it is: "fc1", "fc2" or "fc3" of experts."""
 
+    constant: int | None = None
+    """The number of the node's input where it is an initializer of whatever kind; None for the weight of a product, a
+    table or experts."""
+
     @property
     def inputs(self) -> tuple[int, ...]:
         """The numbers of the node's inputs that the weight is made of, those with the numbers first."""
-        return _INPUTS[self.node.op_type][self.part]
+        return _INPUTS[self.node.op_type][self.part] if self.constant is None else (self.constant,)
 
     @property
     def value(self) -> str:
@@ -92,12 +86,12 @@ class WeightUse:
     @property
     def is_packed(self) -> bool:
         """Whether the node itself turns packed numbers into the matrix."""
-        return self.node.op_type in _PACKED
+        return self.constant is None and self.node.op_type in _PACKED
 
     @property
     def is_transposed(self) -> bool:
         """Whether the node multiplies by the transpose of its matrix: a Gemm may."""
-        return self.node.op_type == "Gemm" and bool(attribute(self.node, "transB", 0))
+        return self.constant is None and self.node.op_type == "Gemm" and bool(attribute(self.node, "transB", 0))
 
     def as_in(self, other: WeightUse, matrix: Matrix) -> Matrix:
         """This use's matrix in the layout of `other`, by what their nodes do with it: a square one does not show it."""
@@ -123,6 +117,13 @@ class GraphWeights(Constants):
                 named.add((node.name, part))
                 free = self._free(use.name)
                 self.uses[free] = replace(use, name=free)
+
+    def constant(self, name: str) -> WeightUse | None:
+        """The first node that reads an initializer; None for one that none does."""
+        for node in self.model.graph.node:
+            if name in node.input:
+                return WeightUse(name, node, frozenset((name,)), constant=list(node.input).index(name))
+        return None
 
     def matrix(self, use: WeightUse) -> Matrix:
         """What the node computes with: [K, N], or [V, N] of a table; [N, K] for a Gemm that transposes it; [E, N, K] of
@@ -167,7 +168,7 @@ class GraphWeights(Constants):
         roots = self._roots_of_all(names)
         if not roots or not any(len(self.initializers[name].dims) >= 2 for name in roots):
             return None
-        if node.op_type not in _PACKED and not any(self.initializers[name].data_type in _FLOATS for name in roots):
+        if node.op_type not in _PACKED and not any(self.initializers[name].data_type in FLOATS for name in roots):
             return None
         name = plain_name(node.name)
         return WeightUse(f"{name.replace('QMoE', 'MoE')}/{part}" if part else name, node, roots, part)
@@ -224,8 +225,8 @@ class GraphWeights(Constants):
         num_inputs, num_blocks = numbers.shape[2] * 8 // bits, scales.shape[2]
         points = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
         if zeros:
-            points = _unpacked(zeros[0].reshape(*scales.shape[:2], -1), bits)[..., :num_blocks]
-        stored = {"numbers": _unpacked(numbers, bits), "scales": scales, "points": points}
+            points = unpacked(zeros[0].reshape(*scales.shape[:2], -1), bits)[..., :num_blocks]
+        stored = {"numbers": unpacked(numbers, bits), "scales": scales, "points": points}
         node = helper.make_node("DequantizeLinear", [*stored], ["y"], axis=2, block_size=-(-num_inputs // num_blocks))
         tensors = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
         return computed([node], tensors, {}, "y", [helper.make_opsetid("", 21)], 10)
@@ -256,11 +257,6 @@ class GraphWeights(Constants):
         return onnx.numpy_helper.to_array(self.tensor(name))
 
 
-def plain_name(name: str) -> str:
-    """A node's name without what quantizers append and without counters."""
-    return COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
-
-
 def computed(
     nodes: Sequence[onnx.NodeProto],
     stored: Sequence[onnx.TensorProto],
@@ -277,10 +273,3 @@ def computed(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     (value,) = open_session(model.SerializeToString(), [HOST]).run([output], feeds)
     return np.asarray(value)
-
-
-def _unpacked(bytes_: Matrix, bits: int) -> Matrix:
-    """Numbers of `bits` bits as bytes, along the last axis; the first one of a byte is in its lowest bits."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    numbers: Matrix = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
-    return numbers.reshape(*bytes_.shape[:-1], -1)

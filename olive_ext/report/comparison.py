@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.margins import Margins
 from olive_ext.report.numbers import Bin, Number, Spread, t_quantile, t_tail
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
@@ -255,6 +254,68 @@ class Certainty:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """How the two models are asked otherwise, each by its own files; their distributions are not compared then."""
+
+    what: tuple[str, ...]
+    """"chat template", "special tokens around a text"."""
+
+    files: tuple[str, ...]
+    """Those that differ and may decide it."""
+
+    reference_prompt: str = ""
+    """A document's prompt with its special tokens, in short."""
+
+    candidate_prompt: str = ""
+
+    def sentence(self) -> str:
+        """ "the two models are asked otherwise: chat template (chat_template.jinja): '<s>Hi' and 'Hi'"."""
+        files = f" ({', '.join(self.files)})" if self.files else ""
+        shown = f": {self.reference_prompt!r} and {self.candidate_prompt!r}" if self.candidate_prompt else ""
+        return f"the two models are asked otherwise: {', '.join(self.what)}{files}{shown}"
+
+
+@dataclass(frozen=True)
+class Stops:
+    """The token ids at which each model ends an answer, by the file that its own runtime reads."""
+
+    reference: tuple[int, ...]
+    reference_file: str
+    candidate: tuple[int, ...]
+    candidate_file: str
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Those of the reference at which the candidate goes on."""
+        return tuple(sorted({*self.reference} - {*self.candidate}))
+
+    def sentence(self) -> str:
+        """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
+        one, two = ([*map(str, ids)] or ["none"] for ids in (self.candidate, self.reference))
+        tokens = f"token{'s' * (len(self.missing) > 1)} {', '.join(map(str, self.missing))}"
+        sources = f"{self.candidate_file} has {', '.join(one)}; {self.reference_file} of the reference {', '.join(two)}"
+        return f"the candidate does not stop at {tokens}, as the reference does ({sources})"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What of a model the compared positions have reached."""
+
+    longest: int
+    """Tokens of the longest text."""
+
+    context: int | None
+    vocabulary: float | None
+    """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
+
+    def __str__(self) -> str:
+        """ ", in up to 450 of 512 positions and 12 % of the vocabulary"."""
+        of = "" if self.context is None else f" of {self.context:,}"
+        share = "" if self.vocabulary is None else f" and {100 * self.vocabulary:.2g} % of the vocabulary"
+        return f"in up to {self.longest:,}{of} positions{share}"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All results against one reference."""
 
@@ -276,17 +337,29 @@ class Comparison:
     certainty: Certainty | None = None
     """What the drawn documents make certain; None where all documents were evaluated."""
 
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    """Constants that are not the reference's where they should be, or no numbers, whatever the tasks reached: how."""
+
+    reach: Reach | None = None
+    """None without distributions."""
+
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""
 
     place: Place | None = None
     """The finding on two places, where the reference is the same model."""
 
-    margins: Margins | None = None
-    """How far answers are from being others; no verdict reads it. None without common choices or tokens."""
-
     matters: float = 1.0
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
+
+    asked: Asked | None = None
+    """What differs where each model's own files ask it otherwise; None where both are asked alike."""
+
+    stops: Stops | None = None
+    """Where both models end their answers; None where that is not known of both."""
+
+    changed_answers: int = 0
+    """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
 
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""

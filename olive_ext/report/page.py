@@ -30,6 +30,9 @@ _MEANING = (
 """Keys of an lm-eval task's configuration that change the requests or how they are scored. Not among them: paths, and
 the functions that load data, whose texts differ from machine to machine."""
 
+TEMPLATE_DATE = "chat_template_date"
+"""Key of results: the day of the run, where the chat template prints it (`strftime_now`)."""
+
 _TEMPLATE = ("apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 _MOST_NAMED = 3
 _MOST_SHOWN = 60
@@ -166,6 +169,8 @@ def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
     yield "chat_template_args", (report.config.get("model_args") or {}).get("chat_template_args")
     if results.get("chat_template_sha"):
         yield "chat_template_sha", results["chat_template_sha"]
+    if results.get(TEMPLATE_DATE):
+        yield TEMPLATE_DATE, results[TEMPLATE_DATE]
     if shots:
         yield "seed of the examples", results.get("config", {}).get("fewshot_seed")
     if configuration.get("output_type") == "loglikelihood_rolling":

@@ -85,9 +85,8 @@ def _notes(report: Report) -> Iterator[str]:
     for name, facts in (("the model", report.model), ("the reference", reference)):
         if facts.get("export"):
             yield f"{name} {facts['export']}"
-    if earlier := (report.model.get("journal") or {}).get("answers_known"):
+    if earlier := (report.model.get("journal") or {}).get("answers_used"):
         yield f"{counted(earlier, 'answer')} from an earlier run"
-    yield from () if report.narrowed is None else report.narrowed.sentences()
 
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -111,7 +110,6 @@ def to_markdown(report: Report) -> str:
         *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
         *(f"- {literal(text)}" for item in judged for text in item.evidence),
         markdown_table(table.heads, table.rows),
-        *(f"- {literal(text)}" for text in (report.narrowed.sentences() if report.narrowed else ())),
         _facts("Model", report.model),
         f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",
         _facts("Engine", report.engine),

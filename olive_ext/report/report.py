@@ -14,7 +14,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
-from olive_ext.report.narrowed import Narrowed
 from olive_ext.report.verdict import Verdict, verdict
 
 
@@ -55,9 +54,6 @@ class Report:
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
 
-    narrowed: Narrowed | None = None
-    """How answers were drawn until intervals were narrow; None where their number was given."""
-
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""
@@ -85,10 +81,13 @@ def from_json(text: str) -> Report:
     Raises `ValueError` that names the first wrong key for any other text.
     """
     try:
-        values = json.loads(text)
-        if isinstance(values, dict):
-            values.pop("verdict", None)
-        return TypeAdapter(Report).validate_python(values)
+        found = json.loads(text)
+        if isinstance(found, dict):  # the verdict is found anew; the others are what reports had once
+            found.pop("verdict", None)
+            found.pop("narrowed", None)
+            if isinstance(found.get("comparison"), dict):
+                found["comparison"].pop("margins", None)
+        return TypeAdapter(Report).validate_python(found)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValidationError as error:

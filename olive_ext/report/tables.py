@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import number
 from olive_ext.report.page import Page, joined_passes
 from olive_ext.report.report import Report
 from olive_ext.report.scores import COSTS, cost_rows, score_rows
-from olive_ext.report.view import SIGNS, difference_rows, divergence_rows, margin_rows
+from olive_ext.report.view import SIGNS, difference_rows, divergence_rows
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
@@ -33,7 +32,7 @@ class Table:
 def page_table(page: Page) -> Table:
     """A row for each score, paired difference, distance and cost, a column for each model."""
     heads = ("task", "metric", "n", *(column.name for column in page.columns))
-    rows = [*_scores(page), *_differences(page), *_distances(page), *_margins(page), *_counts(page)]
+    rows = [*_scores(page), *_differences(page), *_distances(page), *_counts(page)]
     rows += [("", name, "", *cells) for name, cells in cost_rows(page.columns)]
     return Table(page.title, heads, rows, heads[:2])
 
@@ -71,23 +70,6 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
         for name, cells in lines.items():
             if cells:
                 yield task, name, "", *(cells.get(column.name, "") for column in page.columns)
-
-
-def _margins(page: Page) -> Iterator[Sequence[str]]:
-    """What the margins became, and how many answers change; none of a comparison without margins."""
-    rows = margin_rows(page.contrasts)
-    for task in dict.fromkeys(row.margins.task for row in rows):
-        own = [row for row in rows if row.margins.task == task]
-        lines = {
-            "margins, shrink factor (95 %)": {row.candidate: f"{row.shrink}, {row.within_noise}" for row in own},
-            f"changed {own[0].margins.item}s": {row.candidate: row.changed for row in own},
-            "generated answers that differ": {row.candidate: row.differing for row in own},
-            "other documents that will change (90 %)": {row.candidate: row.predicted for row in own},
-        }
-        for name, cells in lines.items():
-            if any(cells.values()):
-                documents = numbers.count(own[0].margins.num_documents)
-                yield task, name, documents, *(cells.get(column.name, "") for column in page.columns)
 
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:

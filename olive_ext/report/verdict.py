@@ -30,9 +30,9 @@ EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unkno
 """Of a command that ends with a verdict; 2 is a mistake."""
 
 Code = Literal[
-    "cannot_tell", "place_unknown",
+    "cannot_tell", "asked", "place_unknown",
     "loss", "place_different", "cut_off", "far", "claim_broken",
-    "distant", "too_few", "distance_open", "no_values", "claim_open",
+    "distant", "damaged", "stops", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
     "stages", "claim_kept", "pooled", "missing", "place", "two_models",
@@ -147,7 +147,7 @@ def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> 
         case "no_loss_found":
             return "no loss found"
         case "no_difference":
-            return "no difference found"
+            return f"no difference found{first.words}"
         case "gain":
             return f"no loss found, gain in {names}"
         case "pooled":
@@ -210,14 +210,17 @@ def verdict(comparison: Comparison) -> Verdict:
         return _of([Reason("nothing_compared", words=why)], comparison)
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
-    findings = [*_claimed(certainty), *against]
-    findings = findings or ([Reason("no_difference")] if is_same else _in_favour(changes))
+    damaged = [*_damaged(comparison)]
+    findings = [*_claimed(certainty), *damaged, *against]
+    if not findings:
+        reach = "" if comparison.reach is None else f", {comparison.reach}"
+        findings = [Reason("no_difference", words=reach)] if is_same else _in_favour(changes)
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"
     others = [item for item in findings if item.code != worst and (not is_lost or item.code in _LOST)]
     stages = stage_sentences(comparison.stages, _most_kl(certainty))
-    others = [*(Reason("stages", words=words) for words in stages), *others]
+    others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
     if certainty is not None and certainty.verdict == "kept":
         others.insert(0, Reason("claim_kept", words=certainty.sentence()))
     elif certainty is not None and worst not in ("claim_broken", "claim_open"):
@@ -236,9 +239,10 @@ def _of_places(place: Place, answers: Verdict, comparison: Comparison) -> Verdic
     if answers.code in ("cannot_tell", "nothing_compared"):
         return answers
     code, headline = _PLACE_CODES[place.kind], place.headline
-    if code in _KEPT and (comparison.missing or answers.status == "loss" or answers.code == "distant"):
+    is_incomplete = bool(comparison.missing or comparison.damaged)
+    if code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code == "distant"):
         code, headline = "place_unknown", f"cannot tell: {headline} where both were scored, but not all is the same"
-    other = answers.finding if comparison.missing else answers.headline
+    other = answers.finding if is_incomplete else answers.headline
     evidence = [*(Reason("place", words=words) for words in place.evidence()), Reason("two_models", words=other)]
     return _of([Reason(code, words=headline), *evidence], comparison, answers.figures)
 
@@ -264,9 +268,21 @@ def _claimed(certainty: Certainty | None) -> Iterator[Reason]:
         yield Reason("claim_broken" if certainty.verdict == "broken" else "claim_open", words=certainty.sentence())
 
 
+def _damaged(comparison: Comparison) -> Iterator[Reason]:
+    """Constants that are not the reference's, which the tasks need not have reached."""
+    for name, what in [*comparison.damaged.items()][:1]:
+        more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
+        yield Reason("damaged", words=f"damaged: '{name}' {what}{more}")
+
+
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
     """Everything that stands against the candidate."""
-    matters, possible = comparison.matters, []
+    matters, stops = comparison.matters, comparison.stops
+    if comparison.asked is not None:
+        words = f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
+        yield Reason("asked", words=words)
+    if stops is not None and stops.missing:
+        yield Reason("stops", words=f"not decided: {stops.sentence()}")
     for item in changes:
         if item.metric == CUT_OFF:
             if item.is_lost and item.high < -matters:
@@ -318,6 +334,8 @@ def _incomparable(comparison: Comparison) -> str:
 
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
+        return False
+    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.missing):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped

@@ -1,4 +1,4 @@
-"""Differences, distances and margins as texts, formatted once for the terminal, markdown and HTML."""
+"""Differences and distances as texts, formatted once for the terminal, markdown and HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Literal
 from olive_ext.report import numbers
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import ALL, Divergence, Outcome
-from olive_ext.report.margins import Margins, PredictedChanges, TaskMargins
 from olive_ext.report.numbers import Measured
 from olive_ext.report.page import Contrast
 from olive_ext.report.scores import Bar, bars_of, with_filter
@@ -158,61 +157,3 @@ def _divergence(candidate: str, item: Divergence) -> DivergenceRow:
         perplexities=" \N{RIGHTWARDS ARROW} ".join(perplexities) if item.is_text else "",
         estimate=estimate if math.isfinite(error) and error > 0 else "",
     )
-
-
-@dataclass(frozen=True)
-class MarginRow:
-    """A task's margins as texts."""
-
-    candidate: str
-    margins: TaskMargins
-    items: str
-    """How many answers or tokens."""
-
-    medians: str
-    """Of the reference and of the candidate."""
-
-    shrink: str
-    """With its interval."""
-
-    within_noise: str
-    changed: str
-    differing: str
-    """Documents whose generated answers differ; empty where nothing was generated."""
-
-    predicted: str
-    """Empty where nothing is predicted."""
-
-
-def margin_rows(contrasts: Iterable[Contrast]) -> list[MarginRow]:
-    """A row for each task of each comparison that has margins, the candidates of one task together."""
-    pairs = [(one, item) for one in contrasts for item in (one.comparison.margins or Margins(())).tasks]
-    order = {task: rank for rank, task in enumerate(dict.fromkeys(item.task for _, item in pairs))}
-    return [_margins(one.candidate, item) for one, item in sorted(pairs, key=lambda pair: order[pair[1].task])]
-
-
-def _margins(candidate: str, item: TaskMargins) -> MarginRow:
-    half = (item.shrink_high - item.shrink_low) / 2
-    places = numbers.decimals(half if half > 0 else None, most=4)
-    shrink, low, high = (
-        f"{value:.{places}f}" if math.isfinite(value) else numbers.nats(value)
-        for value in (item.shrink, item.shrink_low, item.shrink_high)
-    )
-    changed, differing = item.changed / item.num_items, item.num_differing
-    return MarginRow(
-        candidate=candidate,
-        margins=item,
-        items=f"{numbers.count(item.num_items)} {item.item}{'s' * (item.num_items != 1)}",
-        medians=f"{numbers.nats(item.reference)} \N{RIGHTWARDS ARROW} {numbers.nats(item.candidate)} {item.unit}",
-        shrink=f"{shrink} ({low} to {high})",
-        within_noise=f"{numbers.percent(item.within_noise)} within {numbers.nats(item.noise)} {item.unit}",
-        changed=f"{numbers.count(item.changed)} ({numbers.percent(changed)})",
-        differing="" if differing is None else f"{numbers.count(differing)} of {numbers.count(item.num_documents)}",
-        predicted="" if item.predicted is None else _predicted(item.predicted),
-    )
-
-
-def _predicted(item: PredictedChanges) -> str:
-    number, low, high = (numbers.count(value) for value in (item.changed, item.low, item.high))
-    which = {"more": "more like these"}.get(item.documents, item.documents)
-    return f"{number} ({low} to {high}) of {numbers.count(item.num_documents)} {which}"

@@ -68,11 +68,10 @@ def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collec
 
     asked = [task for task in settings.tasks if task not in COSTS]
     thinks = settings.thinks
-    repeats = 1 if settings.repeats == "enough" else settings.repeats  # nobody knows which n there will be
-    declared = declared_metrics(asked, settings.include_path, repeats, thinks=thinks)
+    declared = declared_metrics(asked, settings.include_path, settings.repeats, thinks=thinks)
     if loads_tasks and (declared is None or None in declared.values()):
         runs_code = settings.confirm_run_unsafe_code
-        more: dict[str, Any] = {"metadata": settings.metadata, "runs_code": runs_code, "repeats": repeats}
+        more: dict[str, Any] = {"metadata": settings.metadata, "runs_code": runs_code, "repeats": settings.repeats}
         loaded = load_tasks(asked, settings.include_path, **more, thinks=thinks)
         declared = loaded_metrics(loaded)
     return None if declared is None else {**declared, **_cost_metrics(settings.tasks)}

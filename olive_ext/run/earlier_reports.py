@@ -14,7 +14,6 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
-from olive_ext.run.reference.margins import Both, measured
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -142,8 +141,7 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        if is_same := _is_of(own.reference, first.report):
-            compared["margins"] = own.margins or compared["margins"]
+        is_same = _is_of(own.reference, first.report)
         if is_same and not compared["outcomes"]:
             compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
         if own.divergences and not is_same:
@@ -179,12 +177,11 @@ def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
 
 
 def _paired(first: Named, other: Named) -> dict[str, Any]:
-    """Outcomes, flips, lengths and margins of the documents that both have logged, by field of a `Comparison`."""
+    """Outcomes, flips and lengths of the documents that both have logged, by field of a `Comparison`."""
     one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
     try:
         pair = one.answers(), two.answers()
         outcomes, flips, lengths = compare_answers(*pair, two.samples, two.tasks, _matters(other))
-        margins, _ = measured(Both(*pair, {"samples": two.samples}, two.tasks))
     except TaskError as error:
         raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
-    return {"outcomes": outcomes, "flips": flips, "lengths": lengths, "margins": margins}
+    return {"outcomes": outcomes, "flips": flips, "lengths": lengths}

@@ -23,9 +23,7 @@ from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
-from olive_ext.run.narrowed import refuse_unsampled, until_narrow
 from olive_ext.run.place import with_place
-from olive_ext.run.reference.answers import Answers, read_answers
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -77,10 +75,11 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
     with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run, file:
-        models, evaluated, report = until_narrow(models, lm, lambda each: _evaluate(each, lm, log_folder))
+        evaluated = _evaluate(models, lm, log_folder)
+        report = evaluated.report
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
-            report = with_place(report, models, evaluated.observer)
+            report = with_place(report, models, *evaluated.observers)
         report = _named(report, names)
         try:
             evaluated.write_logs()
@@ -111,11 +110,8 @@ class _Evaluated(NamedTuple):
     weights: Weights | None
     """How many documents each one stands for, where some were drawn."""
 
-    observer: Observer | None = None
-    """What was seen of the comparison."""
-
-    answers: tuple[Sequence[Answers], Sequence[Answers]] = ((), ())
-    """The model's and the reference's, where answers are drawn until intervals are narrow."""
+    observers: tuple[Observer | None, Observer | None] = (None, None)
+    """What was seen of the comparison, and of the reference alone."""
 
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
@@ -147,12 +143,11 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
                 lm.session.keep_answers(None)
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
-    drawn, observer = (None, None) if comparer is None else (comparer.weights, comparer.observer)
-    evaluated, samples = _Evaluated(report, lambda: None, drawn, observer), results.get("samples", {})
-    if config.narrow is not None and tasks is not None:
-        reference = None if comparer is None else comparer.reference
-        both = read_answers(samples, tasks.tasks), () if reference is None else reference.answers
-        evaluated = evaluated._replace(answers=both)
+    evaluated, samples = _Evaluated(report, lambda: None, None), results.get("samples", {})
+    reference = None if comparer is None else comparer.reference
+    if comparer is not None:
+        observers = comparer.observer, None if reference is None else reference.observer
+        evaluated = evaluated._replace(weights=comparer.weights, observers=observers)
     if log_folder is None or tasks is None:
         return evaluated
     fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
@@ -176,14 +171,10 @@ def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTas
     inputs = loaded_inputs(tasks)
     warn_of_network(tasks.tasks)
     refuse_shots(tasks.tasks, config.num_fewshot)
-    if config.narrow is not None:
-        refuse_unsampled(tasks.tasks)
-    if lm is None:
-        refuse_misfits(models.given, inputs)
-    is_ours = lm is None and not models.is_lm_evals
-    if not is_ours:
+    if lm is not None:
         refuse_generations((), config.gen_kwargs)
     else:
+        refuse_misfits(models.given, inputs)
         refuse_generations(inputs, config.gen_kwargs, models.given, config.model_args)
         refuse_texts(models.given, config)
     return tasks
@@ -243,7 +234,7 @@ def _run(
     if comparer is not None and comparer.is_sampled:
         return comparer.run_sampled(lm, journal)
     config = models.config
-    log = config.reference is not None or config.narrow is not None
+    log = config.reference is not None
     return run_tasks(lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=log)
 
 

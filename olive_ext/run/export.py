@@ -24,8 +24,9 @@ import psutil
 from filelock import FileLock
 
 from olive_ext.engine.runners.hf.plain_pass import PlainPass
-from olive_ext.errors import OliveExtError, first_line
+from olive_ext.errors import OliveExtError, first_line, listed
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder
 from olive_ext.session.opening import open_model
@@ -120,7 +121,7 @@ class _Made(NamedTuple):
 
 def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
     """The export in the cache, made where it is not there."""
-    name = f"{model.digest}-fp32-{version(BUILDER)}"
+    name = f"{model.digest}-fp32-{version(BUILDER)}-{version('transformers')}"
     target = root / name
     make_own_folder(root)
     with FileLock(root / f"{name}.lock"):
@@ -165,7 +166,10 @@ def _make(model: ResolvedModel, target: Path) -> None:
 def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
     """The largest difference of a token's log-probability, in nats, between plain passes of transformers and this
     package's engine, and the number of texts. Infinity where one is no number."""
-    plain, random = PlainPass(model), np.random.default_rng(0)
+    with reading_noted():
+        plain, random = PlainPass(model), np.random.default_rng(0)
+    if more := also_read(model.files):
+        raise OliveExtError(f"its code reads {listed(more)}, which decide its numbers and are not in its digest")
     texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in _lengths(plain)]
     both = zip(texts, logprobs(_of(model, folder).patched({"max_length": None}), texts), strict=True)
     differences = [np.abs(plain.logprobs(text) - own) for text, own in both]

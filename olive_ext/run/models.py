@@ -15,6 +15,7 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.report.comparison import Asked, Stops
 from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.records_file import RecordsFile
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
+    from olive_ext.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("olive.olive_ext")
+_ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
+"""Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
+too."""
 
 
 class Models:
@@ -47,23 +52,18 @@ class Models:
 
     @cached_property
     def given(self) -> ResolvedModel:
-        """The evaluated model as it was given. For an ONNX model the settings of opening it in `model_args` apply."""
+        """The evaluated model as it was given, with the settings of opening it in `model_args`."""
         model, model_args = resolve(self.config.opening()), self.config.model_args
-        if model.kind == "hf" or not model_args:
+        if not model_args:
             return model
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 
         return model.patched(OrtLMArguments.parse(model_args, where="model_args").opening())
 
     @property
-    def is_lm_evals(self) -> bool:
-        """Whether the evaluated model is run by lm-eval's Hugging Face backend, whose arguments `model_args` are."""
-        return self.given.kind == "hf" and (self.config.baseline == "lm_eval" or bool(self.config.model_args))
-
-    @property
     def own(self) -> ResolvedModel:
         """The evaluated model as it is run: a Hugging Face model as its export, where there is one."""
-        return self.given if self.is_lm_evals else self._as_run(self.given)
+        return self._as_run(self.given)
 
     @property
     def other(self) -> ResolvedModel:
@@ -119,6 +119,21 @@ class Models:
         except OliveExtError as error:
             raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
 
+    def damage(self) -> dict[str, str]:
+        """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
+        of records that were made elsewhere are not at hand."""
+        if self.own.kind != "onnx" or not self.own.runtime.runs_graph:
+            return {}
+        from olive_ext.model.files.constants import damage
+
+        other = None if self.config.reference is None or self.records_file is not None else self.other.files
+        return damage(self.own.files, None if other is None or other.decoder == self.own.files.decoder else other)
+
+    @property
+    def extent(self) -> tuple[int | None, int | None]:
+        """Positions and tokens that the evaluated model has; None where it does not say."""
+        return self.own.context_length, self.own.spec.vocab_size if self.own.kind == "onnx" else None
+
     def names(self) -> Iterator[str]:
         """What was written for the models and their tokenizers: paths, or names on the hub."""
         for model in self.on_disk:
@@ -171,8 +186,7 @@ class Models:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
         its distributions are recorded, and its generations kept.
 
-        It then gets the evaluated model's tokenizer where that is not quite its own (special tokens, template), and
-        windows that fit both models. Raises `ConfigError` where the tokenizers differ.
+        It then gets windows that fit both models.
         """
         if self.recorder is not None and observer is not None:
             lm = self._recording(self.own, observer)
@@ -182,18 +196,15 @@ class Models:
         if self.config.reference is not None and not self.config.reference.is_same:
             alone = alone.patched({"engine": self.own.settings.engine.model_copy(update={"adapters": []})})
         if observer is None:
-            from olive_ext.backends.hf import ANSWERING
-
             given, is_alike = self.config.model_args, alone.kind == self.own.kind
-            return self._open(alone, {name: given[name] for name in given if is_alike or name in ANSWERING})
-        tokenizer = {} if self.spells_alike() else {"tokenizer": self.own.files.tokenizer}
-        return self._recording(alone.patched(tokenizer), observer)
+            return self._open_ours(alone, {name: given[name] for name in given if is_alike or name in _ANSWERING})
+        return self._recording(alone, observer)
 
     def candidate(self, observer: Observer | None = None) -> LM:
         """The evaluated model. With an observer its targets are compared with the reference: with its records where it
         ran alone, else with the model itself, resident with the candidate."""
         if observer is None:
-            return self._open(self.own, self.config.model_args)
+            return self._open_ours(self.own, self.config.model_args)
         from olive_ext.records import Records
 
         if self.records_file is not None:
@@ -246,16 +257,6 @@ class Models:
         key = answers_key(lm)
         return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
 
-    def _open(self, model: ResolvedModel, model_args: Mapping[str, Any]) -> LM:
-        """A model on this package's engine, or a Hugging Face model as lm-eval's baseline."""
-        if not (self.is_lm_evals and model.kind == "hf"):
-            return self._open_ours(model, model_args)
-        from olive_ext.backends.hf import open_baseline
-        from olive_ext.backends.lm_eval_patches import quiet_bars
-
-        with self.clock.phase("load"), quiet_bars(self.progress):
-            return open_baseline(model.settings.model, model.settings, model_args)
-
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""
         from olive_ext.backends.lm_eval import OrtLM
@@ -285,16 +286,54 @@ class Models:
         lm.observer = observer
         return lm
 
-    def spells_alike(self) -> bool:
-        """Whether the reference's own tokenizer does all that the evaluated model's does. Raises `ConfigError` where
-        they give other ids to a text."""
-        from olive_ext.text.tokenizer import load_tokenizer
-        from olive_ext.text.tokenizer_fit import refuse_other_tokenizer, special_traits, tokenizer_traits
+    @cached_property
+    def asked_otherwise(self) -> Asked | None:
+        """How both models' own files ask them otherwise; None where they ask them alike. Raises `ConfigError` where the
+        tokenizers give other ids to a text."""
+        from olive_ext.text.tokenizer_fit import asked_traits, deciding_files, refuse_other_tokenizer, tokenizer_traits
 
-        both = self.other, self.own
-        reference, own = (
-            load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code) for model in both
-        )
+        if self.records_file is not None or self.given.files.tokenizer == self.given_reference.files.tokenizer:
+            return None
+        both = self.given_reference, self.given
+        tokenizers = [self._tokenizer(model) for model in both]
         names = (model.settings.model for model in both)
-        refuse_other_tokenizer(tokenizer_traits(reference), tokenizer_traits(own), *names)
-        return special_traits(reference) == special_traits(own)
+        refuse_other_tokenizer(*map(tokenizer_traits, tokenizers), *names)
+        template = self._template_variables() if self.config.apply_chat_template else None
+        reference, own = (asked_traits(tokenizer, template) for tokenizer in tokenizers)
+        if not (what := tuple(name for name in own if own[name] != reference[name])):
+            return None
+        return Asked(what, deciding_files(what, [str(model.files.tokenizer) for model in both]))
+
+    def _template_variables(self) -> Mapping[str, Any]:
+        if self.given.kind == "hf":
+            return {}
+        from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+
+        return OrtLMArguments.parse(self.config.model_args, where="model_args").template_variables()
+
+    def _tokenizer(self, model: ResolvedModel) -> Tokenizer:
+        from olive_ext.text.tokenizer import load_tokenizer
+
+        settings = model.settings
+        bos, prefix = settings.add_bos_token, settings.prefix_token_id
+        trusts = settings.trust_remote_code
+        return load_tokenizer(
+            model.files.tokenizer, add_bos_token=bos, prefix_token_id=prefix, trust_remote_code=trusts
+        )
+
+    def stops(self, lm: LM) -> Stops | None:
+        """Where both models end their answers, of which `lm` is the evaluated one; None where `lm` is a model of
+        lm-eval's own, or the reference's records do not say."""
+        if (session := getattr(lm, "session", None)) is None:
+            return None
+        own = session.describe_execution()
+        if self.records_file is not None:
+            known = self.records_file.stops
+        else:
+            from olive_ext.text.generation_bounds import read_stop_ids
+
+            stops = read_stop_ids(self._tokenizer(self.other), self.other.processor_files)
+            known = sorted(stops.ids), stops.file
+        if known is None or "stop_ids" not in own:
+            return None
+        return Stops(tuple(known[0]), known[1], tuple(own["stop_ids"]), str(own["stop_ids_file"]))

@@ -33,9 +33,9 @@ MOST_BEYOND = 2
 model 1.8 % were beyond it in float16, and none in float32."""
 
 
-def with_place(report: Report, models: Models, observer: Observer | None) -> Report:
+def with_place(report: Report, models: Models, observer: Observer | None, reference: Observer | None) -> Report:
     """The report with the finding on two places, where the evaluated model was held against itself; what cannot be
-    measured is said in it, since the numbers may have taken hours."""
+    measured is said in it, since the numbers may have taken hours. `reference` has seen the reference alone."""
     comparison, sample = report.comparison, observer.sample if observer is not None else None
     if comparison is None or sample is None or observer is None:
         return report
@@ -43,35 +43,34 @@ def with_place(report: Report, models: Models, observer: Observer | None) -> Rep
 
     rows = [observer.rows(task) for task in observer.tasks]
     file = models.records_file
-    reference = models.other if file is None else None
-    names = _names(models, reference)
+    other = models.other if file is None else None
+    names = _names(models, other)
     recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
-    places = Places(models.own, reference, names, int(report.model["max_length"]), recorded_in)
+    places = Places(models.own, other, names, int(report.model["max_length"]), recorded_in)
     apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
     fed = int(report.engine.get("tokens_fed", 0))
     place, where = judged(places, sample, np.concatenate([np.empty(0), *apart]), fed)
     if where is not None and place.first is not None:
         place = _looked_into(place, place.first, places, *where, models.config.reference)
-    return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer)))
+    return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer, reference)))
 
 
-def _with_answers(place: Place, comparison: Comparison, observer: Observer) -> Place:
+def _with_answers(place: Place, comparison: Comparison, observer: Observer, reference: Observer | None) -> Place:
     """The finding with what was generated: both places score one text alike, and may write another where decoding steps
     are wrong. Answers that part where both are surer than any rounding are different."""
     if place.kind not in ("same", "kernels"):
         return place
     limit = 2 * max(place.noise_limit, place.kernel_limit)
-    for one in () if comparison.margins is None else comparison.margins.differences:
-        least = min(one.reference_margin or 0.0, one.candidate_margin or 0.0)
-        if least > limit:
-            prompts = (asked[2] for asked in observer.greedy if asked[:2] == (one.task, one.doc_id))
-            before = sum(len(prompt) for prompt in [next(prompts, "")] if not isinstance(prompt, str))
-            finding = (
-                f"token {one.index + 1} of the generated answer is another one, where both places score one "
-                f"{nats(least)} nats before all others: decoding steps give other numbers than whole texts"
-            )
-            first = FirstPosition(one.task, one.doc_id, before + one.index, least, finding=finding)
-            return replace(place, kind="different", first=first)
+    parted = () if reference is None else observer.parted(reference)
+    least, (task, number, prompt), index = max(parted, key=lambda one: one[0], default=(0.0, ("", 0, ""), 0))
+    if least > limit:
+        before = 0 if isinstance(prompt, str) else len(prompt)
+        finding = (
+            f"token {index + 1} of the generated answer is another one, where both places score one "
+            f"{nats(least)} nats before all others: decoding steps give other numbers than whole texts"
+        )
+        first = FirstPosition(task, number, before + index, least, finding=finding)
+        return replace(place, kind="different", first=first)
     found = verdict(comparison)
     if found.status == "loss" or found.code == "gain":
         reason = f"scores differ by rounding, and answers do not: {found.headline}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -50,6 +50,12 @@ class RecordsFile:
         """Tokens that the recorded model saw at once at most."""
         return int(self.manifest["max_length"])
 
+    @property
+    def stops(self) -> tuple[Sequence[int], str] | None:
+        """The ids at which the recorded model ended its answers, and the file that named them; None of older files."""
+        known: Sequence[int] | None = self.manifest.get("stop_ids")
+        return None if known is None else (known, str(self.manifest.get("stop_ids_file", "")))
+
     def shorter_than(self, length: int | None) -> int | None:
         """`max_length` where a model that sees `length` tokens must be held to it; else None."""
         return self.max_length if length is None or self.max_length < length else None
@@ -71,7 +77,9 @@ class RecordsFile:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
         from olive_ext.session.replayed import replayed
 
-        session = replayed(candidate.session, Records.read(self.folder), self.max_length, self.manifest["answers"])
+        stop_ids = candidate.session.stop_ids if self.stops is None else self.stops[0]
+        records = Records.read(self.folder), self.max_length, self.manifest["answers"]
+        session = replayed(candidate.session, *records, stop_ids)
         if session.journal is not None:
             self._stack.callback(session.journal.close)
         return candidate.over(session, observer)

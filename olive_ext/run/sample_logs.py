@@ -14,15 +14,11 @@ from typing import Any, TypeAlias
 
 from olive_ext.errors import ConfigError, one_line
 from olive_ext.report import Report, write_texts
-from olive_ext.report.metrics import MEANS, is_of_samples
-from olive_ext.run.reference.answers import Answers, Sample, question_of, read_answers
-from olive_ext.run.reference.margins import DocumentMargins
+from olive_ext.report.metrics import LENGTHS, MEANS, is_of_samples
+from olive_ext.run.reference.answers import OWN, Answers, Sample, question_of, read_answers, share_cut_off
 
 Fields: TypeAlias = Callable[[str, Sample], Mapping[str, Any]]
 """Our own fields of a line, from the task's name and the sample."""
-
-OWN = "olive_ext"
-"""The line's key under which our own fields stand; everything else is lm-eval's."""
 
 _SAME = 1e-6
 
@@ -31,15 +27,17 @@ def sample_fields(
     tasks: Mapping[str, Any],
     reference: Sequence[Answers] = (),
     by_document: Callable[[str], Mapping[int, tuple[float, int]]] | None = None,
-    margins: DocumentMargins | None = None,
+    candidate: Sequence[Answers] = (),
 ) -> Fields:
-    """`question` without examples; the `reasoning` in front of each response of `resps`; with a reference its
+    """`question` without examples; the `reasoning` in front of each response of `resps`; of generated answers the share
+    that was `cut_off` by their limit; with a reference its
     `reference_answer` and `reference_values` by metric; where distributions were compared `kl_mean` in nats over the
-    document's `positions`, which `by_document` gives of a task; both models' `margins` of the answer.
+    document's `positions`, which `by_document` gives of a task; of choices both models' `margins`, the score of the
+    reference's answer less the best other one's, by the `candidate`'s answers.
 
     `tasks` are lm-eval's objects by name.
     """
-    answers = {(item.task, item.filter): item.by_document for item in reference}
+    answers, mine = ({(item.task, item.filter): item.by_document for item in own} for own in (reference, candidate))
     distances = {task: by_document(task) for task in tasks} if by_document is not None else {}
 
     def fields(task: str, sample: Sample) -> dict[str, Any]:
@@ -48,13 +46,17 @@ def sample_fields(
         thoughts = [[getattr(item, "reasoning", None) for item in items] for items in sample["resps"]]
         if any(text is not None for items in thoughts for text in items):
             added["reasoning"] = thoughts
+        if (cut_off := share_cut_off(sample)) is not None:
+            added[LENGTHS[-1]] = cut_off
         answer = answers.get((task, str(sample["filter"])), {}).get(number)
         if answer is not None:
             added |= {"reference_answer": answer.text, "reference_values": dict(answer.values)}
         if (distance := distances.get(task, {}).get(number)) is not None:
             added |= {"kl_mean": distance[0], "positions": distance[1]}
-        if margins and (task, number) in margins:
-            added["margins"] = dict(zip(("reference", "candidate"), margins[task, number], strict=True))
+        own = mine.get((task, str(sample["filter"])), {}).get(number)
+        if answer is not None and own is not None and 1 < len(answer.scores) == len(own.scores):
+            best = answer.scores.index(max(answer.scores))
+            added["margins"] = {"reference": answer.lead_of(best), "candidate": own.lead_of(best)}
         return added
 
     return fields

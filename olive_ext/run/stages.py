@@ -11,7 +11,7 @@ from typing import Any
 
 from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
-from olive_ext.errors import ConfigError, OliveExtError, first_line
+from olive_ext.errors import ANY_FAILURE, ConfigError, OliveExtError, first_line
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
@@ -177,7 +177,7 @@ def _finding(models: Models) -> str:
         float_model = _float_model(models)
         assert float_model is not None
         return hold_against(float_model, models.given_reference).sentence()
-    except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
+    except ANY_FAILURE as error:  # a remark must not cost the report, which is not written yet
         logger.warning("what the conversion lost is not told: %s", first_line(error))
         return first_line(error)
 

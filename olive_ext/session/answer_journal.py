@@ -55,6 +55,7 @@ _DECIDING = (
     "scoring_head",
     "kv_cache",
     "lengths",
+    "also_read",
 )
 """Facts of an execution that decide the bits of its numbers."""
 

@@ -23,6 +23,7 @@ from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError
 from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
 from olive_ext.session.session import Session
 from olive_ext.session.texts import Texts, read_texts
@@ -101,10 +102,11 @@ def _open(model: ResolvedModel, on_failure: ExitStack, *, is_compared: bool = Tr
     """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is told
     before the weights are read; where models are compared, logits rows stay where they are computed."""
     model = replace(model, is_compared=True) if is_compared else model
-    texts = read_texts(model)
-    opened = open_runner(model)
-    on_failure.callback(opened.runner.close)
-    local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
+    with reading_noted():
+        texts = read_texts(model)
+        opened = open_runner(model)
+        on_failure.callback(opened.runner.close)
+        local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
     if model.warms_encoders:
         _warm_up(local, is_strict=model.settings.engine.strict_shapes)
     return local
@@ -154,5 +156,7 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
     digest = model.digest or "{model}@{revision}".format_map(execution)
     if lengths := local.runner.traits.lengths:
         deciding["lengths"] = list(lengths)
+    if more := also_read(model.files):
+        deciding["also_read"] = more
     tokenizer = tokenizer_traits(local.texts.tokenizer)
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}

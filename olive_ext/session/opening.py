@@ -48,7 +48,7 @@ class OpenKeywords(TypedDict, total=False):
     language: str | None
     speech_task: str | None
     isolation: str
-    step_timeout: int | str
+    step_timeout: int
     workers: int | Mapping[str, Any] | None
 
 

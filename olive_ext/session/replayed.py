@@ -59,13 +59,15 @@ class RecordedAnswers:
         return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
 
 
-def replayed(own: Session, records: Records, context_length: int, answers: Mapping[str, Any]) -> Session:
+def replayed(
+    own: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
+) -> Session:
     """A session that answers as the recorded model did, beside the session `own` of a model with the same tokenizer.
-    `answers`: by the name of a journal in the records' folder, its facts."""
+    `answers`: by the name of a journal in the records' folder, its facts; `stop_ids`: where that model ended them."""
     session = Session(
         RecordedAnswers(records, context_length),
         own.tokenizer,
-        stop_ids=own.stop_ids,
+        stop_ids=stop_ids,
         encoding=own.encoding,
         media=own.media,
         beside=own,

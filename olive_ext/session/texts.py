@@ -3,6 +3,7 @@ source, pictures and sounds. Opens no model."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from olive_ext.engine.media.items import ItemLimit
@@ -12,11 +13,13 @@ from olive_ext.records import Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
 from olive_ext.text.encoder_decoder import Encoding, read_encoding
-from olive_ext.text.generation_bounds import read_stop_ids
+from olive_ext.text.generation_bounds import StopIds, read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.token_ids import Rows
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.text.tokenizer_fit import refuse_smaller_vocabulary
+from olive_ext.text.tokenizer_fit import hold_to_files, refuse_smaller_vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Texts:
 
     model: ResolvedModel
     tokenizer: Tokenizer
-    stop_ids: frozenset[int]
+    stops: StopIds
     """Tokens that end every generation."""
 
     encoding: Encoding | None
@@ -53,11 +56,14 @@ class Texts:
         beside: Session | None = None,
     ) -> Session:
         """A session whose requests `executor` runs."""
-        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, "stop_ids": sorted(self.stop_ids)}
+        stops = {"stop_ids": sorted(self.stops.ids), "stop_ids_file": self.stops.file}
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **stops}
+        if self.tokenizer.note:
+            facts["tokenizer_note"] = self.tokenizer.note
         return Session(
             executor,
             self.tokenizer,
-            stop_ids=self.stop_ids,
+            stop_ids=self.stops.ids,
             facts=facts,
             encoding=self.encoding,
             records=records,
@@ -71,12 +77,13 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
     """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
     that opening the model refuses of its tokenizer and of the configurations of a generation."""
     tokenizer = tokenizer or open_tokenizer(model)
-    stop_ids = read_stop_ids(tokenizer, model.processor_files)
-    return Texts(model, tokenizer, stop_ids, read_encoding(tokenizer, model, model.source or (None, None)))
+    stops = read_stop_ids(tokenizer, model.processor_files)
+    return Texts(model, tokenizer, stops, read_encoding(tokenizer, model, model.source or (None, None)))
 
 
 def open_tokenizer(model: ResolvedModel) -> Tokenizer:
-    """The tokenizer. Raises `ModelError` where it has tokens that the model does not."""
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not, and where transformers encode
+    otherwise than its files say."""
     settings = model.settings
     tokenizer = load_tokenizer(
         model.files.tokenizer,
@@ -87,4 +94,7 @@ def open_tokenizer(model: ResolvedModel) -> Tokenizer:
     tokenizer.rows = Rows.of(model)
     if model.runtime.runs_graph:
         refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
+    tokenizer.note = hold_to_files(tokenizer, settings.add_bos_token)
+    if tokenizer.note:
+        logger.warning("%s", tokenizer.note)
     return tokenizer

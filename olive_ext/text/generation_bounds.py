@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from olive_ext.errors import ConfigError, listed
-from olive_ext.model.files.package_config import first_named, named_ids
+from olive_ext.model.files.package_config import first_named, named_end, named_ids
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -38,10 +40,26 @@ def too_long(setting: str, value: int, max_length: int) -> str:
     )
 
 
-def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> frozenset[int]:
-    """Ids that end a generation: the tokenizer's EOS, and `eos_token_id` of the model's configurations."""
-    own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
-    return frozenset(own.union(first_named("eos_token_id", files)))
+@dataclass(frozen=True)
+class StopIds:
+    """The token ids that end every generation of a model, and the file that names them."""
+
+    ids: frozenset[int]
+    file: str
+
+    def described(self, tokenizer: Tokenizer, ids: frozenset[int] | None = None) -> str:
+        """The ids, or some of them, with their texts: "2 '</s>'"."""
+        shown = sorted(self.ids if ids is None else ids)
+        return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
+
+
+def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> StopIds:
+    """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
+    generation_config.json, or config.json where there is none. Where that names none, the tokenizer's EOS ends."""
+    named, file = named_end(files)
+    if named is None:
+        named = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    return StopIds(frozenset(named), file)
 
 
 WHISPER_START = "<|startoftranscript|>"
@@ -155,6 +173,8 @@ class TextStream:
 
     tokens    ... [context][fresh][held]     decoded: context and fresh together, for what fresh alone would lose
                                   held: may begin a stop, or is a part of a character
+
+    What is held is decoded again when an eighth more is held, so that n tokens cost O(n) where most are held for long.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -162,34 +182,48 @@ class TextStream:
         self._stops = tuple(stops)
         self._begin = 0  # of the context
         self._read = 0  # tokens whose text was given
+        self._next = 0 if tokenizer.has_stable_text else sys.maxsize  # tokens at which it is tried again
 
     def piece(self, tokens: Sequence[int]) -> str:
         """What is certain of the text of `tokens` and was not given before. To be called after each token."""
-        count = self._num_free(tokens) if self._tokenizer.has_stable_text else 0
-        text = self._fresh(tokens[:count], skips=True) if count > self._read else ""
-        if count <= self._read or text.endswith(INCOMPLETE) or self._ends_in_bytes(tokens[:count]):
+        if len(tokens) < self._next:
             return ""
-        if text:  # a context without text would change what is decoded behind it
-            self._begin = self._read
-        self._read = count
+        window = tokens[self._begin :]
+        count = self._num_free(window)
+        text = self._fresh(window[:count], skips=True)
+        if not text or text.endswith(INCOMPLETE) or self._ends_in_bytes(window[:count]):
+            text = ""
+        else:
+            self._begin, self._read = self._read, self._begin + count
+        self._next = len(tokens) + 1 + (len(tokens) - self._read) // 8
         return text
 
-    def _fresh(self, tokens: Sequence[int], *, skips: bool) -> str:
+    def _fresh(self, window: Sequence[int], *, skips: bool) -> str:
         decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
-        return decode(tokens[self._begin :])[len(decode(tokens[self._begin : self._read])) :]
+        return decode(window)[len(decode(window[: self._read - self._begin])) :]
 
-    def _num_free(self, tokens: Sequence[int]) -> int:
-        """The tokens in front of which no stop begins, nor may begin, with special tokens or without."""
-        count = len(tokens)
+    def _num_free(self, window: Sequence[int]) -> int:
+        """The tokens of `window` in front of which no stop begins, nor may begin, with special tokens or without."""
+        count = len(window)
         for skips in (True, False) if self._stops else ():
-            text = self._fresh(tokens, skips=skips)
-            free = min((at for at in range(len(text)) if self._may_stop(text[at:])), default=len(text))
-            while count > self._read and len(self._fresh(tokens[:count], skips=skips)) > free:
-                count -= 1
+            text = self._fresh(window, skips=skips)
+            free = min(self._first(text, stop) for stop in self._stops)
+            if free < len(text):
+                counts = range(self._read - self._begin, count + 1)
+                lengths = partial(self._length, window, skips)
+                count = counts[max(0, bisect_right(counts, free, key=lengths) - 1)]
         return count
 
-    def _may_stop(self, text: str) -> bool:
-        return any(text.startswith(stop) or stop.startswith(text) for stop in self._stops)
+    def _length(self, window: Sequence[int], skips: bool, count: int) -> int:
+        return len(self._fresh(window[:count], skips=skips))
+
+    @staticmethod
+    def _first(text: str, stop: str) -> int:
+        """Where the stop begins in the text, or may begin at its end."""
+        if (at := text.find(stop)) >= 0:
+            return at
+        ends = range(max(0, len(text) - len(stop) + 1), len(text))
+        return next((at for at in ends if stop.startswith(text[at:])), len(text))
 
     def _ends_in_bytes(self, tokens: Sequence[int]) -> bool:
         tokenizer = self._tokenizer

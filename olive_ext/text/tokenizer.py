@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors, why_not_loaded
+from olive_ext.errors import ANY_FAILURE, ConfigError, ModelError, TaskError, one_line, panics_as_errors, why_not_loaded
 from olive_ext.text.bounded_templates import bounded_chat_templates
 from olive_ext.text.token_ids import Rows, refuse_large_ids
 
@@ -38,9 +38,20 @@ def load_tokenizer(
         with panics_as_errors():
             hf = load(where, trust_remote_code=trust_remote_code)
             hf.encode("a")  # some files can be loaded, and not be used
-    except Exception as error:
+        if not hf.vocab_size:
+            raise ValueError("its vocabulary is empty")
+    except ANY_FAILURE as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
+
+
+def tokenizer_file(where: str, name: str) -> Path | None:
+    """The file of that name in a tokenizer's folder, or of a hub name in the cache; None where there is none."""
+    from transformers.utils.hub import cached_file
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    file = cached_file(where, name, **quiet)
+    return None if file is None else Path(file)
 
 
 class Tokenizer:
@@ -66,6 +77,9 @@ class Tokenizer:
         self.rows = Rows()
         """How many tokens the model knows; set by who opens both."""
 
+        self.note = ""
+        """What is encoded otherwise than the files say, as `hold_to_files` returns it."""
+
         self.bos_token_id: int | None = hf.bos_token_id
         self.eos_token_id: int | None = hf.eos_token_id
 
@@ -74,6 +88,11 @@ class Tokenizer:
         """As it is now: lm-eval gives a tokenizer without one another token's."""
         number: int | None = self.hf.pad_token_id
         return number
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether a token stands for an empty context."""
+        return any(item is not None for item in (self._prefix_token_id, self.bos_token_id, self.eos_token_id))
 
     @property
     def prefix_token_id(self) -> int:
@@ -234,16 +253,17 @@ class Tokenizer:
             "continue_final_message": not add_generation_prompt,
             **kwargs,
         }
+        template = f"the chat template of '{self.where}'"
         without_system = [message for message in messages if message.get("role") != "system"]
         try:
             with bounded_chat_templates():
                 return str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
         except TemplateError as error:
             if len(without_system) in (0, len(messages)):
-                raise ConfigError(f"the chat template refuses the messages: {error}") from error
-            logger.warning("The chat template refuses the messages (%s); rendering them without the system role", error)
-        except ValueError as error:
-            raise ConfigError(f"the chat template cannot render the messages: {first_line(error)}") from error
+                raise ConfigError(f"{template} refuses the messages: {error}") from error
+            logger.warning("%s refuses the messages (%s); rendering them without the system role", template, error)
+        except ANY_FAILURE as error:
+            raise ConfigError(f"{template} cannot render the messages: {one_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from olive_ext.engine.requests import Request
-from olive_ext.errors import ConfigError, ModelError, TaskError
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
+from olive_ext.text.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
 
@@ -29,6 +32,45 @@ _PROBES = (
     "<|endoftext|></s>[INST]<unk>",
 )
 """Texts on which normalizers and pre-tokenizers show."""
+
+
+def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> str:
+    """A sentence where transformers encode otherwise than tokenizer.json run by the library of fast tokenizers alone;
+    empty where they do not, and where there is no such file.
+
+    Raises `ModelError` where the tokens spell another text (until 5.22 transformers' class LlamaTokenizer dropped the
+    spaces of a byte-level tokenizer.json), and, without the setting `add_bos_token`, where no BOS is added though
+    tokenizer_config.json asks for it (5.23 adds it by tokenizer.json's post-processor alone).
+    """
+    from tokenizers import Tokenizer as Core
+
+    file, config = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    if file is None:
+        return ""
+    by = f"transformers {version('transformers')} ({type(tokenizer.hf).__name__})"
+    try:
+        with panics_as_errors():
+            core = Core.from_file(str(file))
+    except Exception as error:
+        raise ModelError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
+    core.no_truncation()
+    core.no_padding()
+    asked = config is not None and json.loads(config.read_text(encoding="utf-8-sig")).get("add_bos_token") is True
+    if add_bos_token is None and asked and tokenizer.bos_token_id not in tokenizer.encode("a"):
+        raise ModelError(
+            f"'{config}' says add_bos_token = true, and {by} adds no BOS: set 'add_bos_token' to true or false"
+        )
+    for text in _PROBES[:-1]:  # the last one's special tokens may be in tokenizer_config.json alone
+        ids, alone = tokenizer.encode(text, add_special_tokens=False), core.encode(text, add_special_tokens=False).ids
+        if ids == alone:
+            continue
+        read, spelt = core.decode(ids, skip_special_tokens=False), core.decode(alone, skip_special_tokens=False)
+        told = f"{by} makes {len(ids)} tokens of {text!r}, '{file}' alone {len(alone)}"
+        if normalize("NFC", read) == normalize("NFC", spelt):
+            return told
+        cure = 'take another version, or write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+        raise ModelError(f"{told}; they spell {read!r} and {spelt!r}: {cure}")
+    return ""
 
 
 def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
@@ -84,10 +126,55 @@ def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def special_traits(tokenizer: Tokenizer) -> list[Any]:
-    """What `tokenizer_traits` leave out: the special tokens around a text, and the chat template."""
-    template = getattr(tokenizer.hf, "chat_template", None)
-    return [tokenizer.encode("a"), tokenizer.prefix_token_id, tokenizer.eos_token_id, template]
+_TURNS = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "  1 + 1 = ?\n"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "It is "},
+]
+_SPECIALS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_FILES = {
+    "special tokens around a text": _SPECIALS,
+    "token for an empty context": _SPECIALS,
+    "text of tokens": _SPECIALS,
+    "chat template": (
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates",
+        "tokenizer_config.json",
+    ),
+}
+"""What `asked_traits` hold, and the files that decide it."""
+
+
+def asked_traits(tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `tokenizer_traits` leave out of how a model is asked and its answers are read. The chat template counts by
+    what it makes of conversations, with the variables `template`; None where none is used."""
+    prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
+    chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
+    rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
+    texts = [tokenizer.decode(one) for one in (*ids, sorted(tokenizer.hf.added_tokens_decoder))]
+    return dict(zip(_FILES, (tokenizer.encode("a"), prefix, texts, rendered), strict=True))
+
+
+def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str:
+    try:
+        return tokenizer.render_chat(turns, is_open, **template)
+    except ConfigError as error:
+        return f"refused: {error}"
+
+
+def deciding_files(names: Sequence[str], folders: Sequence[str]) -> tuple[str, ...]:
+    """The files of two tokenizers' folders that may decide the traits `names` and hold something else."""
+    files = dict.fromkeys(file for name in names for file in _FILES[name])
+    contents = {file: [_content(Path(folder, file)) for folder in folders] for file in files}
+    return tuple(file for file, (one, other) in contents.items() if one != other)
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:

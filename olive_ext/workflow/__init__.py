@@ -2,9 +2,8 @@
 and the passes `OrtLMEvaluation`, `OrtLossMap` and `OrtMending`.
 
 Here lives everything that imports Olive: these types, hooks in Olive's engine, the conversion of its model handlers,
-and `olive-ext run`. Only the names below may be imported from it, and `olive_backends` by `bench`; importing Olive
-takes seconds. Knows no graph and no kernel: evaluations of tasks go through `run.evaluate`, those of
-Olive's own metrics through a session.
+and `olive-ext run`. Only the names below may be imported from it; importing Olive takes seconds. Knows no graph and
+no kernel: evaluations of tasks go through `run.evaluate`, those of Olive's own metrics through a session.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.package_versions import versions
+from olive_ext.backends.task_files import named_files
 from olive_ext.config import (
     METRICS_TYPE,
     PASS_TYPE,
@@ -30,7 +30,7 @@ from olive_ext.config import (
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
-from olive_ext.model.files.content import digest_of, model_files
+from olive_ext.model.files.content import digest_of
 from olive_ext.report import from_json
 from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
@@ -44,13 +44,14 @@ _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
 
 
-def environment(settings: EvaluationSettings | LocationSettings) -> str:
+def environment(settings: EvaluationSettings | LocationSettings, day: date | None = None) -> str:
     """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
 
-    Files count by size and time of change, since data sets lie among them; those of the reference by their content.
+    Task files count by size and time of change, since data sets lie among them; a reference by `model_digest`. Where
+    chat templates are used, the `day` counts, by default today.
     """
     adapters = (path for path in map(Path, settings.engine.adapters) if path.is_file())
-    paths = sorted({*_task_files(settings), *adapters})
+    paths = sorted(path for path in {*_task_files(settings), *adapters} if path.is_file())
     files = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths]
     own = None if settings.reference is None else settled(settings.reference)
     reference = [] if own is None else [_reference(own)]
@@ -58,7 +59,10 @@ def environment(settings: EvaluationSettings | LocationSettings) -> str:
         reference.append(_reference(ReferenceConfig(path=own.float_model)))
     if isinstance(settings, MendingSettings) and settings.like is not None:
         reference.append(_reference(ReferenceConfig(path=settings.like)))
-    return digest({"versions": versions(), "numbers": NUMBERS, "files": files, "reference": reference})
+    # Chat templates may print it; answers to prompts without it are in the journal anyway.
+    printed = str(day or date.today()) if settings.apply_chat_template else ""
+    facts = {"versions": versions(), "numbers": NUMBERS, "date": printed}
+    return digest({**facts, "files": files, "reference": reference})
 
 
 def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:
@@ -83,32 +87,13 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     path = Path(reference.path)
     if not path.exists():
         return [settings, reference.path, _snapshot(reference.path)]
-    folder = path if path.is_dir() else path.parent
-    files = {os.path.relpath(file, folder): file for file in _reference_files(reference, folder)}
-    facts = ((name, file, file.stat().st_size, file.stat().st_mtime_ns) for name, file in sorted(files.items()))
-    return [settings, _content(tuple(facts))]
-
-
-def _reference_files(reference: ReferenceConfig, folder: Path) -> Iterator[Path]:
-    """All that lies in the reference's folder, and what its parts are found to be: graphs in folders of their own with
-    their weights, the package around them, its tokenizer and templates."""
     if reference.is_records:
-        yield Path(reference.path)
-        return
-    yield from _files(folder, "*")
-    which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components")}
+        return [settings, digest_of([("records", path)])]
+    which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components", "tokenizer")}
     try:
-        files = resolve(ModelSettings(model=reference.path, **which)).files
+        return [settings, resolve(ModelSettings(model=reference.path, **which)).digest]
     except OliveExtError:  # opening it will say so
-        return
-    yield from _files(files.directory, "*")
-    yield from model_files(files)
-
-
-@lru_cache(maxsize=8)
-def _content(files: tuple[tuple[str, Path, int, int], ...]) -> str:
-    """Digest of the files' names and bytes (about 1 s/GB); needed again for each pass and candidate."""
-    return digest_of((name, path) for name, path, _, _ in files)[: 2 * _DIGEST_BYTES]
+        return [settings]
 
 
 def _snapshot(name: str) -> str:
@@ -142,16 +127,17 @@ def digest(value: Any) -> str:
 
 
 def _task_files(settings: EvaluationSettings | LocationSettings) -> Iterator[Path]:
-    folders = settings.include_path or []
-    for folder in [folders] if isinstance(folders, str) else folders:
-        yield from _files(Path(folder), "**/*")
-    for task in settings.tasks:
-        if isinstance(task, str) and task.lower().endswith(_TASK_FILES):
-            yield from _files(Path(task).parent, "*")
-
-
-def _files(folder: Path, pattern: str) -> Iterator[Path]:
-    return (path for path in folder.glob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+    """What lies in the folders of tasks, and what task files name from elsewhere: includes, Python and data."""
+    written = settings.include_path or []
+    folders = [written] if isinstance(written, str) else written
+    own = [Path(task).parent for task in settings.tasks if isinstance(task, str) and task.lower().endswith(_TASK_FILES)]
+    for path in [
+        *(path for folder in folders for path in Path(folder).rglob("*")),
+        *named_files(settings.tasks, folders),
+    ]:
+        if "__pycache__" not in path.parts:
+            yield path
+    yield from (path for folder in own for path in folder.glob("*"))
 
 
 @dataclass(frozen=True)

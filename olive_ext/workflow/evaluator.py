@@ -57,7 +57,7 @@ def measure(
         lm = None
         if not is_onnx:
             config = config.model_copy(update={"device": torch_device(config.device, device)})
-            if asked_tasks(config) and (config.baseline == "lm_eval" or config.model_args or is_changed(handler)):
+            if asked_tasks(config) and is_changed(handler):
                 lm = open_baseline(handler, config)
         names = Names(name_of(path), "the input model" if is_input else None)
         report = evaluate(config.as_job(), lm=lm, progress=True, names=names)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.errors import ConfigError, RequirementError
+from olive_ext.errors import ConfigError, RequirementError, RunError, one_line, raised_at
 from olive_ext.report import page_of_report, print_verdicts
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.workflow.current_run import Run, logger, running
@@ -44,6 +44,8 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
             output = proceed()
             if any(our_passes(engine)):
                 publish(engine, begun, output)
+    except SystemExit as end:  # else it ends the command with its own status, 0 for one
+        raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
     finally:
         running.reset(token)
     _tell(begun)

@@ -28,6 +28,7 @@ from olive_ext.config import (
     WorkflowSettings,
     settings_of_pass,
 )
+from olive_ext.config.pass_options import unknown_options
 from olive_ext.config.remedy import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.files.folders import is_hub_name, why_missing
@@ -69,6 +70,8 @@ def refuse(engine: Any, input_model: Any) -> None:
     """Checks an engine that is about to run; raises `ConfigError` or `ModelError`."""
     for name, config in _passes(engine):
         _refuse_unknown_pass(engine, name, config.type)
+        if unknown := list(unknown_options(config.type, config.config or {}, f"passes.{name}")):
+            raise ConfigError("; ".join(unknown))
     evaluators = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     is_onnx = is_onnx_model(input_model.type)

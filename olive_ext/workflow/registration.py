@@ -23,6 +23,8 @@ from olive.workflows.run import config as run_config
 
 from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE, settings_of_pass, with_named_metrics
 from olive_ext.config.base import word
+from olive_ext.config.pass_options import unknown_keys
+from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
@@ -188,9 +190,13 @@ def validate_config(module: Any, given: dict[str, Any], proceed: Callable[..., A
 
 
 def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """The hook of `RunConfig.parse_file_or_obj`: metrics of an `OrtEvaluator` may be named, which Olive refuses."""
+    """The hook of `RunConfig.parse_file_or_obj`: metrics of an `OrtEvaluator` may be named, which Olive refuses, and an
+    unknown key at the top is named in one line."""
     known = given["file_or_obj"]
-    return proceed(file_or_obj=with_named_metrics(known if isinstance(known, dict) else load_config_file(known)))
+    keys = with_named_metrics(known if isinstance(known, dict) else load_config_file(known))
+    if unknown := list(unknown_keys(keys)):
+        raise ConfigError("; ".join(unknown))
+    return proceed(file_or_obj=keys)
 
 
 def initialize(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from olive_ext.errors import ConfigError, ModelError
 from olive_ext.session import Session
 from olive_ext.text.tokenizer import Tokenizer
 from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, instances, model, ort_lm
+from tests.strangers import put_scaled
 from tests.text.tiny import byte_level
 
 PAIRS = [("the cat", " sat on the mat and the dog ran off with the hat"), ("", "the")]
@@ -108,7 +110,21 @@ def test_key_follows_weights_and_settings(folder: str) -> None:
     assert answers_key(open_baseline(folder, ExecutionSettings(device="cpu", max_length=17))) != key
     with torch.no_grad():
         next(lm.model.parameters())[0, 0] += 1
-    assert answers_key(lm) != key
+    changed = answers_key(lm)
+    lm.model.generation_config.repetition_penalty = 2.0
+    followed = answers_key(lm)
+    lm.model.config.rms_norm_eps = 0.5
+    assert len({key, changed, followed, answers_key(lm)}) == 4
+
+
+def test_key_follows_code_of_a_checkpoint(folder: str, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(folder, tmp_path / "model"))
+    settings = ExecutionSettings(device="cpu", trust_remote_code=True)
+    keys = set()
+    for times in ("1", "3"):
+        put_scaled(path, times)
+        keys.add(answers_key(open_baseline(str(path), settings)))
+    assert len(keys) == 2
 
 
 def test_failures_are_named(folder: str, tmp_path: Path) -> None:

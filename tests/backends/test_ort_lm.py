@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from configparser import ConfigParser
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionErro
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
 from tests.exports import genai_export
-from tests.text.tiny import byte_level
+from tests.text.tiny import TEMPLATE, byte_level
 
 
 def score(lm: OrtLM, *pairs: tuple[str, str]) -> list[tuple[float, bool]]:
@@ -128,6 +129,20 @@ def test_enable_thinking_refuses_tasks_that_score() -> None:
         ort_lm(enable_thinking=True)
     with pytest.raises(TaskError, match=r"enable_thinking.*task"):
         score(ort_lm(enable_thinking=True, think_end_token="</think>"), ("a", "b"))
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_enable_thinking_refuses_an_answer_that_is_begun(thinks: bool) -> None:
+    """A task's `gen_prefix` would stand where the thoughts begin; without thoughts it begins the answer."""
+    lm = ort_lm(enable_thinking=thinks, think_end_token="</think>")
+    before, lm.tokenizer.chat_template = lm.tokenizer.chat_template, TEMPLATE
+    try:
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The answer:"}]
+        refusal = pytest.raises(TaskError, match="'enable_thinking' cannot go with 'gen_prefix' = 'The answer:'")
+        with refusal if thinks else nullcontext():
+            assert lm.apply_chat_template(turns, add_generation_prompt=False).endswith("The answer:")
+    finally:
+        lm.tokenizer.chat_template = before
 
 
 def test_long_prompt_keeps_its_end() -> None:

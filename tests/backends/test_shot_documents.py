@@ -31,7 +31,7 @@ def test_document_is_no_example_of_itself_whatever_it_holds(held: Any) -> None:
     documents = [{"name": "a", "held": held(number)} for number in range(5)]
     own = {**documents[2], "held": held(2)} if held is not _cut_picture else documents[2]
     task: Any = SimpleNamespace(sampler=ContextSampler(documents).set_rnd(1))
-    found = noting_shots(lambda task: task.sampler.sample(n=4, eval_doc=own))(task)
+    found = noting_shots(lambda task, doc: task.sampler.sample(n=4, eval_doc=doc), [])(task, own)
     assert {id(document) for document in found} == {id(one) for one in documents if one is not documents[2]}
 
 

@@ -48,6 +48,13 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 
+def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"recipe.yaml' cannot be parsed: line 5: the key 'd' is there twice"):
+        check_recipe(path)
+
+
 def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
@@ -101,6 +108,8 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
         (("systems",), "local", "'systems' is a text: give a mapping, each entry under a name of its own"),
         (("engine",), ["search"], "'engine' is a list: give a mapping"),
         (("$schema",), "x", "unknown key '$schema': Olive refuses it"),
+        (("evalutor",), "ours", "unknown key 'evalutor': did you mean 'evaluator'?"),
+        (("evaluators", "ours", "reference"), "input_mode", "ours.reference.path' = 'input_mode': did you mean 'in"),
         (("input_model", "model_path"), None, "missing key 'input_model.model_path': give a folder"),
         (
             ("input_model",),
@@ -117,12 +126,50 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
             {"type": "ModelBuildr", "precision": "int4"},
             "'passes.q.type' = 'ModelBuildr': did you mean 'ModelBuilder'?",
         ),
+        (
+            ("passes", "q"),
+            {"type": "OrtTransformersOptimization", "optimization_options": {"enable_gelo": False}},
+            "unknown key 'passes.q.optimization_options.enable_gelo': did you mean 'enable_gelu'? the installed onnxr",
+        ),
+        (
+            ("passes", "q"),
+            {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}},
+            "unknown key 'passes.q.extra_options.SmoothQuantAlfa': did you mean 'SmoothQuantAlpha'?",
+        ),
+        (
+            ("passes", "q"),
+            {"type": "GraphSurgeries", "surgeries": [{"surgeon": "RenameInputs", "old_names": [], "new_name": []}]},
+            "unknown key 'passes.q.surgeries.0.new_name': did you mean 'new_names'?",
+        ),
+        (
+            ("passes", "q"),
+            {"type": "GraphSurgeries", "surgeries": [{"surgeon": "RenameInput"}]},
+            "'passes.q.surgeries.0.surgeon' = 'RenameInput': did you mean 'renameinputs'?",
+        ),
     ],
 )
 def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, problem: str) -> None:
     found = problems(tmp_path, *path, value=value)
     assert len(found) == 1
     assert problem in found[0]
+
+
+@pytest.mark.parametrize("name", ["algo_config", "block_size", "nodes_to_exclude", "int4_blok_size"])
+def test_option_that_the_installed_builder_would_ignore_is_named_with_those_that_it_knows(
+    tmp_path: Path, name: str
+) -> None:
+    known = {"int4_algo_config": "rtn", "int4_nodes_to_exclude": "a", "use_qdq": True}  # one by a variable's name
+    for keys in ({"extra_options": {**known, name: 1}}, {"config": {"extra_options": {name: 1}}}):
+        (told,) = problems(tmp_path, "passes", "q", value={"type": "modelbuilder", "precision": "int4", **keys})
+        assert told.startswith(f"unknown key 'passes.q.extra_options.{name}': ")
+        assert "the installed onnxruntime-genai takes adapter_path, config_only, disable_qkv_fusion, " in told
+        assert "int4_block_size" in told
+    two = {"type": "ModelBuilder", "extra_options": {"block_size": 1, "q": 1}}
+    (told, last) = problems(tmp_path, "passes", "q", value=two)
+    assert told.endswith(".block_size': did you mean 'int4_block_size' or 'qmoe_block_size'?")
+    assert last.startswith(
+        "unknown key 'passes.q.extra_options.q': the installed onnxruntime-genai takes adapter_path, "
+    )
 
 
 @pytest.mark.parametrize(

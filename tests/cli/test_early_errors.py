@@ -54,7 +54,6 @@ def ends(folder: Path, *argv: str, **environment: str) -> tuple[int, list[str]]:
         (["evaluate", MODEL, "--tasks", "a", "--include-path", "gone"], "'include_path' = 'gone': no such folder"),
         (["evaluate", MODEL, "--tasks", "hellaswagg"], "unknown task 'hellaswagg': did you mean 'hellaswag'"),
         (["evaluate", MODEL, *TASKS, "--limit", "x"], "'limit' = 'x': give a positive integer or a number between"),
-        (["bench", "nowhere", *TASKS, "--output", "out"], "model path 'nowhere' does not exist"),
         (["evalution", "gone.yaml"], "'gone.yaml': no such file"),
         (["run"], "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
         (["run", "--config", "gone.json"], "cannot read the recipe 'gone.json': No such file or directory"),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from olive_ext.bench.job import BenchJob, Launcher
 from olive_ext.cli import main
 from olive_ext.errors import IncompleteError, ModelError
+from olive_ext.python_processes import ChildProcess
 
 
 def ends_with(error: BaseException) -> dict[str, Callable[[Namespace], int]]:
@@ -127,12 +127,16 @@ open({str(pid)!r}, "w").write(str(os.getpid()))
 os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(60)"""
 
-    def bench(_: Namespace) -> int:
-        Launcher(tmp_path / "work", child=script)(BenchJob("answer", "hf"))
+    def works(_: Namespace) -> int:
+        child = ChildProcess(script)
+        try:
+            child.receive()
+        finally:
+            child.stop()
         return 0
 
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["schema"], {"schema": bench}) == 143
+    assert main(["schema"], {"schema": works}) == 143
     assert capsys.readouterr().err == "olive-ext: terminated\n"
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(ProcessLookupError):
@@ -178,3 +182,13 @@ def test_name_that_no_file_can_have_is_a_mistake(command: str, capsys: pytest.Ca
     line = capsys.readouterr().err
     assert "aaa...' has 5,000 characters: too long for a file's name" in line
     assert len(line) < 200
+
+
+def test_code_that_ends_the_process_does_not_end_the_command_well(capsys: pytest.CaptureFixture[str]) -> None:
+    """With whatever status: `exit()` in the code of a model or a task was 0, and no report."""
+    for error in (SystemExit(0), SystemExit(), type("Stop", (BaseException,), {})()):
+        assert main(["schema"], ends_with(error)) == 2
+        name, line = type(error).__name__, capsys.readouterr().err
+        assert line.startswith(f"olive-ext: error: code of a task or a model ended the command: {name}")
+        assert (line.count("\n"), "test_main.py, line " in line) == (1, True)
+    assert main(["schema"], ends_with(KeyboardInterrupt())) == 130

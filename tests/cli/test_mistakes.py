@@ -172,9 +172,27 @@ def given(place: Place, model: object) -> Place:
     return place
 
 
+def coded(place: Place, field: str, code: str, value: str = "!function mine.f") -> Place:
+    """A task with a function of its own for `field`."""
+    lines = re.sub(rf"^{field}:.*\n(?:  .*\n)*", "", CHOICE, flags=re.MULTILINE)
+    place.task(f"{lines}{field}: {value}\n")
+    (place.here / "tasks" / "mine.py").write_text(f"\ndef f(*values):\n    {code}\n")
+    return place
+
+
+def renamed(graph: Path) -> None:
+    """The file of the weights has a name of as many bytes that is no UTF-8."""
+    graph.write_bytes(graph.read_bytes().replace(b"w.data", b"w\xed\xa0\x80ta"))
+
+
+def without_tokens(file: Path) -> str:
+    content = json.loads(file.read_text())
+    content["model"] |= {"vocab": {}, "merges": []}
+    return json.dumps(content)
+
+
 ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
 OWN_TOKENIZER = json.dumps({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
 LISTED_LENGTH = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": [64]})
@@ -267,7 +285,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "chat template that is broken": (
         lambda p: p.put("chat_template.jinja", "{% for x in %}").also("--apply-chat-template"),
-        "the chat template refuses the messages: Expected an expression",
+        "the chat template of '.*model' refuses the messages: Expected an expression",
     ),
     "chat template with a giant number": (
         lambda p: p.put("chat_template.jinja", "{{ 9 ** 999999999 }}").also("--apply-chat-template"),
@@ -540,10 +558,6 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: p.task(CHOICE.replace("{{question}}", "{{ 'x' * 2000000000 if answer == 2 else 'x' }}")),
         "task 'mine', document 1: .*a product of 2,000,000,000 letters or items: at most 16,777,216",
     ),
-    "template that loops": (
-        lambda p: p.task(CHOICE.replace("{{question}}", LOOPS)),
-        r"task 'mine', document 0: .*loops of more than 10,000,000 turns \(MOST_LOOPED\)",
-    ),
     "group without tasks": (
         lambda p: p.task("group: mine\ntask: []\n"),
         r"group 'mine' has no tasks: 'task' = \[\]; give a list of names",
@@ -628,6 +642,68 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "document without a target": (
         lambda p: p.task(CHOICE.replace("answer", "'{{ none }}'")),
         "task 'mine', document 0: its target is 'None'",
+    ),
+    # code of others, which may raise anything
+    **{
+        f"chat template with {fault}": (
+            lambda p, text=text: p.put("chat_template.jinja", text).also("--apply-chat-template"),
+            f"the chat template of '.*/model' cannot render the messages: {error}",
+        )
+        for fault, text, error in (
+            ("a division by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
+            ("a sum of two kinds", "{{ 1 + 'x' }}", "TypeError"),
+            ("another template", "{% include 'x' %}", "TypeError: no loader"),
+            ("a macro without end", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        )
+    },
+    **{
+        f"{field} that {fault}": (
+            lambda p, field=field, code=code: coded(p, field, code),
+            rf"{where}: {error} \(.*mine.py, line 3\)",
+        )
+        for field, where in (
+            ("doc_to_text", "task 'mine', document 0"),
+            ("doc_to_target", "task 'mine', document 0"),
+            ("process_docs", "task 'mine'"),
+            ("process_results", "the evaluation stopped"),
+        )
+        for fault, code, error in (
+            ("ends the process", "raise SystemExit(0)", "SystemExit: 0"),
+            ("calls itself", "return f(*values)", "RecursionError: .*"),
+        )
+    },
+    "aggregation that ends the process": (
+        lambda p: coded(p, "metric_list", "exit()", "[{metric: acc, aggregation: !function mine.f}]"),
+        r"the evaluation stopped: SystemExit: None \(.*mine.py, line 3\)",
+    ),
+    "task whose module ends the process": (
+        lambda p: coded(p, "doc_to_text", "pass").beside("mine.py", "exit(0)\n"),
+        r"tasks 'mine' cannot be loaded: SystemExit: 0 \(.*mine.py, line 1\)",
+    ),
+    "task that raises what is no Exception": (
+        lambda p: coded(p, "doc_to_text", "raise type('Stop', (BaseException,), {})('so')"),
+        "tasks 'mine' cannot be loaded: Stop: so",
+    ),
+    # halves of characters, and what is empty or there twice
+    "file name that is no text": (
+        lambda p: p.genai(decoder={"filename": "\ud800.onnx"}),
+        "genai_config.json' is not readable JSON: .*surrogates not allowed",
+    ),
+    "weights' name that is no text": (
+        lambda p: external(p, lambda f: renamed(p.model / "model.onnx")),
+        r"model.onnx' is a broken graph: the external data of '.*' are \{'location': b'",
+    ),
+    "adapter that no file can be": (
+        lambda p: p.also("--set", r'engine.adapters=["\ud800"]'),
+        "'engine.adapters' = .*: no file can have this name",
+    ),
+    "tokenizer without a vocabulary": (
+        lambda p: p.put("tokenizer.json", without_tokens(p.model / "tokenizer.json")),
+        "no tokenizer can be loaded from '.*model': its vocabulary is empty",
+    ),
+    "key of a task that is there twice": (
+        lambda p: p.task(CHOICE + "num_fewshot: 1\nnum_fewshot: 0\n"),
+        r"task file '.*mine.yaml', line 15: the key 'num_fewshot' is there twice",
     ),
     "template that leaves its sandbox": (
         lambda p: p.task(CHOICE.replace("{{question}}", "{{ question.__class__.__mro__ }}")),

@@ -88,18 +88,6 @@ def test_comparison_within_a_models_folder(
 
 
 @pytest.mark.long
-def test_bench_within_a_models_folder(tmp_path: Path, ran: Path, hf: Path, tasks: list[str]) -> None:
-    model = Path(shutil.copytree(genai_export("llama"), tmp_path / "model"))
-    put_modules(model)
-    put_modules(hf)
-    sizes = ["--set", "batch_sizes=[1]", "--set", "rounds=1", "--limit", "2"]
-    run_commands(model, ran, ["bench", ".", *tasks, "--hf", str(hf), *sizes, "--output", str(tmp_path / "out")])
-    rows = json.loads((tmp_path / "out" / "bench.json").read_text())["summary"]["rows"]
-    assert len(rows) == 6
-    assert not ran.exists()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("entry", ["ours", "olive"])
 def test_recipe_within_a_models_folder(tmp_path: Path, ran: Path, hf: Path, tasks: list[str], entry: str) -> None:
     """By `olive-ext run` and by Olive's own command with a `user_script`, which lies elsewhere and is the user's."""
@@ -147,7 +135,6 @@ OWN_TOKENIZER = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.O
 KNOWN, UNKNOWN = "llama", "unheard_of"
 ROADS: dict[str, tuple[Callable[[Path], list[str]], set[str]]] = {
     "model": (lambda hf: ["evaluate", str(hf)], {UNKNOWN}),
-    "model, on lm-eval's backend": (lambda hf: ["evaluate", str(hf), "--set", "baseline=lm_eval"], {UNKNOWN}),
     "reference": (lambda hf: ["evaluate", package(hf), "--reference", str(hf)], {UNKNOWN}),
     "reference, on transformers": (
         lambda hf: ["evaluate", package(hf), "--reference", str(hf), "--set", "reference.export=never"],
@@ -190,21 +177,6 @@ def test_python_named_by_a_models_files_runs_where_it_is_trusted(
     trusted = ["--set", "trust_remote_code=true"]
     run_commands(tmp_path, ran, ["evaluate", str(hf), *tasks, *QUICK, *trusted], HF_HOME=str(tmp_path / "home"))
     assert any(name.endswith("own") for name in ran.read_text().split())
-
-
-@pytest.mark.long
-def test_peers_are_asked_nothing_and_run_no_python_of_a_model(
-    hf: Path, tasks: list[str], ran: Path, tmp_path: Path
-) -> None:
-    put_classes(hf, model_type=UNKNOWN)
-    sizes = ["--set", "batch_sizes=[1]", "--set", "rounds=1", "--limit", "2"]
-    model = package(hf, **OWN_TOKENIZER)
-    assert main(["bench", model, *tasks, "--hf", str(hf), *sizes, "--output", str(tmp_path / "out")]) == 1
-    rows = json.loads((tmp_path / "out" / "bench.json").read_text())["summary"]["rows"]
-    assert len(rows) == 6
-    assert all(row["error"] for row in rows)
-    assert REFUSAL in rows[0]["error"]
-    assert not ran.exists()
 
 
 def test_weights_that_are_a_pickle_run_nothing(

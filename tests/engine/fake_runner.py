@@ -24,7 +24,7 @@ from olive_ext.engine.forms.tree.steps import TreeForm
 from olive_ext.engine.media.items import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.scheduling.blocks import BlockTables
+from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
@@ -86,6 +86,7 @@ class FakeRunner(Runner):
         most_blocks: int = UNLIMITED,
         most_positions: int = UNLIMITED,
         row_mix: AlikeRows = ALIKE,
+        block_size: int = BLOCK_SIZE,
     ) -> None:
         form = row_mix if form is ALIKE else form
         if answer_steps and isinstance(form, SlotRows):
@@ -94,6 +95,7 @@ class FakeRunner(Runner):
         super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
         self._most_blocks = most_blocks
+        self._block_size = block_size
         self.capacity = Capacity(num_slots, most_positions=most_positions)
         self._kept: list[int] | None = None
         self._running = threading.Lock()
@@ -101,22 +103,23 @@ class FakeRunner(Runner):
         self._forks: list[set[int]] = []
         self._ends: list[int] = []
         self.steps: list[Step] = []
-        self.blocks_copied = 0
+        self.copied: list[BlockCopy] = []
+        self.steps_copying = 0
         self._slots: list[Memory] = []
         self._blocks: list[Memory] = []
-        self.tables = BlockTables(num_slots, 0, BLOCK_SIZE)
+        self.tables = BlockTables(num_slots, 0, block_size)
 
     def reserve(self, positions: int, cells: int = 0) -> None:
         if positions > self.capacity.positions:
             num_slots = self.capacity.num_slots
             self.capacity = self.capacity._replace(positions=positions)
             self._slots = [[(GARBAGE, None)] * positions for _ in range(num_slots)]
-            longest = -(-positions // BLOCK_SIZE)
+            longest = -(-positions // self._block_size)
             number = max(longest, min(self._most_blocks, num_slots * longest))
-            self.tables = BlockTables(num_slots, positions, BLOCK_SIZE, number)
+            self.tables = BlockTables(num_slots, positions, self._block_size, number)
             if self._has_blocks:
-                self.capacity = self.capacity._replace(blocks=Blocks(number, BLOCK_SIZE))
-            self._blocks = [[(GARBAGE, None)] * BLOCK_SIZE for _ in range(self.tables.num_blocks)]
+                self.capacity = self.capacity._replace(blocks=Blocks(number, self._block_size))
+            self._blocks = [[(GARBAGE, None)] * self._block_size for _ in range(self.tables.num_blocks)]
             self._forks = [{0} for _ in range(num_slots)]
             self._ends = [0] * num_slots
         if cells > self.capacity.cells:
@@ -183,7 +186,7 @@ class FakeRunner(Runner):
         if not self._has_blocks:
             self._slots[slot][position] = cell
             return
-        place, offset = divmod(position, BLOCK_SIZE)
+        place, offset = divmod(position, self._block_size)
         block = self.tables.table(slot)[place]
         assert sum(block in self.tables.table(other) for other in range(self.capacity.num_slots)) == 1
         self._blocks[block][offset] = cell
@@ -196,8 +199,9 @@ class FakeRunner(Runner):
         copies = [copy for copy in made if copy is not None]
         read = [list(self._blocks[copy.source]) for copy in copies]
         for copy, cells in zip(copies, read, strict=True):
-            self._blocks[copy.target] = cells
-        self.blocks_copied += len(copies)
+            self._blocks[copy.target][: copy.num_positions] = cells[: copy.num_positions]
+        self.copied += copies
+        self.steps_copying += bool(copies)
 
     def _prepare(self, step: Step) -> None:
         """What comes before the rows."""

@@ -15,9 +15,17 @@ import pytest
 import torch
 from onnx import helper
 
-from olive_ext.engine.forms.packed.attention_model import OUTPUT, AttentionTrial, attention_trials, input_name
-from olive_ext.engine.forms.packed.attention_reference import K_NORM, Q_NORM, attended
-from olive_ext.engine.forms.packed.attention_trial import TOLERANCE, attends_otherwise
+from olive_ext.engine.forms.packed.attention_trial import (
+    K_NORM,
+    OUTPUT,
+    Q_NORM,
+    TOLERANCE,
+    AttentionTrial,
+    attended,
+    attends_otherwise,
+    attention_trials,
+    input_name,
+)
 from olive_ext.engine.forms.packed.rewrite import (
     KERNELS,
     PASTS,

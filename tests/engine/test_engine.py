@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Pulse, Request, Result, Sampling, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
-from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
@@ -453,20 +452,3 @@ def test_a_step_of_one_token_without_memory_is_an_error() -> None:
     runner.most = 0
     with pytest.raises(MemoryShortageError, match="planted"):
         Engine(runner, 8).run([Request((1, 2, 3), 1)])
-
-
-def test_pulse_tells_the_tokens_of_the_step_under_way_and_of_those_completed() -> None:
-    class Watched(FakeRunner):
-        def run(self, step: Step) -> StepOutput:
-            seen.append((engine.pulse, step.num_tokens))
-            return super().run(step)
-
-    seen: list[tuple[Pulse, int]] = []
-    engine = Engine(Watched(2, RANGE), 4)
-    engine.run([Request(tuple(range(1, 20)), 2), Request((1, 2, 21), 1, Generation(3))])
-    largest = 0
-    for number, (pulse, size) in enumerate(seen):
-        assert (pulse.num_steps, pulse.size, max(pulse.largest.values(), default=0)) == (number, size, largest)
-        assert not largest or pulse.kind in pulse.largest
-        largest = max(largest, size)
-    assert engine.pulse == Pulse(len(seen), engine.pulse.kind, 0, {seen[0][0].kind: 4})

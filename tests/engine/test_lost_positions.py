@@ -16,9 +16,14 @@ import pytest
 from onnx import helper
 
 from olive_ext.engine.forms.packed import attention_trial
-from olive_ext.engine.forms.packed.attention_model import LENGTH, AttentionTrial, input_name
-from olive_ext.engine.forms.packed.attention_reference import score_scale, visible
-from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
+from olive_ext.engine.forms.packed.attention_trial import (
+    LENGTH,
+    AttentionTrial,
+    attends_otherwise,
+    input_name,
+    score_scale,
+    visible,
+)
 from olive_ext.engine.forms.packed.rewrite import PASTS, STARTS, TABLE
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.providers.devices import Device

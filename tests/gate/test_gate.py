@@ -129,6 +129,16 @@ def test_bad_baselines_are_one_line(
     assert error.count("\n") == 1
 
 
+def test_documents_of_another_day_are_told(baseline: Path) -> None:
+    """The chat template of the run prints the date, so that no prompt of the baseline's day comes back."""
+    run = folder(baseline.parent, "after", 40, prefix="other")
+    report = json.loads((run / "report.json").read_text())
+    report["results"]["chat_template_date"] = "2026-11-28"
+    (run / "report.json").write_text(json.dumps(report))
+    with pytest.raises(ConfigError, match="in common: the chat template prints the date, 2026-11-28, and the baseline"):
+        gate(str(run), str(baseline))
+
+
 def test_a_missing_baseline_and_missing_logs_are_named(tmp_path: Path) -> None:
     """The message says what writes a baseline, and what a run lacks."""
     run = place(tmp_path, "bare", [])
@@ -218,13 +228,6 @@ def test_settings_are_evaluated_and_stop_early(tmp_path: Path, capsys: pytest.Ca
     assert "320 documents, flips 0 lost / 0 won" in capsys.readouterr().out
     assert main(["gate", str(enough), "--baseline", file]) == 0
     assert "of 320 documents, stopped: loss below 5 points is certain" in capsys.readouterr().out
-
-
-def test_settings_whose_number_of_answers_is_open_are_refused(tmp_path: Path) -> None:
-    """Two commits would be held against each other by other numbers of answers."""
-    (settings := tmp_path / "settings.json").write_text('{"repeats": "enough"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match="'repeats' = 'enough': a baseline is of one number of answers"):
-        gate(str(settings), str(tmp_path / "baseline.json"), update=True)
 
 
 def test_pipes_devices_and_doubled_keys_are_refused(

@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.edits import clips_as_max
+from olive_ext.graph.nodes import reads
 
 
 @pytest.mark.parametrize("is_constant_node", [False, True])
@@ -35,3 +36,12 @@ def test_open_clip_of_integers_is_a_max(elem_type: int, ends: list[str], expecte
     onnx.checker.check_model(model)
     assert model.graph.node[-1].op_type == expected
     np.testing.assert_array_equal(ort.InferenceSession(model.SerializeToString()).run(None, feed)[0], before)
+
+
+def test_each_nested_graph_is_read_once() -> None:
+    """A graph of 20 nested bodies had 2^20 reads, and opened for minutes."""
+    node = helper.make_node("Identity", ["x20"], ["y"])
+    for depth in range(19, -1, -1):
+        body = helper.make_graph([node], "body", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+        node = helper.make_node("If", [f"x{depth}"], ["y"], then_branch=body)
+    assert sorted(reads([node])) == sorted([f"x{depth}" for depth in range(21)] + ["y"] * 20)

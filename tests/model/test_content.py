@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from olive_ext.errors import ModelError
-from olive_ext.model.files.content import content_hash, load_graph, size_on_disk
-from olive_ext.model.files.locate import locate
+from olive_ext.model.files.content import also_read, load_graph, model_digest, reading_noted, size_on_disk
+from olive_ext.model.files.locate import locate, locate_hf
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import graph, put_genai, put_graph, put_json, put_tokenizer
 
@@ -23,44 +23,71 @@ def files(tmp_path: Path) -> ModelFiles:
 
 def test_hash_does_not_depend_on_the_place(files: ModelFiles, tmp_path: Path) -> None:
     shutil.copytree(files.directory, tmp_path / "copy")
-    assert content_hash(files) == content_hash(files)
-    assert content_hash(locate(tmp_path / "copy")) == content_hash(files)
-    assert len(content_hash(files)) == 32
+    assert model_digest(files) == model_digest(files)
+    assert model_digest(locate(tmp_path / "copy")) == model_digest(files)
+    assert len(model_digest(files)) == 32
 
 
 @pytest.mark.parametrize(
-    "name", ["model.onnx", "a.data", "b.data", "tokenizer.json", "chat_template.jinja", "special_tokens_map.json"]
+    "name",
+    [
+        *("model.onnx", "a.data", "b.data", "model_qnn.bin", "genai_config.json", "config.json", "named.json"),
+        *("generation_config.json", "processor_config.json", "preprocessor_config.json", "tokenizer.json"),
+        *("chat_template.jinja", "additional_chat_templates/tool.jinja", "special_tokens_map.json", "source.spm"),
+    ],
 )
-def test_hash_changes_with_each_file(files: ModelFiles, name: str) -> None:
-    before = content_hash(files)
+def test_digest_changes_with_each_file_that_opening_reads(files: ModelFiles, name: str) -> None:
+    files = replace(files, genai_config={**files.genai_config, "vision": {"config_filename": "named.json"}})
+    before = model_digest(files)
+    (files.directory / name).parent.mkdir(exist_ok=True)
     with (files.directory / name).open("ab") as file:
         file.write(b" ")
-    assert content_hash(files) != before
+    assert model_digest(files) != before
 
 
-def test_hash_changes_with_genais_model_and_not_with_its_search_settings(files: ModelFiles) -> None:
-    before = content_hash(files)
-    config = dict(files.genai_config)
-    assert content_hash(replace(files, genai_config={**config, "search": {"top_k": 3}})) == before
-    assert content_hash(replace(files, genai_config={"model": {**config["model"], "vocab_size": 3}})) != before
+@pytest.mark.parametrize(
+    "name", ["footprint.json", "report.json", "model_config.json", "README.md", "mine.py", "q4.onnx"]
+)
+def test_digest_does_not_change_with_what_opening_reads_not(files: ModelFiles, name: str) -> None:
+    before = model_digest(files)
+    put_json(files.directory / name, {})
+    assert model_digest(files) == before
 
 
-def test_hash_does_not_change_with_unrelated_files(files: ModelFiles) -> None:
-    before = content_hash(files)
-    put_json(files.directory / "footprint.json", {})
-    assert content_hash(files) == before
+def test_digest_changes_with_the_code_that_a_configuration_names(tmp_path: Path) -> None:
+    put_json(tmp_path / "config.json", {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
+    digests = set()
+    for text in ("a = 1", "a = 3"):
+        (tmp_path / "modeling.py").write_text(text)
+        digests.add(model_digest(locate_hf(str(tmp_path))))
+    assert len(digests) == 2
+
+
+def test_what_is_opened_beyond_the_digests_files_is_noted_with_its_content(files: ModelFiles) -> None:
+    data = files.directory / "data" / "scale.txt"
+    data.parent.mkdir()
+    noted = []
+    for text in ("1", "3"):
+        data.write_text(text)
+        with reading_noted():
+            data.read_text()
+            (files.directory / "tokenizer.json").read_text()
+            (files.directory / "written.txt").write_text("a")
+        noted.append(also_read(files))
+    assert [list(one) for one in noted] == [["data/scale.txt"]] * 2
+    assert noted[0] != noted[1]
 
 
 def test_hash_tells_weights_swapped_between_files(files: ModelFiles) -> None:
     a, b = files.weights
     a.write_bytes(b.read_bytes()[::-1])
-    before = content_hash(files)
-    assert content_hash(replace(files, weights=(b, a))) != before
+    before = model_digest(files)
+    assert model_digest(replace(files, weights=(b, a))) != before
 
 
 def test_hash_takes_the_name_of_a_hub_tokenizer(files: ModelFiles) -> None:
-    hub = [content_hash(replace(files, tokenizer=name)) for name in ("owner/a", "owner/b")]
-    assert len({content_hash(files), *hub}) == 3
+    hub = [model_digest(replace(files, tokenizer=name)) for name in ("owner/a", "owner/b")]
+    assert len({model_digest(files), *hub}) == 3
 
 
 def test_size_counts_graph_and_weights_once(files: ModelFiles) -> None:

@@ -136,3 +136,19 @@ def test_a_line_that_was_not_written_here_is_refused_by_its_number(tmp_path: Pat
     assert path.read_bytes() == whole + forged(body)
     path.write_bytes(whole)
     assert len(found(path)) == 30
+
+
+def test_answers_of_earlier_runs_are_counted_as_they_are_used(tmp_path: Path) -> None:
+    """Those of other requests in the file, and those of this run, are none."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, {}) as journal:
+        journal.add({b"a": 1, b"b": 2, b"c": 3})
+        assert (journal[b"a"], journal.describe()["answers_used"]) == (1, 0)
+    with Journal(path, {}) as journal:
+        journal.add({b"d": 4})
+        assert [journal[key] for key in (b"a", b"a", b"d")] == [1, 1, 4]
+        assert {name: journal.describe()[f"answers_{name}"] for name in ("known", "used", "written")} == {
+            "known": 3,
+            "used": 1,
+            "written": 1,
+        }

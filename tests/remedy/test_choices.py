@@ -17,12 +17,12 @@ from tests.remedy import graphs
 from tests.remedy.test_mended_graph import tied
 
 
-def menu_of(stored: graphs.Stored, kl: float = 1e-3) -> tuple[Menu, Target]:
+def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> tuple[Menu, Target]:
     origin = (stored.matrix + graphs.random_weight() * 0.02).astype(np.float32)
     floats = graphs.plain(origin)
     own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
     (target,) = pair(own, other).targets
-    return Menu.of({target: kl}, {}, {"": Sources(own, other)}), target
+    return Menu.of({target: kl}, {}, {"": Sources(own, other)}, damaged=[target.name] * damaged), target
 
 
 def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
@@ -35,6 +35,14 @@ def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
     assert sizes == sorted(sizes)
     assert choices[2].kl < choices[0].kl / 3
     assert [one.is_measured for one in choices] == [True, False, False, True]
+
+
+def test_damaged_weight_is_never_left_as_it_is_and_may_be_rounded_again() -> None:
+    menu, target = menu_of(graphs.nbits(4, 32, has_zero_points=False), damaged=True)
+    assert [one.name for one in menu.of_target(0)][:2] == ["as it is", "int4 in blocks of 32"]
+    assert menu.unchanged == (0,)
+    assert menu.cured == menu.smallest(1.0) == menu.best(target.bytes) == (1,)
+    assert menu.precisions(menu.cured)[target] == Precision(4, 32)
 
 
 def test_weights_that_are_fine_have_fewer_choices() -> None:

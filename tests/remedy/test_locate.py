@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from onnx import numpy_helper
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.remedy.loss_map import LossMap
+from olive_ext.remedy.loss_map import LossMap, interval
 from olive_ext.remedy.page import write_loss_map
 from olive_ext.remedy.race import Estimate
+from olive_ext.report.verdict import verdict
 from tests.exports import quickstart
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,77 @@ def test_planted_noise_is_found_first(tmp_path: Path) -> None:
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
     assert found.passes < 21
+
+
+DOWN = "model.layers.1.mlp.down_proj.MatMul.weight_scales"
+
+
+def damaged(folder: Path, name: str, edit: Callable[[Any], Any]) -> Path:
+    """The quickstart's model in int4 with one constant changed."""
+    shutil.copytree(quickstart.quantized(4, 128), folder)
+    model = onnx.load(folder / "model.onnx")
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), name))
+    for file in folder.glob("model.onnx*"):
+        file.unlink()
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+def doubled_late(table: Any) -> Any:
+    table[450:] *= 2
+    return table
+
+
+def without_a_row(table: Any) -> Any:
+    table[1000] = np.nan
+    return table
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "edit", "first", "least"),
+    [
+        (DOWN, lambda scales: 3 * scales, "/model/layers.1/mlp/down_proj/MatMul", 0.8),
+        ("cos_cache", lambda table: np.roll(table, 1, 0), "cos_cache", 0.8),
+        ("cos_cache", doubled_late, "cos_cache", 0.0),
+        ("model.layers.2.input_layernorm.weight", lambda norm: 1.05 * norm, "model.layers.2.input_layernorm.weight", 0),
+        ("model.embed_tokens.weight", without_a_row, "/model/embed_tokens/Gather", 0.0),
+    ],
+    ids=["scales", "shifted", "late", "norm", "nan"],
+)
+def test_what_is_damaged_is_the_first_entry_and_mended_by_the_float_model(
+    name: str, edit: Callable[[Any], Any], first: str, least: float, tmp_path: Path
+) -> None:
+    model = damaged(tmp_path / "damaged", name, edit)
+    loss_map = located(model, top=1, limit=8)
+    assert loss_map.entries[0].name == first
+    assert loss_map.sentences[0].startswith(f"Damaged: '{first}' ")
+    assert loss_map.entries[0].kl >= least * loss_map.model_kl.mean
+    assert loss_map.total.mean == pytest.approx(loss_map.model_kl.mean, rel=0.05), "nothing is left to other kernels"
+    given: dict[str, Any] = {**WORK, "limit": 8, "within": {"kl_mean": 0.02}, "output_dir": str(tmp_path / "mended")}
+    bill = olive_ext.mend(str(model), reference=str(quickstart.exported()), **given)
+    assert first in {line.name for line in bill.changed}
+    assert bill.chosen_loss.held_out.mean < 0.01
+    assert bill.chosen.bytes == pytest.approx(bill.unchanged.bytes, rel=0.01)
+
+
+def test_evaluation_that_does_not_reach_the_damage_is_not_green(tmp_path: Path) -> None:
+    model = damaged(tmp_path / "damaged", "cos_cache", doubled_late)
+    given: dict[str, Any] = {**WORK, "limit": 4, "reference": str(quickstart.exported())}
+    for path, is_damaged in ((model, True), (quickstart.quantized(4, 128), False)):
+        comparison = olive_ext.evaluate({"model": str(path), **given}).comparison
+        assert comparison is not None
+        assert comparison.reach is not None
+        assert (comparison.reach.longest < 450, comparison.reach.context) == (True, 512)
+        assert 0 < (comparison.reach.vocabulary or 0) < 1
+        assert list(comparison.damaged) == ["cos_cache"] * is_damaged
+        assert ("damaged: 'cos_cache' rows 450 to 511 of 512 are" in verdict(comparison).finding) == is_damaged
+
+
+def test_upper_end_that_says_nothing_is_not_printed() -> None:
+    assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
+    assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
 
 
 def test_single_document_shows_nothing_of_kernels(whole: LossMap) -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError
-from olive_ext.remedy.graph_file import Array
+from olive_ext.model.files.constants import Array
 from olive_ext.remedy.mended_graph import Mending
 from olive_ext.remedy.pairing import Pairing, pair
 from olive_ext.remedy.precision import FLOAT, Precision

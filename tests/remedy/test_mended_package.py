@@ -241,10 +241,10 @@ import json, resource, sys
 from pathlib import Path
 import numpy as np, onnx
 from onnx import TensorProto, helper
-from olive_ext.remedy.graph_file import Constants
+from olive_ext.model.files.constants import Constants
 from olive_ext.remedy.graph_file import GraphFile
 from olive_ext.remedy.precision import PackedWeight, Precision
-from olive_ext.remedy.graph_file import NewTensor
+from olive_ext.remedy.graph_file import NewTensor, as_new
 import onnxruntime.quantization.matmul_nbits_quantizer
 folder, K, N = Path(sys.argv[1]), 4096, 24576
 model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "n")], "g", [], [],
@@ -259,7 +259,7 @@ packed = PackedWeight(lambda: constants.view("w"), np.dtype(np.float32), Precisi
 new = {
     "a": NewTensor("a", packed.packed_shape, TensorProto.UINT8, packed.packed),
     "b": NewTensor("b", packed.scales_shape, TensorProto.FLOAT, packed.scales),
-    "c": constants.as_new("w", "c", TensorProto.FLOAT16),
+    "c": as_new(constants, "w", "c", TensorProto.FLOAT16),
 }
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (folder / "out").mkdir()

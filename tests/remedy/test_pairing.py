@@ -165,6 +165,55 @@ def test_weight_of_another_model_is_unpaired_by_its_values(tmp_path: Path) -> No
         paired(graphs.plain(other.astype(np.float32)), STORED.model, tmp_path)
 
 
+def several(*scales: float, name: str = "mlp/up_proj") -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """One product a layer, float and rounded, the rounded ones times `scales`; and a norm of each."""
+    rng, models = np.random.default_rng(0), (graphs.plain(ORIGIN), graphs.plain(ORIGIN))
+    for model in models:
+        del model.graph.node[:], model.graph.initializer[:]
+    for layer, scale in enumerate(scales):
+        matrix, kind = rng.normal(size=(64, 48)).astype(np.float32), f"/layers.{layer}/{name}/MatMul"
+        for model, numbers in zip(models, (matrix, np.round(matrix, 1) * np.float32(scale)), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(numbers, f"weight{layer}{id(model)}"))
+            node = helper.make_node("MatMul", ["x", model.graph.initializer[-1].name], [f"y{layer}"], kind)
+            model.graph.node.append(node)
+            norm = numpy_helper.from_array(
+                np.linspace(1 + layer / 8, 2, 48, dtype=np.float32), f"layers.{layer}.norm.weight"
+            )
+            model.graph.initializer.append(norm)
+            model.graph.node.append(helper.make_node("Mul", [f"y{layer}", norm.name], [f"z{layer}"]))
+    return models
+
+
+@pytest.mark.parametrize("scale", [3.0, 10.0, -1.0, float("nan")])
+def test_weight_that_is_far_off_among_others_that_are_not_is_a_target(scale: float, tmp_path: Path) -> None:
+    pairing = paired(*several(1, scale, 1, 1), tmp_path)
+    assert len(pairing.targets) == 4
+    assert not pairing.unpaired
+    ((name, what),) = [item for item in pairing.damaged.items() if "Mul" in item[0]]
+    assert name == "/layers.1/mlp/up_proj/MatMul"
+    assert what.startswith("is NaN" if np.isnan(scale) else "is not the float model's (relative error")
+
+
+def test_model_of_which_most_weights_are_others_is_another_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="its weight's values are others"):
+        paired(*several(3, 3, 3, 3), tmp_path)
+    most = paired(*several(3, 3, 1, 3), tmp_path)
+    assert len(most.targets) == 1
+    assert len(most.unpaired) == 3
+
+
+def test_norm_that_is_scaled_is_a_target_with_the_float_graph_s_numbers(tmp_path: Path) -> None:
+    floats, quantized = several(1, 1, 1)
+    norm = next(one for one in quantized.graph.initializer if one.name == "layers.1.norm.weight")
+    norm.CopyFrom(numpy_helper.from_array(1.05 * numpy_helper.to_array(norm), norm.name))
+    own, other = GraphWeights(floats, tmp_path), GraphWeights(quantized, tmp_path)
+    first = pair(own, other).targets[0]
+    assert (first.name, first.layer, first.kind, first.is_constant) == (norm.name, 1, "norm/weight", True)
+    assert first.numbers(own, other)[norm.name].max() == pytest.approx(2.1)
+    norm.name = "layers.1.other.weight"
+    assert "layers.1.norm.weight" in pair(own, GraphWeights(quantized, tmp_path)).damaged, "it is missing"
+
+
 def test_model_without_quantized_weights_has_nothing_to_locate(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="stored otherwise than in the reference: there is nothing to locate"):
         paired(graphs.plain(ORIGIN), graphs.plain(ORIGIN), tmp_path)

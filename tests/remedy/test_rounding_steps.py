@@ -8,10 +8,8 @@ import onnx
 import pytest
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from olive_ext.remedy.graph_file import Array
+from olive_ext.model.files.constants import Array, shares_beyond
 from olive_ext.remedy.loss_map import doubt
-from olive_ext.remedy.pairing import pair
-from olive_ext.remedy.sources import Sources, share_beyond
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 
@@ -29,7 +27,8 @@ def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True)
         GraphWeights(graphs.plain(floats), Path()),
         GraphWeights(rounded(others, bits, is_symmetric=is_symmetric), Path()),
     )
-    return share_beyond(pair(*of_graph).targets, {"": Sources(*of_graph)})
+    (share,) = shares_beyond(*of_graph).values()
+    return share
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -37,7 +36,7 @@ def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True)
 def test_rounding_moves_no_number_by_more_than_a_step(bits: int, is_symmetric: bool) -> None:
     weight = graphs.random_weight(1)
     assert share(weight, weight, bits, is_symmetric=is_symmetric) == 0
-    assert not doubt(0.0)
+    assert not doubt({}, {"w": 0.0})
 
 
 @pytest.mark.parametrize(("bits", "noise"), [(4, 0.3), (8, 0.05)])
@@ -45,5 +44,5 @@ def test_another_checkpoint_is_told(bits: int, noise: float) -> None:
     weight = graphs.random_weight(1)
     found = share(weight, weight + noise * graphs.random_weight(2), bits)
     assert 0.05 < found < 1
-    (told,) = doubt(found)
-    assert told.startswith(f"{100 * found:.0f} % of the numbers lie farther from the float model's than rounding")
+    (told,) = doubt({}, {"w": found})
+    assert told.startswith(f"{100 * found:.0f} % of the numbers, and {100 * found:.0f} % of those of 'w', lie farther")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from olive_ext.engine.requests import FinishReason
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Spread
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Reach, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.verdict import band_of, verdict
-from olive_ext.run.reference.observer import Observer
-from olive_ext.run.reference.pairing import unended
 from olive_ext.stats.paired_answers import compare_outcomes
-from olive_ext.text.requests import GenerationOutput
 from tests.report.test_comparison import divergence, outcome
 
 SAFE = {"difference": -0.002, "low": -0.008, "high": 0.004}
@@ -31,6 +26,22 @@ def test_no_loss_is_found_where_one_that_matters_is_excluded() -> None:
         "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "
         "(400 documents)"
     )
+
+
+def test_no_difference_names_the_positions_and_the_vocabulary_that_were_reached() -> None:
+    same = replace(divergence("choice"), kl=Spread(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), top1_agreement=1.0)
+    equal = outcome(difference=0.0, low=0.0, high=0.0, right_to_wrong=0, wrong_to_right=0)
+    reach = Reach(384, 512, 0.23)
+    found = verdict(Comparison({}, (same,), (equal,), reach=reach))
+    assert found.code == "no_difference"
+    assert found.headline == "no difference found, in up to 384 of 512 positions and 23 % of the vocabulary"
+    damaged = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
+    found = verdict(Comparison({}, (same,), (equal,), reach=reach, damaged=damaged))
+    assert found.headline == "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other"
+    assert found.code == "damaged"
+    lost = verdict(Comparison({}, (), (outcome(difference=-0.1, low=-0.15, high=-0.05),), damaged=damaged))
+    assert lost.code == "loss"
+    assert any("'cos_cache'" in line for line in lost.evidence)
 
 
 def test_interval_that_reaches_a_loss_that_matters_cannot_be_green() -> None:
@@ -406,26 +417,3 @@ def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
     assert verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(kept,))).code == "no_loss_found"
     found = verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(lost,)))
     assert (found.code, found.headline) == ("cut_off", "loss found: more answers of solve run to their limit")
-
-
-def test_observers_tell_which_answers_only_their_limit_ended() -> None:
-    """Of two models' greedy answers, those that ended in one alone give an outcome; equal ones and known ones none."""
-    ended, endless, many, more = (Observer() for _ in range(4))
-    for each in range(20):
-        asked = SimpleNamespace(task_name="solve", doc_id=each)
-        request = SimpleNamespace(prompt=(each,), temperature=0, num_beams=1, source=None, images=(), audio=())
-        for seen, reason in ((ended, FinishReason.STOP_ID), (endless, FinishReason.LENGTH)):
-            seen(asked, request, GenerationOutput("", (), reason))
-        for name in ("b", "d", "a", "c"):
-            for seen, own in ((many, FinishReason.STOP_ID), (more, FinishReason.LENGTH)):
-                seen(SimpleNamespace(task_name=name, doc_id=each), request, GenerationOutput("", (), own))
-    assert [item.task for item in unended(many, more, ())] == ["b", "d", "a", "c"]
-    (found,) = unended(ended, endless, ())
-    assert (found.task, found.metric, found.reference, found.candidate, found.low > 0) == (
-        "solve",
-        "cut_off",
-        0,
-        1,
-        True,
-    )
-    assert unended(endless, endless, ()) == unended(ended, endless, (found,)) == unended(None, endless, ()) == ()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import math
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from olive_ext.report import Metric, Report, from_json, print_table, to_json, to_markdown
+from olive_ext.report import Metric, Report, print_table, to_markdown
 from olive_ext.report.comparison import ALL, Comparison
-from olive_ext.report.margins import Margins, PredictedChanges, TaskMargins
 from tests.report.test_comparison import divergence, outcome
 
 METRICS = (Metric("choice", "acc", "none", 0.766, 0.02, True, 400), Metric(ALL, "kl_mean", "none", 0.0123))
@@ -66,7 +64,9 @@ def test_terminal_ends_with_the_verdict_and_the_page() -> None:
 
 def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
-    report = replace(REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 1240}})
+    report = replace(
+        REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
+    )
     text = printed(report)
     assert "1,240 answers from an earlier run" in text.splitlines()
     rows = {cells[2].strip(): cells[-2].strip() for line in text.splitlines() if len(cells := line.split("│")) > 4}
@@ -74,19 +74,3 @@ def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
         "9.0\N{NO-BREAK SPACE}s",
         "2.5\N{NO-BREAK SPACE}s",
     )
-
-
-def test_margins_have_rows_of_their_own_with_odd_numbers_as_words() -> None:
-    """One document, no factor and a task without predictions print; so do they after a report was read again."""
-    whole = TaskMargins("choice", "answer", "nats", 120, 120, 2.5, 2.25, 0.9, 0.85, 0.95, 0.8, 0.25, 6,
-                        PredictedChanges("not run", 1880, 94.2, 70.0, 119.0))  # fmt: skip
-    odd = TaskMargins("one", "token", "nats", 1, 1, 0.0, 0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0, None, 1)
-    single = replace(odd, task="single", shrink=0.5, shrink_low=-math.inf, shrink_high=math.inf, noise=0.0)
-    found = replace(FOUND, margins=Margins((whole, odd, single)))
-    for own in (replace(REPORT, comparison=found), from_json(to_json(replace(REPORT, comparison=found)))):
-        text = to_markdown(own).translate({0x202F: " ", 0xA0: " "})
-        assert "0.900 (0.850 to 0.950), 25.00 % within 0.800 nats" in text
-        assert "| choice | changed answers | 120 |  | 6 (5.00 %)" in text
-        assert "94 (70 to 119) of 1 880 not run" in text
-        assert "nan" not in text.lower()
-        assert "generated answers that differ | 1 |  | 1 of 1" in text

@@ -137,7 +137,7 @@ class TwoModels:
 
     other = given_reference = SimpleNamespace(kind="onnx", size=None)
     progress = is_same_model = False
-    recorder = records_file = None
+    recorder = records_file = asked_otherwise = None
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:
         self.config = config
@@ -145,6 +145,7 @@ class TwoModels:
         self.net = candidate
         self.opened: list[str] = []
         self.fields: Fields | None = None
+        self.comparer: Any = None
 
     def export_note(self, path: str) -> dict[str, str]:
         return {}
@@ -156,6 +157,9 @@ class TwoModels:
     def candidate(self, observer: Observer | None = None) -> Any:
         self.opened.append("candidate")
         return OrtLM(session=NetSession(self.net, None if observer is None else model()), observer=observer)
+
+    def stops(self, lm: Any) -> None:
+        """Not known of sessions on nets."""
 
     def keep_answers(self, lm: Any) -> None:
         """Keeps none."""

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ import torch
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from olive_ext.backends.hf import open_baseline
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.config import EvaluationConfig
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ExecutionSettings
 from olive_ext.errors import ConfigError
+from olive_ext.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import ALL, Comparison, Divergence
+from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
@@ -62,10 +67,10 @@ def noise() -> np.ndarray:
     return (NOISE * np.random.default_rng(3).normal(size=(64, 1024))).astype(np.float32)
 
 
-def run(model: Path, reference: Path, mode: str, folder: Path, records: str, **settings: Any) -> Report:
+def run(model: Path, reference: Path, mode: str, folder: Path, records: str, lm: Any = None, **settings: Any) -> Report:
     given = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, **settings}
     how = {"path": str(reference), "mode": mode, "records_dir": records}
-    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": how, **given}))
+    return evaluate(EvaluationConfig.parse({"model": {"path": str(model)}, "reference": how, **given}), lm=lm)
 
 
 def compared(report: Report) -> Comparison:
@@ -226,8 +231,8 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
 
 
 def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
-    how = {"device": "cpu", "max_length": 128, "baseline": "lm_eval"}
-    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, **how)
+    lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu", max_length=128))
+    report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, lm, max_length=128)
     found = compared(report)
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
     assert found.divergences == ()
@@ -249,10 +254,11 @@ def test_reference_of_lm_evals_own_model_is_asked_and_read_as_that_is(tmp_path: 
         encoding="utf-8",
     )
     pair = {"model": {"path": str(hf_model("llama"))}, "reference": {"path": str(genai_export("llama"))}}
-    how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu", "baseline": "lm_eval"}
+    how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu"}
     means = []
     for more in ({}, {"model_args": {"think_end_token": "e"}}):
-        (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}))).outcomes
+        lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu"), more.get("model_args"))
+        (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}), lm=lm)).outcomes
         assert outcome.difference == 0
         means.append(outcome.reference)
     assert means[1] < means[0]
@@ -272,3 +278,85 @@ def test_texts_longer_than_one_models_context_are_cut_alike(
     for task in ("tiny_choice", "tiny_rolling"):
         assert found[0][task].num_positions == found[1][task].num_positions
         assert max(abs(each[task].kl.maximum) for each in found) < 1e-6
+
+
+def copied(folder: Path, name: str, config: Any = None, tokenizer: Any = None, template: str | None = None) -> Path:
+    """The float export with parts of its files as given."""
+    path = folder / name
+    shutil.copytree(genai_export("llama"), path)
+    for file, change in (("genai_config.json", config), ("tokenizer.json", tokenizer)):
+        if change is not None:
+            content = json.loads((path / file).read_text())
+            change(content)
+            (path / file).write_text(json.dumps(content))
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+def answered(model: Path, reference: Path, folder: Path, tmp_path: Path, name: str, **more: Any) -> Report:
+    settings = {"output_dir": str(tmp_path / name), "sample_log_num": 1000, **more}
+    return run(model, reference, "auto", folder, str(tmp_path / "records"), **settings)
+
+
+def test_a_lost_end_token_is_never_green(folder: Path, tmp_path: Path) -> None:
+    """Each side stops by its own genai_config.json: the page, and a gate on the reference's answers, see the other."""
+    plain = genai_export("llama")
+    with OrtLM(str(plain)) as lm:
+        answers = lm.session.generate([WORDS[:size] for size in range(3, 50)], max_new_tokens=6)
+    end, _ = Counter(token for answer in answers for token in {*answer.tokens}).most_common(1)[0]
+
+    def ends(ids: list[int]) -> Any:
+        return lambda content: content["model"].update(eos_token_id=ids)
+
+    whole, lost = copied(tmp_path, "whole", ends([1, end])), copied(tmp_path, "lost", ends([1]))
+    tasks = {"tasks": ["tiny_generate"]}
+    report = answered(lost, whole, folder, tmp_path, "out", **tasks)
+    stops, found = compared(report).stops, verdict(compared(report))
+    assert stops is not None
+    assert (stops.missing, stops.candidate_file, stops.reference_file) == ((end,), *["genai_config.json"] * 2)
+    assert compared(report).changed_answers > 0
+    assert found.status not in ("ok", "small_loss")
+    assert f"does not stop at token {end}" in found.finding
+    healthy = compared(answered(copied(tmp_path, "same", ends([end, 1])), whole, folder, tmp_path, "same_out", **tasks))
+    assert (healthy.changed_answers, verdict(healthy).code) == (0, "no_difference")
+    baseline = str(tmp_path / "baseline.json")
+    gate(str(tmp_path / "same_out"), baseline, update=True)
+    gated = gate(str(tmp_path / "out"), baseline)
+    assert isinstance(gated, Gated)
+    assert gated.decision != "passed"
+    findings = check_model(EvaluationConfig.parse({"model": {"path": str(lost)}, "tasks": ["size_on_disk"]}))
+    assert "stops at" in findings.text()
+
+
+def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder: Path, tmp_path: Path) -> None:
+    plain, tasks = genai_export("llama"), {"tasks": ["tiny_choice"]}
+    lost = copied(tmp_path, "lost", tokenizer=lambda content: content.update(post_processor=None))
+    alone = compared(answered(copied(tmp_path, "same"), plain, folder, tmp_path, "same_out", **tasks))
+    report = answered(lost, plain, folder, tmp_path, "out", **tasks)
+    asked, found = compared(report).asked, verdict(compared(report))
+    assert asked is not None
+    assert (asked.what, asked.files) == (("special tokens around a text",), ("tokenizer.json",))
+    assert asked.reference_prompt.endswith(asked.candidate_prompt)
+    assert asked.reference_prompt != asked.candidate_prompt
+    assert (found.code, compared(report).divergences) == ("asked", ())
+    assert found.headline.startswith("cannot tell: the two models are asked otherwise: special tokens around a text")
+    assert compared(report).metrics["results"] == alone.metrics["results"]
+    assert alone.asked is None
+
+
+def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    whole = copied(tmp_path, "whole", template=template)
+    same = copied(tmp_path, "same", template=template.replace("m['content']", "m.content"))
+    other = copied(tmp_path, "other", template=template.replace("{{", "Say: {{"))
+    chat = {"tasks": ["tiny_generate"], "limit": 2}
+    one, two, unused = (
+        compared(answered(model, whole, folder, tmp_path, f"out{number}", apply_chat_template=applies, **chat)).asked
+        for number, (model, applies) in enumerate([(same, True), (other, True), (other, False)])
+    )
+    assert (one, unused) == (None, None)
+    assert two is not None
+    assert (two.what, two.files) == (("chat template",), ("chat_template.jinja",))
+    assert "Say: " in two.candidate_prompt
+    assert "Say: " not in two.reference_prompt

@@ -34,8 +34,8 @@ PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "eos of a generation": (config_file("generation_config.json", eos_token_id="x"), "'eos_token_id' = 'x'"),
     "suppressed tokens": (config_file("generation_config.json", suppress_tokens=5), "'suppress_tokens' = 5"),
     "forced tokens": (config_file("generation_config.json", forced_decoder_ids=[[1]]), "'forced_decoder_ids' = [[1]]"),
-    "chat template": (chat("{% for x in %}"), "the chat template refuses the messages: Expected an expression"),
-    "chat template that fails": (chat("{{ a.b.c }}"), "the chat template refuses the messages: 'a' is undefined"),
+    "chat template": (chat("{% for x in %}"), "refuses the messages: Expected an expression"),
+    "chat template that fails": (chat("{{ a.b.c }}"), "refuses the messages: 'a' is undefined"),
 }
 SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template' = true: the tokenizer in"),

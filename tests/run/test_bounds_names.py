@@ -123,13 +123,6 @@ def test_group_is_loaded_to_know_what_it_measures(folder: str, bound: dict[str, 
     assert bool(message) == bool(found)
 
 
-@pytest.mark.parametrize("name", ["avg@4", "maj@4", "pass@2"])
-def test_bound_on_a_number_of_answers_that_nobody_knows_is_refused(folder: str, name: str) -> None:
-    bound = {"metric": name, "task": "tiny_generate"}
-    assert refusal(folder, bound, repeats=4) == ""
-    assert f"no metric '{name}' of task 'tiny_generate' is measured" in refusal(folder, bound, repeats="enough")
-
-
 def test_names_of_a_group_pass_where_nothing_is_loaded(folder: str) -> None:
     assert refusal(folder, {"metric": "ac"}, loads_tasks=False) == ""
     assert "needs 'reference'" in refusal(folder, {"metric": "kl_mean"}, loads_tasks=False)

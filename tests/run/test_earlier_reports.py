@@ -344,34 +344,12 @@ def test_a_task_of_both_reports_without_values_by_document_is_named(tmp_path: Pa
     assert ["cola (mcc) has no values by document to compare" in finding for finding in said] == [True, False]
 
 
-def test_logs_give_the_margins_of_both_models(tmp_path: Path) -> None:
-    """Shrink factor, changes and the nearest documents by the logged scores; an own comparison without them reads."""
-    near = [
-        {**item, "filtered_resps": scores, "resps": [[each] for each in scores]}
-        for item in BASE
-        for scores in [[[score, "False"] for score in ("-1.5", "-1.75", "-3.5")]]
-    ]
-    first, second = place(tmp_path, "float", BASE), place(tmp_path, "int4", near)
-    page = compare([str(first), str(second)])
-    margins = page.contrasts[0].comparison.margins
-    assert margins is not None
-    (item,) = margins.tasks
-    # the first seven answer red by 1, which stays by 0.25; the others blue by 1, now behind red by 2
-    assert (item.reference, item.candidate, item.changed) == (1.0, 0.25, 3)
-    assert item.shrink == pytest.approx((7 * 0.25 - 3 * 2) / 10)
-    assert [each.doc_id for each in margins.fragile] == list(range(7))
-    assert (margins.fragile[0].answer, margins.fragile[0].other) == ("red", "green")
-    html = render(page)
-    assert "what will flip next" in html
-    assert "3 (30 %)" in html.replace("\u202f", " ").replace("\u00a0", " ").replace("30.00", "30")
-
-
-def test_report_of_before_there_were_margins_has_none(tmp_path: Path) -> None:
-    """Its page and comparison are whole, without a section of margins."""
+def test_report_of_when_there_were_margins_is_read(tmp_path: Path) -> None:
+    """Its comparison is whole; the margins are left out."""
     first = place(tmp_path, "float", [])
     found = json.loads(to_json(report(found=comparison(40))))["comparison"]
-    del found["margins"]
+    found["margins"] = {"tasks": [], "fragile": [], "differences": []}
     second = place(tmp_path, "int4", [], lambda values: values.update(comparison=found))
     page = compare([str(first), str(second)])
-    assert page.contrasts[0].comparison.margins is None
-    assert "what will flip next" not in render(page)
+    assert page.contrasts[0].comparison.divergences == comparison(40).divergences
+    assert "Margins" not in render(page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from olive_ext.records.journal import Journal
 from olive_ext.report import Metric, Report, from_json
 from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
-from tests.backends.local_tasks import NAMES, write_tasks
+from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
 from tests.text.tiny import TEMPLATE, byte_level
 
@@ -117,6 +118,30 @@ def test_chat_template_metrics_are_hflms(folder: Path) -> None:
     assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-5)
 
 
+def test_documents_that_are_their_own_examples_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """lm-eval draws from the split that is evaluated where a task has no other, and takes out no document."""
+    evaluate(config(folder, ["tiny_choice"], num_fewshot=2), lm=ort_lm())
+    told = "task 'tiny_choice': 1 of 6 prompts have the document itself among the examples: 'fewshot_split: test'"
+    assert told in caplog.text
+    caplog.clear()
+    (folder / "tiny_choice.yaml").write_text(CHOICE + "fewshot_split: test\n")
+    evaluate(config(folder, ["tiny_choice"], num_fewshot=2), lm=ort_lm())
+    assert "among the examples" not in caplog.text
+
+
+def test_report_says_the_day_where_the_chat_template_prints_it(folder: Path) -> None:
+    lm = ort_lm()
+    before, lm.tokenizer.chat_template = lm.tokenizer.chat_template, "{{ strftime_now('%Y') }}" + TEMPLATE
+    try:
+        report = evaluate(config(folder, ["tiny_choice"], apply_chat_template=True), lm=lm)
+    finally:
+        lm.tokenizer.chat_template = before
+    assert report.results["chat_template_date"] == str(date.today())
+    yesterday = replace(report, results={**report.results, "chat_template_date": "2026-01-01"})
+    with pytest.raises(ConfigError, match=r"chat_template_date is '2026-01-01' in 'a' and '.*' in 'b'"):
+        check_comparable([("a", yesterday), ("b", report)])
+
+
 def test_chat_template_is_chosen_by_name_and_a_wrong_name_refused(folder: Path) -> None:
     lm = ort_lm()
     single, lm.tokenizer.chat_template = lm.tokenizer.chat_template, {"default": TEMPLATE, "short": "{{ 'q' }}"}
@@ -203,6 +228,7 @@ def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(fol
         report = evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=second))
         assert numbers(report) == numbers(expected)
         known.append(report.model["journal"]["answers_known"])
+        assert report.model["journal"]["answers_used"] == known[-1]
         assert len(second.requests) == report.model["journal"]["answers_written"] == num_answers - known[-1]
         assert numbers(evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=third))) == numbers(expected)
         assert third.requests == []
@@ -255,7 +281,7 @@ def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(TaskError, match=r"^the evaluation stopped: KeyError: 'no such field'$"):
+    with pytest.raises(TaskError, match=r"^the evaluation stopped: KeyError: 'no such field' \(.*local.py, line 14\)$"):
         evaluate(config(folder, ["tiny_broken"], output_dir=str(out), sample_log_num=1), lm=ort_lm())
     assert [path.name for path in out.iterdir()] == ["journal"]
 

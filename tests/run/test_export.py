@@ -17,6 +17,7 @@ from olive_ext.run import evaluate, export
 from olive_ext.run.export import exported
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
+from tests.strangers import put_scaled
 
 pytestmark = pytest.mark.slow
 
@@ -126,3 +127,17 @@ def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
     assert found.model is model
     assert found.note.startswith("runs on transformers, not exported: onnxruntime-genai cannot: ")
     assert [item.name for item in tmp_path.iterdir() if item.is_dir()] == []
+
+
+@pytest.mark.long
+def test_export_of_a_checkpoint_with_code_is_made_anew_for_each_code(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(hf_model("llama"), tmp_path / "model"))
+    notes = []
+    for times in ("1", "3", "float((HERE / 'times.txt').read_text())"):
+        (path / "times.txt").write_text("1")
+        put_scaled(path, times)
+        settings = MODEL.model_copy(update={"model": str(path), "dtype": "float32", "trust_remote_code": True})
+        notes.append(exported(resolve(settings), tmp_path / "exports").note)
+    assert "within" in notes[0]
+    assert "export of it scores up to" in notes[1]
+    assert notes[2].endswith("its code reads times.txt, which decide its numbers and are not in its digest")

@@ -266,6 +266,8 @@ def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() ->
         {"model": "a", "execution_provider": "cpu", "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}}
     )
     taken = own.of_reference("b")
+    assert not taken.trust_remote_code
+    assert own.model_copy(update={"trust_remote_code": True}).of_reference("b").trust_remote_code
     assert (taken.model, taken.kind, taken.execution_provider, taken.max_length) == ("b", "auto", "cpu", 9)
     assert (taken.engine.num_threads, taken.engine.num_slots) == (2, "auto")
     other = own.of_reference({"model": "b", "execution_provider": "cuda", "max_length": 5, "dtype": None})

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from olive_ext.text.generation_bounds import StopChecker, TextStream
 from olive_ext.text.tokenizer import Tokenizer
+from tests.text.test_generation_bounds import Counting
 from tests.text.tiny import IM_END, byte_fallback, byte_level
 
 
@@ -22,7 +23,10 @@ def _word_pieces() -> Tokenizer:
 
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "word_pieces": _word_pieces()}
-STOPS = st.lists(st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", "."]), max_size=3)
+STOPS = st.lists(
+    st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd"]),
+    max_size=3,
+)
 
 
 def _streamed(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> tuple[list[str], str]:
@@ -61,6 +65,25 @@ def test_pieces_of_texts_lack_no_more_than_may_be_a_stop_or_bytes(text: str, sto
     assert whole.startswith(given)
     if not stops and text and text[-1] in "thesop\n.":
         assert given == whole
+
+
+@pytest.mark.parametrize("stops", [[], ["never there"], ["\ufffd"], ["t" * 5000]])
+@pytest.mark.parametrize("kind", ["text", "broken", "special", "t"])
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_tokens_decoded_grow_as_the_answer_does(name: str, kind: str, stops: list[str]) -> None:
+    """Where all is held for long, too: bytes that are no character, tokens without text, what may begin a stop."""
+    own, counts = TOKENIZERS[name], []
+    broken, t = own.hf.convert_tokens_to_ids("\xff" if name == "byte_level" else "<0xFF>"), own.encode("t")[-1]
+    text = own.encode("the cat sat on the mat. " * 300, add_special_tokens=False)
+    tokens = {"text": text, "broken": [broken] * 2000, "special": [1] * 2000, "t": [t] * 2000}[kind][:2000]
+    for length in (1000, 2000):
+        tokenizer = Counting(own.hf, "counting")
+        stream, grown = TextStream(tokenizer, stops), []
+        for token in tokens[:length]:
+            grown.append(token)
+            stream.piece(grown)
+        counts.append(tokenizer.num_decoded)
+    assert counts[1] < 3 * counts[0] < 3 * 100 * 1000  # 3.9 times, and 168,168,000, where each token decodes all
 
 
 def test_text_comes_token_by_token() -> None:

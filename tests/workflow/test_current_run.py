@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from olive_ext.workflow.evaluation_cache import environment
 from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
 
 
-def settings(reference: Any = "input_model") -> EvaluationSettings:
-    return EvaluationSettings.parse({"tasks": ["t"], "reference": reference})
+def settings(reference: Any = "input_model", **more: Any) -> EvaluationSettings:
+    return EvaluationSettings.parse({"tasks": ["t"], "reference": reference, **more})
 
 
 @contextmanager
@@ -144,11 +145,28 @@ def test_caches_notice_a_changed_reference(tmp_path: Path) -> None:
 
 
 def test_caches_notice_a_changed_float_model(tmp_path: Path) -> None:
-    put_genai(tmp_path / "model")
+    put_graph(tmp_path / "model" / "model.onnx")
+    put_genai(put_tokenizer(tmp_path / "model"))
     written = settings({"path": "owner/name", "float_model": str(tmp_path / "model")})
     before = environment(written)
-    put_json(tmp_path / "model" / "more.json", {})
+    put_json(tmp_path / "model" / "generation_config.json", {})
     assert environment(written) != before
+
+
+def test_caches_notice_files_that_tasks_name_from_elsewhere_and_the_day_of_a_chat_template(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    base, data, code = (tmp_path / name for name in ("base.yaml", "data.json", "own.py"))
+    (tmp_path / "tasks" / "t.yaml").write_text("task: t\ninclude: ../base.yaml\n")
+    base.write_text(f"dataset_kwargs: {{data_files: {{test: {data}}}}}\ndoc_to_text: !function own.text\n")
+    given = settings(None, include_path=str(tmp_path / "tasks"))
+    found = {environment(given)}
+    for file in (data, code, base):
+        file.write_text(file.read_text() + "# 1" if file.exists() else "1")
+        found.add(environment(given))
+    assert len(found) == 4
+    today = environment(settings(None, apply_chat_template=True))
+    assert environment(settings(None, apply_chat_template=True), date(2026, 1, 1)) != today
+    assert environment(given) == environment(given, date(2026, 1, 1))
 
 
 def test_same_reference_in_another_folder_is_the_same(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from olive_ext.workflow.handlers import (
 from tests.exports import genai_export, hf_model
 from tests.exports.media import media_export
 from tests.families.pictures import picture
-from tests.workflow.recipes import REPORT, Evaluate
+from tests.workflow.recipes import Evaluate
 
 
 def settings(**values: Any) -> EvaluationSettings:
@@ -199,15 +199,6 @@ def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
     assert torch_device("cpu", Device.GPU) == "cpu"
     with pytest.raises(ConfigError, match="'device' = 'gpux'"):
         torch_device("gpux", Device.CPU)
-
-
-def test_baseline_of_lm_eval_is_evaluated_with_the_handlers_own_model() -> None:
-    fake = Evaluate()
-    model = HfModelHandler(str(hf_model("llama")))
-    report = measure(model, settings(baseline="lm_eval"), device=Device.CPU, evaluate=fake)
-    assert report is REPORT
-    assert fake.lms[0].model.config.model_type == "llama"
-    assert fake.configs[0].model.kind == "hf"
 
 
 def test_plain_baseline_goes_the_references_way_and_a_changed_one_is_the_handlers() -> None:

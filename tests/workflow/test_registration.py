@@ -20,7 +20,7 @@ from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import refuse
-from olive_ext.workflow.registration import hook_engine, mend_conversion
+from olive_ext.workflow.registration import hook_engine, mend_conversion, parse_recipe
 from tests.exports import genai_export
 from tests.workflow.recipes import REPORT
 
@@ -228,6 +228,20 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     engine.target_config = Target("PythonEnvironment")
     engine(evaluator).run(model)
     assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
+
+
+def test_option_that_the_builder_would_ignore_is_refused_before_anything_runs(model: ModelConfig) -> None:
+    engine = new_engine()
+    options = {"int4_algo_config": "rtn", "algo_config": "k_quant"}
+    config = RunPassConfig(type="ModelBuilder", config={"precision": "int4", "extra_options": options})
+    engine.input_passes_configs = {"q": [config]}
+    with pytest.raises(ConfigError, match=r"unknown key 'passes.q.extra_options.algo_config': did you mean 'int4_algo"):
+        engine(ours()).run(model)
+
+
+def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key 'evalutor': did you mean 'evaluator'[?]$"):
+        parse_recipe(None, {"file_or_obj": {"evalutor": "ours"}}, lambda **_: None)
 
 
 def test_pass_in_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:

@@ -145,6 +145,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
+        if self._arguments.enable_thinking and not add_generation_prompt:
+            begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
+            raise TaskError(f"'enable_thinking' cannot go with {begun}: the answer would begin before any thought")
         options = self._arguments.template_variables()
         text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
         self._media.note_markers(text, chat_history)
@@ -243,7 +246,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
         """What is to be generated for them, and which of them each is for: greedy ones with equal arguments are one."""
-        eos = None if self.eot_token_id is None else self.tok_decode([self.eot_token_id], skip_special_tokens=False)
+        eot = self.eot_token_id  # as a text it stops where the model's own files have it stop
+        eos = self.tok_decode([eot], skip_special_tokens=False) if eot in self.session.stop_ids else None
         wanted: dict[tuple[str, int], PendingGeneration] = {}
         repeats: Counter[str] = Counter()
         for index, request in enumerate(requests):

@@ -18,7 +18,7 @@ from typing_extensions import override
 from olive_ext.engine.capacity import NO_BLOCKS, UNLIMITED, Blocks
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.step import Copy, Move, Row, Step
-from olive_ext.graph.standalone_graphs import StackedTensor, stack_graph, zeros_graph
+from olive_ext.graph.standalone_graphs import RowTensor, stack_graph, zeros_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import ITEM_BYTES, DecoderSpec
 
@@ -62,7 +62,7 @@ class Stacker:
     """One graph for each number of parts, and whether they are whole, opened when it is needed."""
 
     def __init__(
-        self, open_graph: Callable[[bytes], ort.InferenceSession], device: Device, tensors: Sequence[StackedTensor]
+        self, open_graph: Callable[[bytes], ort.InferenceSession], device: Device, tensors: Sequence[RowTensor]
     ) -> None:
         self._open_graph = open_graph
         self._device = device

@@ -188,7 +188,7 @@ def num_bytes(features: Features) -> int:
 
 def pick_rows(graphs: SmallGraphs, features: ort.OrtValue, pieces: Sequence[Array], num_rows: int) -> Pieces:
     """Rows of `features`, whose axes before the last count rows, in pieces [N, H]; `num_rows` of them count."""
-    form = features.element_type(), len(features.shape())
+    form = features.element_type(), len(features.shape()), features.shape()[-1]
     return Pieces(tuple(graphs.run(pick_graph, form, {"x": features}, rows=rows_N) for rows_N in pieces), num_rows)
 
 
@@ -212,6 +212,8 @@ def put_rows(graphs: SmallGraphs, parts: Sequence[Pieces], base: ort.OrtValue) -
             count = min(left, value.shape()[0])
             rows_N = numbers_N.copy()
             rows_N[begin : begin + count] = len(numbers_N) + numbers_N[:count]
-            base = graphs.run(put_rows_graph, (base.element_type(),), {"a": base, "b": value}, rows=rows_N)
+            base = graphs.run(
+                put_rows_graph, (base.element_type(), base.shape()[1]), {"a": base, "b": value}, rows=rows_N
+            )
             begin, left = begin + count, left - count
     return base

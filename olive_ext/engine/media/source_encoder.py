@@ -18,7 +18,7 @@ from olive_ext.engine.media.graphs import CountedSession, ItemGraphs, SmallGraph
 from olive_ext.engine.media.items import ItemStore
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import refuse_other_source
-from olive_ext.graph.standalone_graphs import StackedTensor
+from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
@@ -123,8 +123,10 @@ class SourceEncoder:
             return rows[0]
         names, lengths = list(rows[0].values), [row.lengths[0] for row in rows]
         if self._stacker is None:
-            ranks = [(value.element_type(), len(value.shape())) for value in rows[0].values.values()]
-            tensors = [StackedTensor(elem_type, rank, rank - 2) for elem_type, rank in ranks]  # [.., positions, size]
+            shapes = [
+                (value.element_type(), value.shape()) for value in rows[0].values.values()
+            ]  # [.., positions, size]
+            tensors = [RowTensor(elem_type, (*shape[1:-2], None, shape[-1])) for elem_type, shape in shapes]
             self._stacker = Stacker(self._small.open, self._graphs.device, tensors)
         parts = [
             StackedPart(

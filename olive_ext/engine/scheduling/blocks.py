@@ -16,10 +16,11 @@ from olive_ext.errors import MemoryShortageError
 
 
 class BlockCopy(NamedTuple):
-    """Block `source` is copied to block `target` before the rows run."""
+    """The first `num_positions` of block `source` are copied to block `target` before the rows run."""
 
     source: int
     target: int
+    num_positions: int
 
 
 class BlockTables:
@@ -69,12 +70,13 @@ class BlockTables:
         self._held[copy.target] = shared
 
     def without_room(self, rows: Columns) -> list[tuple[int, int, int]]:
-        """Slot, past and tokens of the rows for which `make_room` may have to do something."""
+        """Slot, past and tokens of the rows for which `make_room` may have to do something, the shortest past first: of
+        those that share a block the one that has most of it keeps it, and the others copy fewer positions."""
         stops_B, slots_B = rows.past_B + rows.lengths_B, rows.slots_B
         has_room_B = -(-stops_B // self.block_size) == self._num_own_S[slots_B]
         is_due_B = ~(has_room_B & (rows.past_B >= self._own_from_S[slots_B]))
         due = (column[is_due_B].tolist() for column in (slots_B, rows.past_B, rows.lengths_B))
-        return list(zip(*due, strict=True))
+        return sorted(zip(*due, strict=True), key=lambda row: row[1])
 
     def missing(self, slot: int, past: int, num_tokens: int) -> int:
         """Blocks that `make_room` takes at most, beyond those that it gives back."""
@@ -91,7 +93,7 @@ class BlockTables:
         if len(held) > kept:
             self._cut(slot, kept)
         if self._is_last_shared(slot, past):
-            copy = BlockCopy(held[-1], self._take())
+            copy = BlockCopy(held[-1], self._take(), past % self.block_size)
             self._num_users[held[-1]] -= 1
             self.tables_SP[slot, kept - 1] = held[-1] = copy.target
         for place in range(len(held), self.covering(past + num_tokens)):

@@ -73,13 +73,6 @@ class Scheduler:
         step = self._present_plan().step
         return with_tokens(step, self._found) if step.follows else step
 
-    @property
-    def present_size(self) -> tuple[str, int]:
-        """Kind of that step, "plain", or "encoding" where an item or a source begins in it; and its tokens."""
-        step = self._present_plan().step
-        encodes = [True for row in step.other_rows if (row.media or row.source is not None) and row.begins_item]
-        return "encoding" if encodes else "plain", step.num_tokens
-
     def cut_steps(self, num_tokens: int) -> None:
         """No step has more tokens from now on, but for an item of more."""
         self._limit = self._in_slots.limit = num_tokens

@@ -8,17 +8,19 @@ locations are rewritten relative to it.
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import io
-import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.errors import ModelError, first_line, understood
-from olive_ext.model.files.folders import tokenizer_files
-from olive_ext.model.files.package_files import within
+from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.package_files import named_files, within
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import ModelFiles
 
@@ -30,23 +32,83 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _HF_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """Files that a Hugging Face model's weights are in."""
 
-_HF_FILES = ("config.json", *_HF_WEIGHTS, "*.bin", "tokenizer*", "vocab*", "merges.txt")
-"""The files that may decide a Hugging Face model's numbers."""
+_CONFIGS = ("config.json", "generation_config.json", "*processor_config.json", "adapter_config.json", GENAI_CONFIG)
+_TEXTS = ("tokenizer*", "*.model", "*.spm", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+_TEMPLATES = ("chat_template*", "additional_chat_templates/*")
+_HF_FILES = ("*.bin", "*.index.json", *_HF_WEIGHTS)
+"""What is opened of a model's folder, by native code too. `also_read` has what Python opens beyond these."""
 
 
-def content_hash(files: ModelFiles) -> str:
-    """Digest (32 hex digits) of everything that decides a model's numbers: graph, external data, genai_config.json's
-    `model`, tokenizer and chat template. The same wherever the files lie; reads all of them (about 1 s/GB)."""
-    config = json.dumps(files.genai_config.get("model"), sort_keys=True).encode()
-    token_files = tokenizer_files(files.tokenizer)
-    parts: list[tuple[str, Path | bytes]] = [("genai_config", config), *_graphs(files)]
-    parts += ((f"tokenizer {path.name}", path) for path in token_files)
-    return digest_of(parts if token_files else [*parts, ("tokenizer", files.tokenizer.encode())])
+def read_files(files: ModelFiles) -> dict[str, Path]:
+    """Every file that opening the model reads, by a label that is the same wherever the files lie.
+
+    These are the graphs with their weights and compiled contexts, and of the folders of model, decoder and tokenizer
+    the configurations, the tokenizer, templates, what genai_config.json names, and, where a configuration names classes
+    of its own (`auto_map`), Python. Not all of a folder counts: it may be any, with reports and scripts in it.
+    """
+    is_graph, tokenizer = files.decoder != files.directory, Path(files.tokenizer)
+    read = dict(_graphs(files)) if is_graph else {}
+    for label, graph in list(read.items()):
+        read |= {f"{label} {file.name}": file for file in graph.parent.glob(f"{glob.escape(graph.stem)}*.bin")}
+    named = {key: files.directory / name for key, name in named_files(files.genai_config)}
+    read |= {key: file for key, file in named.items() if file not in read.values()}
+    graph_folder = {files.decoder.parent: "decoder"} if is_graph else {}
+    roles = {tokenizer: "tokenizer", **graph_folder, files.directory: "model"}  # the last role of a folder is its own
+    for folder, role in roles.items():
+        patterns = (*_CONFIGS, *_TEXTS, *_TEMPLATES, *(() if is_graph or role != "model" else _HF_FILES))
+        own = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        if any(b'"auto_map"' in file.read_bytes() for file in own if file.name.endswith("config.json")):
+            own.update(folder.glob("*.py"))
+        read |= {f"{role} {file.relative_to(folder).as_posix()}": file for file in own}
+    return {label: file for label, file in read.items() if file.is_file()}
 
 
-def model_files(files: ModelFiles) -> list[Path]:
-    """The files that `content_hash` reads, wherever they lie; of a Hugging Face model its tokenizer's and weights."""
-    return [path for _, path in _graphs(files) if path.is_file()] + tokenizer_files(files.tokenizer)
+def model_digest(files: ModelFiles, *more: Path) -> str:
+    """Digest (32 hex digits) of the content of every file that opening the model reads (`read_files`), and of `more`:
+    the same wherever they lie. Every file is read whole, once a process unless it changes (about 1 s/GB)."""
+    parts: list[tuple[str, Path | bytes]] = [*sorted(read_files(files).items()), *((file.name, file) for file in more)]
+    return digest_of(parts if Path(files.tokenizer).is_dir() else [*parts, ("tokenizer", files.tokenizer.encode())])
+
+
+_opened: set[str] = set()
+_windows: list[None] = []
+
+
+def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _windows and isinstance(arguments[0], str | bytes):
+        path, is_written = os.fsdecode(arguments[0]), arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if not is_written and not path.endswith(".pyc"):
+            _opened.add(path)
+
+
+@cache
+def _listen() -> None:
+    sys.addaudithook(_note_opened)  # for the rest of the process: Python removes none
+
+
+@contextmanager
+def reading_noted() -> Iterator[None]:
+    """Notes what Python opens in the block, in any thread, for `also_read`."""
+    _listen()
+    _windows.append(None)
+    try:
+        yield
+    finally:
+        _windows.pop()
+
+
+def also_read(files: ModelFiles) -> dict[str, str]:
+    """The files that models opened in this process read of this model's folders, or as code in the hub's cache, and
+    that `read_files` has not: data of a model's own code, for instance. Each by its label, with its digest."""
+    read = {file.resolve() for file in read_files(files).values()}
+    roots = [path.resolve() for path in (files.directory, Path(files.tokenizer)) if path.is_dir()]
+    more: dict[str, str] = {}
+    for path in sorted(Path(name).resolve() for name in _opened.copy()):
+        root = next((root for root in roots if path.is_relative_to(root)), None)
+        is_code = path.suffix == ".py" and "snapshots" in path.parts
+        if (root is not None or is_code) and path not in read and path.is_file():
+            more[path.name if root is None else path.relative_to(root).as_posix()] = digest_of([("", path)])
+    return more
 
 
 def _graphs(files: ModelFiles) -> Iterator[tuple[str, Path]]:
@@ -54,12 +116,6 @@ def _graphs(files: ModelFiles) -> Iterator[tuple[str, Path]]:
     yield from ((f"weights {index}", path) for index, path in enumerate(files.weights))
     for part, companion in files.companions.items():
         yield from ((f"{part} {index}", path) for index, path in enumerate((companion.graph, *companion.weights)))
-
-
-def hf_content_hash(folder: Path) -> str:
-    """Digest (32 hex digits) of a Hugging Face model's weights, configuration and tokenizer in `folder`."""
-    files = {path for pattern in _HF_FILES for path in folder.glob(pattern)}
-    return digest_of([(path.name, path) for path in sorted(files)])
 
 
 def size_on_disk(files: ModelFiles) -> int:
@@ -131,16 +187,25 @@ def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, d
 
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
-    """32 hex digits of labels and contents, a file's or the bytes themselves."""
+    """32 hex digits of labels and contents, a file's or the bytes themselves. A file that was read before in this
+    process, and has its size and time of change still, is not read again."""
+    digest = hashlib.sha256()
+    for label, part in parts:
+        if isinstance(part, Path):
+            facts = part.stat()
+            part = _content(os.path.realpath(part), facts.st_size, facts.st_mtime_ns)
+        digest.update(f"{label} {len(part)}\n".encode() + part)
+    return digest.hexdigest()[:32]
+
+
+@lru_cache(maxsize=1 << 12)
+def _content(path: str, size: int, changed: int) -> bytes:
     digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    for label, part in parts:
-        size = len(part) if isinstance(part, bytes) else part.stat().st_size
-        digest.update(f"{label} {size}\n".encode())
-        with io.BytesIO(part) if isinstance(part, bytes) else part.open("rb", buffering=0) as content:
-            while count := content.readinto(buffer):
-                digest.update(buffer[:count])
-    return digest.hexdigest()[:32]
+    with Path(path).open("rb", buffering=0) as content:
+        while count := content.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.digest()
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -186,8 +251,8 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         location, offset, length = entries["location"], *(int(entries.get(key) or 0) for key in ("offset", "length"))
-        if min(offset, length) < 0:
-            raise ValueError("below 0")
+        if min(offset, length) < 0 or not isinstance(location, str):  # bytes where it is no UTF-8
+            raise ValueError(location)
     except (KeyError, ValueError) as error:
         raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
     return location, offset + length

@@ -19,8 +19,6 @@ from olive_ext.model.types import ModelFiles
 GENAI_CONFIG = "genai_config.json"
 OLIVE_RECORD = "model_config.json"
 _MARKS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-_PATTERNS = ("tokenizer*", "*.model", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
-_TEMPLATES = ("chat_template*", "additional_chat_templates/*")
 _LEVELS_UP = 3
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -134,13 +132,6 @@ def find_tokenizer(
             return name, f"{origin} (a hub name)"
     looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
     raise ModelError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer' to its folder")
-
-
-def tokenizer_files(tokenizer: str) -> list[Path]:
-    """The files in a tokenizer's folder that decide how text becomes tokens, by name; none for a hub name."""
-    folder = Path(tokenizer)
-    files = {path for pattern in (*_PATTERNS, *_TEMPLATES) for path in folder.glob(pattern) if path.is_file()}
-    return sorted(files)
 
 
 def _from_option(option: str) -> tuple[str, str]:

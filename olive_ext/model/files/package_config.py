@@ -189,6 +189,24 @@ def named_ids(key: str, files: ModelFiles) -> Mapping[str, int]:
     return _first(key, files) or {}
 
 
+def named_end(files: ModelFiles) -> tuple[Sequence[int] | None, str]:
+    """`eos_token_id` of the one file that a model's runtime reads it from, and that file's name. None where no file
+    decides: without genai_config.json and generation_config.json, where config.json names no id (transformers write
+    into it only what differs from a class's defaults)."""
+    generation = files.directory / "generation_config.json"
+    if files.genai_config:
+        section, file = files.genai_config.get("model") or {}, "genai_config.json"
+    elif generation.is_file():
+        section, file = read_json(generation, GenerationConfig), generation.name
+    else:
+        config = files.directory / "config.json"
+        section, file = (read_json(config, GenerationConfig) if config.is_file() else {}), config.name
+        if section.get("eos_token_id") is None:
+            return None, "the tokenizer"
+    ids = section.get("eos_token_id")
+    return () if ids is None else [ids] if isinstance(ids, int) else list(ids), file
+
+
 def _first(key: str, files: ModelFiles) -> Any:
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
     written = (read_json(path, GenerationConfig) for path in paths if path.is_file())

@@ -80,7 +80,10 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
         size = path.stat().st_size
         if size > largest:
             raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}")
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=keys_once if is_strict else None)
+        text = path.read_text(encoding="utf-8-sig")
+        value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
+        if "\\ud" in text.lower():  # half of a character, which names no file
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ModelError(f"'{path}' is not readable JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:
@@ -93,18 +96,19 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
 def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
     """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside of the folder:
     onnxruntime-genai opens those of sections that this package does not know."""
-    for key, name in _named_files(genai_config, ""):
+    for key, name in named_files(genai_config):
         inside(folder, name, key)
 
 
-def _named_files(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The files that genai_config.json names, each with its dotted key; `session_options` are not looked at."""
     for key, item in (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     ):
         if isinstance(item, str) and isinstance(key, str) and _NAMES_FILE.search(key):
             yield f"{prefix}{key}", item
         elif key != "session_options":
-            yield from _named_files(item, f"{prefix}{key}.")
+            yield from named_files(item, f"{prefix}{key}.")
 
 
 def refuse_shards_outside(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The execution providers, a row for each: names, memory, default options, and known limits. Only data."""
+"""The execution providers, a row for each: names, memory and default options. Only data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 CPU = "CPUExecutionProvider"
-NOT_RUN = "not run so far"
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,6 @@ class ProviderRow:
     """Options that a model's package may set without being trusted: they name no library, file, folder or address in
     memory, and have nothing written. By ONNX Runtime 1.31's sources and documentation."""
 
-    limits: str = ""
-    """What is known not to work on the provider, for the documentation; empty where nothing was run on it."""
-
     @property
     def options(self) -> frozenset[str]:
         """The provider's options that this package knows; it may have others."""
@@ -78,7 +74,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 TABLE = (
-    ProviderRow("cpu", CPU, limits="bfloat16 decoders, fp8 and paged KV caches have no kernels"),
+    ProviderRow("cpu", CPU),
     # TF32 rounds the inputs of a float32 product to 10 bits: log-probabilities would no longer agree with the CPU's.
     ProviderRow(
         "cuda",
@@ -94,7 +90,6 @@ TABLE = (
         ),
         defaults={"use_tf32": "0"},
         capture_option="enable_cuda_graph",
-        limits=f"GroupQueryAttention has fp16 and bf16 kernels only, no fp32; {NOT_RUN}",
     ),
     ProviderRow(
         "tensorrt",
@@ -121,7 +116,6 @@ TABLE = (
             ("trt_dump_ep_context_model", "trt_ep_context_file_path"),
             ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
         ),
-        limits=f"an engine per shape; {NOT_RUN}",
     ),
     ProviderRow(
         "nvtensorrtrtx",
@@ -135,7 +129,6 @@ TABLE = (
         aliases=("trt-rtx",),
         plans_shapes=True,
         compiled_cache=CompiledCache({"nv_runtime_cache_path": FOLDER}),
-        limits=f"an engine per shape unless profiles are given in the options; {NOT_RUN}",
     ),
     ProviderRow(
         "dml",
@@ -147,7 +140,6 @@ TABLE = (
         ),
         aliases=("directml",),
         plans_shapes=True,
-        limits=f"values without address; {NOT_RUN}",
     ),
     ProviderRow(
         "openvino",
@@ -161,10 +153,6 @@ TABLE = (
         defaults={"load_config": json.dumps({name: {"EXECUTION_MODE_HINT": "ACCURACY"} for name in ("CPU", "GPU")})},
         plans_shapes=True,
         compiled_cache=CompiledCache(user_options=("cache_dir",)),
-        limits="GroupQueryAttention, Attention and RMSNormalization stay on the CPU; encoders with a Scan (Qwen's) are "
-        "refused: `engine.encoder_provider`; the plugin `onnxruntime-ep-openvino` has Intel's devices only, and "
-        "`onnxruntime-openvino` 1.24.1 cannot open again what it compiled; "
-        'NPUs need fixed shapes: runtime "genai"',
     ),
     ProviderRow(
         "qnn",
@@ -178,9 +166,6 @@ TABLE = (
         ),
         plans_shapes=True,
         compiled_cache=CompiledCache(),
-        limits="takes graphs of fixed shapes, in 16 bits: an encoder (`engine.encoder_provider` with the options "
-        "backend_path and soc_model), 0.01 nats off on the x86 simulator; its plugin has the name by which it is "
-        'registered: "QNNExecutionProvider" in `provider_libraries`; pipelines: runtime "genai"',
     ),
     ProviderRow(
         "webgpu",
@@ -194,8 +179,6 @@ TABLE = (
             "maxStorageBufferBindingSize maxStorageBuffersPerShaderStage maxNumPendingDispatches"
         ),
         capture_option="enableGraphCapture",
-        limits="no Attention of opset 23 and 24 (mobius' default exports run on the CPU); on Mesa's software Vulkan "
-        "steps of 32 tokens are wrong, which is found by trying; encoder-decoders are refused there",
     ),
     ProviderRow(
         "migraphx",

@@ -41,7 +41,6 @@ FactRow = tuple[str, tuple[str, ...], bool]
 def fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
     """Tables by title: model, hardware, providers, versions, configuration, counters, where any report has them."""
     facts: dict[str, list[Mapping[str, Any]]] = {
-        "Answers": [{} if report.narrowed is None else dict(report.narrowed.facts()) for report in reports],
         "Model": [report.model for report in reports],
         "Hardware": [_hardware(report.hardware) for report in reports],
         "Providers": [{str(item.get("name", "")): _provider(item) for item in report.providers} for report in reports],

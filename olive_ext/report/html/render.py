@@ -23,7 +23,7 @@ from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, score_rows, size_of
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict, verdict
-from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, margin_rows, overall_first, task_title
+from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, overall_first, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[Status | Code, str] = {
@@ -32,6 +32,7 @@ TONES: dict[Status | Code, str] = {
     "unknown": "doubt",
     "loss": "loss",
     "cannot_tell": "loss",
+    "asked": "loss",
     "place_unknown": "loss",
     "nothing_compared": "plain",
     "gain": "gain",
@@ -111,8 +112,6 @@ def _context(page: Page) -> dict[str, Any]:
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": divergence_rows(page.contrasts),
         "charts": _charts(page),
-        "margins": margin_rows(page.contrasts),
-        "close": [(one.candidate, one.comparison.margins) for one in page.contrasts if one.comparison.margins],
         "legend": list(zip(MARKERS, short_candidates(candidates), strict=False)),
         "flips": facts.flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],

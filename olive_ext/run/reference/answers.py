@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import TaskError
+from olive_ext.errors import ANY_FAILURE, TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.metrics import LENGTHS, MEANS
 
 FloatArray = npt.NDArray[np.float64]
+OWN = "olive_ext"
+"""The key of a logged sample under which our own fields stand; everything else is lm-eval's."""
+
 _MAX_TEXT = 4000
 """Characters kept of an answer from its beginning, and of a question from its end."""
 
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
 """Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
-
-_UNITS = {"acc_norm": "nats a character", "acc_bytes": "nats a byte"}
 
 Sample = Mapping[str, Any]
 
@@ -43,6 +44,10 @@ class DocumentAnswer:
     scores: tuple[float, ...] = ()
     """Of each choice, in nats by the metric's normalisation; none of other answers."""
 
+    def lead_of(self, choice: int) -> float:
+        """The score of a choice less the best other one's."""
+        return self.scores[choice] - max(score for place, score in enumerate(self.scores) if place != choice)
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -54,11 +59,6 @@ class Answers:
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, DocumentAnswer]
-
-    @property
-    def unit(self) -> str:
-        """Of the scores and margins."""
-        return _UNITS.get(next(iter(self.metrics), ""), "nats")
 
     def of(self, documents: Collection[int]) -> Answers:
         """The answers to `documents` alone."""
@@ -91,6 +91,9 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             chosen = [line for line in lines if line["filter"] == filter_name]
             valued = [key for key in metrics if any(_is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
+            if any(LENGTHS[-1] in answer.values for answer in answers.values()):
+                metrics.setdefault(LENGTHS[-1], False)
+                valued += [LENGTHS[-1]] if LENGTHS[-1] not in valued else []
             read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers))
     return read
 
@@ -104,10 +107,28 @@ def telling_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, st
     return {item.task: found[item.task] for item in reference if item.task in found}
 
 
-def check_same_questions(reference: Answers, candidate: Answers) -> None:
-    """Raises `TaskError` where the prompts or documents of two runs of one task differ."""
+def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) -> int:
+    """The number of documents to which two models generate other texts, or of which a limit ends one answer alone."""
+    theirs = {(item.task, number): answer for item in reference for number, answer in item.by_document.items()}
+    ours = {(item.task, number): answer for item in candidate for number, answer in item.by_document.items()}
+    return sum(_generated(ours[key]) != _generated(theirs[key]) for key in ours.keys() & theirs.keys())
+
+
+def _generated(answer: DocumentAnswer) -> tuple[str, float | None] | None:
+    is_text = answer.margin is None and not answer.scores
+    return (answer.text, answer.values.get(LENGTHS[-1])) if is_text else None
+
+
+def check_same_questions(reference: Answers, candidate: Answers, *, has_same_prompts: bool = True) -> None:
+    """Raises `TaskError` where the documents of two runs of one task differ, or the prompts, which are the same unless
+    each model is asked by its own files."""
     first, second = reference.by_document, candidate.by_document
-    differing = [item for item in second if item in first and first[item].digest != second[item].digest]
+    step = 1 if has_same_prompts else 2  # without the prompt's digest, the second of three
+    differing = [
+        item
+        for item in second
+        if item in first and first[item].digest.split(" ")[::step] != second[item].digest.split(" ")[::step]
+    ]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(
@@ -147,14 +168,24 @@ def _is_value(value: object) -> bool:
 
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
-    given = {name: line[name] for name in metrics if _is_value(line.get(name))}
-    values = {name: value if hasattr(value, "answers") else float(value) for name, value in given.items()}
+    values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
+    if (cut_off := share_cut_off(line)) is not None:
+        values.setdefault(LENGTHS[-1], cut_off)
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))
     return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores)
+
+
+def share_cut_off(line: Sample) -> float | None:
+    """The share of a document's generated answers that only their limit ended; None where that is not known."""
+    ends = [getattr(item, "is_cut", None) for items in line["resps"] for item in items] or [None]
+    if None in ends:
+        logged: float | None = line.get(OWN, {}).get(LENGTHS[-1])
+        return logged
+    return math.fsum(ends) / len(ends)
 
 
 def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tuple[float, ...]]:
@@ -168,7 +199,7 @@ def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tupl
         is_greedy = responses[0][1]
         text = f"{'most likely' if is_greedy else 'not most likely'} ({scores[0]:.2f} nats)"
         return text, scores[0] if is_greedy else -scores[0], ()
-    choices = choices_of(task, line)
+    choices = _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
     length = _LENGTHS.get(metric)
     lengths = [max(1, length(choice)) if length is not None else 1 for choice in choices]
     weighed = tuple(score / number for score, number in zip(scores, lengths, strict=False))
@@ -185,11 +216,6 @@ def _margin(scores: Sequence[float], target: object) -> float:
     return abs(own - ordered[0])
 
 
-def choices_of(task: Any, line: Sample) -> list[str]:
-    """The choices of a document as texts, or what was scored in their place."""
-    return _choices(task, line) or [str(arguments[1]).strip() for arguments in line["arguments"]]
-
-
 def _choices(task: Any, line: Sample) -> list[str]:
     """The choices of a document; behind the choices may come as many requests without a prompt (mutual information)."""
     texts = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
@@ -201,5 +227,5 @@ def _try(call: Callable[[], Any]) -> Any:
     """A task's own code may fail on what it was not made for; then there is nothing to show."""
     try:
         return call()
-    except Exception:  # noqa: BLE001 - whatever a task's functions throw
+    except ANY_FAILURE:  # whatever a task's functions throw
         return None

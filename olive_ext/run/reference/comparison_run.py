@@ -3,7 +3,8 @@
     recorded   the reference alone, its distributions to disk    then the model, compared with what is there
     resident   the model, with the reference under every step    then lm-eval once more, for the reference's answers
                (before the model where only some documents are to be drawn)
-    answers    the reference by itself, then the model           no distributions, since the model is lm-eval's own
+    answers    the reference by itself, then the model           no distributions: the model is lm-eval's own, or the
+                                                                 two models' own files ask them otherwise
     recording  the model, which is the reference itself          its distributions to disk, for models to come
     file       the model, beside records from elsewhere          then lm-eval once more, for the recorded answers
 
@@ -14,7 +15,7 @@ before a model is opened. Knows no session's inside.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,11 +33,10 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
-from olive_ext.run.reference.answers import Answers, read_answers
+from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
 from olive_ext.run.reference.claims import Document, question_of
-from olive_ext.run.reference.margins import Both, DocumentMargins, measured
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
-from olive_ext.run.reference.pairing import compare_answers, unended, without_value
+from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
 from olive_ext.run.sample_logs import Fields, sample_fields
 
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 Mode = Literal["recorded", "resident", "answers", "recording", "file"]
+
+_SHOWN = 60
+"""Characters shown of a prompt's beginning, and of its end."""
 
 MEMORY_FACTOR = 2.0
 """Memory that a model is expected to take, over its size on disk: weights, unpacked ones, KV cache and logits."""
@@ -63,6 +66,9 @@ class ReferenceRun:
 
     lost: Collection[Document] = ()
     """Documents of which a request has no answer."""
+
+    prompt: str = ""
+    """A document's prompt as the model was asked it."""
 
     @property
     def generated(self) -> list[Generated]:
@@ -93,7 +99,9 @@ class Comparer:
         """Requests for which the reference's output was not finite where it ran alone."""
 
         self._drawn: Drawn | None = None
-        self._margins: DocumentMargins = {}
+        self._own: Sequence[Answers] = ()
+        """The model's answers, after `finish`."""
+
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -175,20 +183,26 @@ class Comparer:
     def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
         observer, drawn, weights = self.observer, self._drawn, self.weights
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
-        own = read_answers(samples, tasks)
-        outcomes, flips, lengths = compare_answers(reference.answers, own, samples, tasks, matters, weights)
+        own = self._own = read_answers(samples, tasks)
+        asked = self._models.asked_otherwise if self._mode == "answers" else None
+        if asked is not None:
+            asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=_first_prompt(lm, samples))
+        both = reference.answers, own, samples, tasks
+        outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
-        both = Both(reference.answers, own, results, tasks, observer, reference.observer, weights)
-        margins, self._margins = measured(both, getattr(getattr(lm, "session", None), "tokenizer", None))
         comparison = Comparison(
             reference=self._facts(lm),
             divergences=observer.divergences(weights) if observer is not None else (),
             outcomes=outcomes,
             flips=flips,
-            lengths=(*lengths, *unended(reference.observer, observer, lengths)),
+            lengths=lengths,
+            changed_answers=changed_answers(reference.answers, own),
+            asked=asked,
+            stops=self._models.stops(lm),
             metrics=reference.results,
-            margins=margins,
             matters=matters,
+            damaged=self._models.damage(),
+            reach=observer.reach(*self._models.extent) if observer is not None else None,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
         )
@@ -198,7 +212,7 @@ class Comparer:
         """What is added to the sample logs, after `finish`."""
         answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
-        return sample_fields(self._tasks.tasks, answers, by_document, self._margins)
+        return sample_fields(self._tasks.tasks, answers, by_document, self._own)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
@@ -219,8 +233,9 @@ class Comparer:
 
         config, tasks, progress = self._models.config, self._tasks, self._models.progress
         results = run_tasks(lm, tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True)
-        answers = read_answers(results.pop("samples"), tasks.tasks)
-        return ReferenceRun(results, answers, observer, lost_documents(lm))
+        samples = results.pop("samples")
+        answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
+        return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)
 
     def _facts(self, lm: LM) -> dict[str, Any]:
         reference = self._models.config.reference
@@ -253,7 +268,7 @@ def comparer_of(
             f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
         )
     is_same = is_same_path(config.model.path, reference.path)
-    is_foreign = lm is not None or models.is_lm_evals
+    is_foreign = lm is not None
     if models.recorder is not None:
         return Comparer(models, "recording", tasks, seeds)
     if (file := models.records_file) is not None:
@@ -265,7 +280,7 @@ def comparer_of(
             return None
         mode: Mode = "recording"
     else:
-        mode = "answers" if is_foreign else mode_of(models, reference)
+        mode = "answers" if is_foreign or models.asked_otherwise else mode_of(models, reference)
     return Comparer(models, mode, tasks, seeds, weights)
 
 
@@ -280,6 +295,15 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"
+
+
+def _first_prompt(lm: Any, samples: Mapping[str, Any]) -> str:
+    """The first document's prompt with its special tokens, in short; empty for a model of lm-eval's own."""
+    line = next(iter(next(iter(samples.values()), ())), None)
+    if line is None or not line["arguments"] or not hasattr(lm, "session"):
+        return ""
+    text = str(lm.tok_decode(lm.tok_encode(str(line["arguments"][0][0])), skip_special_tokens=False))
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
 
 
 def _fits(*models: ResolvedModel) -> bool:

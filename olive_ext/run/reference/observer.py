@@ -7,7 +7,7 @@ Knows no engine and no lm-eval beyond the task, the document and the arguments o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
-from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.report.comparison import ALL, Divergence, Reach
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 from olive_ext.text.prompts import Prompt, Text
@@ -116,8 +116,11 @@ class Observer:
         self.greedy: dict[Answered, tuple[int, ...]] = {}
         """The tokens of every greedy generation; those of a stop among them, a stop id not."""
 
-        self.unended: set[Answered] = set()
-        """Those greedy generations that only their limit ended."""
+        self._tokens: set[int] = set()
+        """All that were read or scored, where they are known."""
+
+        self._longest = 0
+        """Tokens before and of the longest request's targets."""
 
         self._first_rows: dict[tuple[Any, ...], int] = {}
         self._alone: dict[str, dict[int, tuple[int, float]]] = {}
@@ -137,8 +140,6 @@ class Observer:
             asked = (str(instance.task_name), int(instance.doc_id), request.prompt)
             if request.temperature == 0 and request.num_beams == 1:
                 self.greedy[asked] = output.tokens
-                if output.finish_reason == "length":
-                    self.unended.add(asked)
             if output.tokens:
                 key = (*asked, output.tokens)
                 target = ScoringRequest(request.prompt, output.tokens, request.source, request.images, request.audio)
@@ -164,17 +165,20 @@ class Observer:
         """The compared targets [T] of a task so far, of type `POSITION`."""
         return self._positions.get(task, Positions()).rows
 
-    def is_text(self, task: str) -> bool:
-        """Whether a task has scored whole texts alone."""
-        return task not in self._answering
-
-    def margins_at(self, answered: Answered, tokens: tuple[int, ...], index: int) -> tuple[float | None, float | None]:
-        """Both models' margins at a token of the reference's generation; None where it was not scored."""
-        first = self._first_rows.get((*answered, tokens))
-        if first is None or index >= len(tokens):
-            return None, None
-        row = self.rows(answered[0])[first + index]
-        return float(row["reference_margins"]), float(row["margins"])
+    def parted(self, reference: Observer) -> Iterator[tuple[float, Answered, int]]:
+        """Greedy answers that part from the `reference`'s: by how many nats both models score the reference's token
+        there at least before all others (0 where it was not scored), the answer, and the token's index in it."""
+        for asked, theirs in reference.greedy.items():
+            if (own := self.greedy.get(asked, theirs)) == theirs:
+                continue
+            pairs = enumerate(zip(theirs, own, strict=False))
+            index = next((place for place, (one, two) in pairs if one != two), min(len(theirs), len(own)))
+            first = self._first_rows.get((*asked, theirs))
+            least = 0.0
+            if first is not None and index < len(theirs):
+                row = self.rows(asked[0])[first + index]
+                least = float(min(row["reference_margins"], row["margins"]))
+            yield least, asked, index
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:
         """Stores the targets of a scored request; returns their comparison. Of texts that are no token ids neither the
@@ -192,6 +196,9 @@ class Observer:
             classes = self._classes.of(target, last if isinstance(last, int) else None)
         if self.sample is not None:
             self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
+        if not isinstance(target, str):
+            self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
+        self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
         positions = self._positions.setdefault(str(instance.task_name), Positions())
@@ -206,6 +213,13 @@ class Observer:
             token_classes=classes,
         )
         return output.compared
+
+    def reach(self, context: int | None, vocab_size: int | None) -> Reach | None:
+        """What the compared targets have reached of a model; None without any."""
+        if not self._longest:
+            return None
+        share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
+        return Reach(self._longest, context, share)
 
     @property
     def tasks(self) -> tuple[str, ...]:

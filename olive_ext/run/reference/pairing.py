@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import first_line
+from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
 from olive_ext.report.changes import LEVEL
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
-from olive_ext.run.reference.observer import Observer, Weights
+from olive_ext.run.reference.observer import Weights
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
@@ -66,16 +66,25 @@ def compare_answers(
     tasks: Mapping[str, Any],
     matters: float = Comparison.matters,
     weights: Weights | None = None,
+    *,
+    has_same_prompts: bool = True,
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
     task's metric that speaks for it (`telling`), and the outcomes of answers' lengths, apart. `samples` are the
     candidate's, `tasks` lm-eval's objects by name, `matters` the points that matter. Where the candidate answered drawn
     documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
-    two runs differ.
+    two runs differ but for those that `has_same_prompts` allows. Of answers that are not told from their reasoning only
+    the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
     """
-    every = list(_pairs(reference, candidate, matters, is_sample=weights is not None))
+    prompts = {"is_sample": weights is not None, "has_same_prompts": has_same_prompts}
+    every = list(_pairs(reference, candidate, matters, **prompts))
     pairs = [pair for pair in every if pair.metric not in LENGTHS]
-    lengths = [pair.outcome(weights) for pair in every if pair.metric in LENGTHS]
+    thinking = {pair.candidate.task for pair in every if pair.metric == LENGTHS[0]}
+    measured: dict[tuple[str, str], Outcome] = {}
+    for pair in every:
+        if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
+            measured[pair.candidate.task, pair.metric] = pair.outcome(weights)
+    lengths = [item for item in measured.values() if item.task in thinking or _is_certain(item)]
     outcomes = [pair.outcome(weights) for pair in pairs]
     spoken = telling(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
@@ -88,19 +97,9 @@ def compare_answers(
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
 
 
-def unended(reference: Observer | None, candidate: Observer | None, known: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Of each task the share of greedy answers that only their limit ended, where it is certainly (exact p below 5 %)
-    another one and not `known`: no metric needs to see that a model has lost its end, nor any position of an answer."""
-    if reference is None or candidate is None:
-        return ()
-    common = [asked for asked in candidate.greedy if asked in reference.greedy]
-    found = []
-    told = {item.task for item in known}
-    for task in dict.fromkeys(asked[0] for asked in common if asked[0] not in told):
-        own = [asked for asked in common if asked[0] == task]
-        one, two = (np.array([asked in seen.unended for asked in own], float) for seen in (reference, candidate))
-        found.append(compare_outcomes(task, LENGTHS[-1], "none", one, two, False))
-    return tuple(item for item in found if item.mcnemar_p < LEVEL)
+def _is_certain(item: Outcome) -> bool:
+    """Whether a share certainly changed; drawn documents have no exact p-value."""
+    return item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:
@@ -116,12 +115,17 @@ def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
 
 
 def _pairs(
-    reference: Sequence[Answers], candidate: Sequence[Answers], matters: float, *, is_sample: bool
+    reference: Sequence[Answers],
+    candidate: Sequence[Answers],
+    matters: float,
+    *,
+    is_sample: bool,
+    has_same_prompts: bool,
 ) -> Iterator[_Pair]:
     theirs = {(item.task, item.filter): item for item in reference}
     for own in candidate:
         other = theirs[own.task, own.filter]
-        check_same_questions(other.of(own.by_document) if is_sample else other, own)
+        check_same_questions(other.of(own.by_document) if is_sample else other, own, has_same_prompts=has_same_prompts)
         first, second = other.by_document, own.by_document
         for metric in own.metrics:
             numbers = [item for item in second if metric in first[item].values and metric in second[item].values]
@@ -178,6 +182,6 @@ def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:
         pictures = task.doc_to_image(task.eval_docs[doc_id])
         given = pictures if isinstance(pictures, list | tuple) else [pictures]
         return tuple(map(thumbnail, given[:MOST_THUMBNAILS]))
-    except Exception as error:  # noqa: BLE001 - whatever a task's code throws: the numbers may have taken hours
+    except ANY_FAILURE as error:  # whatever a task's code throws: the numbers may have taken hours
         logger.warning("no thumbnails of document %d: %s", doc_id, first_line(error))
         return ()

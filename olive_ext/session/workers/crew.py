@@ -1,5 +1,5 @@
 """Drives open workers: hands each the next chunk when it is free, and runs again what a lost worker held. A chunk that
-costs two workers is halved, until the request that does it is named.
+costs two workers is given up, and its requests are named.
 
 Knows no text, and not where the workers are.
 """
@@ -10,13 +10,12 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.errors import OliveExtError, RunError, WorkerError, one_line
+from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
 from olive_ext.session.executor import OnChunk
-from olive_ext.session.workers.feed import ChunkFeed, Piece
+from olive_ext.session.workers.feed import ChunkFeed
 from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
@@ -27,8 +26,8 @@ once, and no other can be started until it is."""
 
 _JOIN_S = 0.5
 
-Outcome = tuple[Worker, Piece | None, Reply | BaseException]
-"""What a worker's thread tells: the reply to a piece, or what was raised instead; of no piece what ended the thread."""
+Outcome = tuple[Worker, int | None, Reply | BaseException]
+"""What a worker's thread reports: the reply to a chunk, or what was raised instead; without a chunk what ended it."""
 
 
 class _Call:
@@ -54,9 +53,6 @@ class Crew:
         self.workers = list(workers)
         self._pauses_s = pauses_s
         self.num_lost = 0
-        self.unlike: dict[str, str] = {}
-        """How a worker that was opened again differs from the first: its numbers may differ by rounding."""
-
         self._latest: dict[str, Counters] = {}
         self._executions: dict[str, Mapping[str, Any]] = {}
         self._retired = Counters()
@@ -163,9 +159,9 @@ class Crew:
             self._take_in(call, outcome, done)
 
     def _take_in(self, call: _Call, outcome: Outcome, done: OnChunk) -> None:
-        """Notes the outcome of a piece; of no piece, that a worker cannot be opened again."""
-        worker, piece, reply = outcome
-        if piece is None:
+        """Notes the outcome of a chunk; of no chunk, that a worker cannot be opened again."""
+        worker, number, reply = outcome
+        if number is None:
             assert isinstance(reply, BaseException)
             logger.warning("%s", reply)
             call.num_gone += 1
@@ -175,51 +171,44 @@ class Crew:
         results: Sequence[Result | Lost]
         if isinstance(reply, WorkerLostError):
             self._retire_counters(worker)
-            results = self._retried(call, piece, reply)
+            self.num_lost += 1
+            if call.feed.put_back(number):
+                logger.warning("a worker %s; its chunk is run again", reply)
+                return
+            requests = call.feed.complete(number)
+            reason = f"each worker that ran its chunk of {counted(len(requests), 'request')} {reply}"
+            logger.error("a chunk is given up: %s", reason)
+            results = [Lost(reason)] * len(requests)
         elif isinstance(reply, BaseException):
             raise reply
         else:
             self._latest[f"{worker.name} {call.which}"] = Counters(**reply.counters)
             self._executions[f"{worker.name} {call.which}"] = reply.execution
             results = reply.results
-        if results and (complete := call.feed.complete(piece, results)) is not None:
-            done(piece.chunk, complete)
-
-    def _retried(self, call: _Call, piece: Piece, error: WorkerLostError) -> Sequence[Lost]:
-        """Puts back what a lost worker held: whole, then in halves; a request alone that costs two is `Lost`."""
-        self.num_lost += 1
-        if not piece.num_kills:
-            logger.warning("a worker %s; its %d requests are run again", error, len(piece.indices))
-            call.feed.put_back(replace(piece, num_kills=1))
-        elif len(piece.indices) > 1:
-            logger.warning("another worker %s; its %d requests are run in halves", error, len(piece.indices))
-            call.feed.put_back(*piece.halves())
-        else:
-            logger.error("a request is given up: each worker that ran it %s", error)
-            return (Lost(f"each worker that ran it {error}"),)
-        return ()
+            call.feed.complete(number)
+        done(number, results)
 
     def _work(self, worker: Worker, call: _Call) -> None:
-        """A worker's thread: piece after piece; a lost worker is opened anew. Whatever ends it is told."""
-        piece: Piece | None = None
+        """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""
+        number: int | None = None
         try:
             if worker.name in self._closed:
                 self._reopen(worker, call)
             while (taken := call.feed.take()) is not None:
-                piece, requests = taken
+                number, requests = taken
                 try:
                     reply = worker.run(call.which, [to_send(request) for request in requests])
                 except WorkerLostError as error:
                     self._closed.add(worker.name)
-                    call.outcomes.put((worker, piece, error))
-                    piece = None
+                    call.outcomes.put((worker, number, error))
+                    number = None
                     self._reopen(worker, call)
                 else:
-                    call.outcomes.put((worker, piece, reply))
+                    call.outcomes.put((worker, number, reply))
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the call
-            call.outcomes.put((worker, piece, error))
+            call.outcomes.put((worker, number, error))
         except BaseException as error:  # noqa: BLE001 - as that, where it would end this thread alone
-            call.outcomes.put((worker, piece, RunError(f"{worker.name}: {one_line(error)}")))
+            call.outcomes.put((worker, number, RunError(f"{worker.name}: {one_line(error)}")))
 
     def _reopen(self, worker: Worker, call: _Call) -> None:
         """Opens a lost worker. Raises `WorkerError` where that fails again and again."""
@@ -228,7 +217,7 @@ class Crew:
             if call.is_over.wait(pause):
                 break
             try:
-                self._compare(worker, worker.open())
+                worker.open()
             except (OliveExtError, WorkerLostError) as error:
                 problem = error
             except Exception as error:  # noqa: BLE001 - of the machine, which may have room again
@@ -249,16 +238,6 @@ class Crew:
             thread.join(_JOIN_S)
         if was_stopped:  # however far it had come
             self._closed.add(worker.name)
-
-    def _compare(self, worker: Worker, served: Served) -> None:
-        """Notes a worker that is open again, on another node or with less memory, and does not work as the first."""
-        self.unlike.pop(worker.name, None)
-        for which, first in self.served.models.items():
-            if (own := served.models[which]).room != first.room:
-                difference = f"room for {own.room}, at first for {first.room}"
-                self.unlike[worker.name] = difference
-                text = "%s has %s, so that its numbers may differ by rounding: set 'engine.num_slots'"
-                logger.warning(text, worker.name, difference)
 
     def _retire_counters(self, worker: Worker) -> None:
         """Keeps what a worker has counted: it begins anew where it is opened again."""

@@ -102,8 +102,7 @@ class WorkerPool:
         counters = [one.get("counters", {}) for one in executions]
         others = counters[0].keys() - vars(Counters()).keys()  # the engine's own are live: `counters`
         summed = {name: sum(one[name] for one in counters) for name in others}
-        unlike = {"unlike": dict(self._crew.unlike)} if self._crew.unlike else {}
-        workers = {"names": names, "lost": self._crew.num_lost, **unlike}
+        workers = {"names": names, "lost": self._crew.num_lost}
         return {**first, **counts, "counters": summed, "workers": workers}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A worker as an actor of Ray, on this machine or a cluster: the only door to Ray. `RayWorker` is in the driver.
 
 Ray places the actors and gives them their GPUs. Lost chunks are run again by the crew, as those of a process worker
-are: Ray's retries and `ray.util.ActorPool` know no chunk that is halved, and an `ActorPool` keeps a dead actor.
+are: an `ActorPool` of `ray.util` retries nothing, and keeps a dead actor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import override
 
 from olive_ext.config.execution import WorkerSettings
-from olive_ext.engine.requests import Pulse, Request
+from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, RunError, first_line, one_line
 from olive_ext.python_processes import BEAT_S, import_path
 from olive_ext.session.workers.worker import (
@@ -179,7 +179,7 @@ class RayWorker(Worker):
         sent = self._sent("run", which, list(requests))
         while not self._cluster.ray.wait([sent], timeout=BEAT_S)[0]:
             self._cluster.check()
-            if self._watchdog.is_hung(time.monotonic(), self._pulse()):
+            if self._watchdog.is_hung(time.monotonic(), self._num_steps()):
                 self.stop()
                 raise WorkerLostError("ended because it hung")
         reply: Reply = self._result(sent)
@@ -201,10 +201,10 @@ class RayWorker(Worker):
             raise WorkerLostError("not running")
         return actor.answer.remote(*message)
 
-    def _pulse(self) -> Pulse | None:
+    def _num_steps(self) -> int | None:
         with suppress(TimeoutError):
-            pulse: Pulse | None = self._result(self._sent("pulse"), BEAT_S)
-            return pulse
+            number: int | None = self._result(self._sent("num_steps"), BEAT_S)
+            return number
         return None
 
     def _result(self, reference: Any, timeout: float | None = None) -> Any:

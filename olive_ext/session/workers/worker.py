@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Lost, Pulse, Request, Result
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.errors import OliveExtError, RunError, one_line
+from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
 from olive_ext.session.local import open_local
@@ -113,51 +113,30 @@ class Worker(Protocol):
 
 
 class Watchdog:
-    """Tells a hang from long steps. A worker hangs when it has completed no step for `limit_s` seconds; by "auto" for
-    `patience` times the longest pause between two of them, and for no less than `least_s`, but never in a step of more
-    tokens than one of its kind that it, or the worker before it, has completed. 0: never."""
+    """A worker hangs when it has completed no step for `limit_s` seconds while a chunk runs; with 0 never."""
 
-    patience = 20
-    least_s = 120.0
     most_s = 5.0
-    """What counts of the time between two looks: behind more, it was the process that looks that stood still."""
+    """What counts of the time between two looks: after more, it was the process that looks that stood still."""
 
-    def __init__(self, limit_s: int | Literal["auto"] = "auto") -> None:
-        self._limit_s = limit_s
-        self._longest_s = 0.0
-        self._largest: dict[str, int] = {}
-        self._pulse: Pulse | None = None
+    def __init__(self, limit_s: int = 0) -> None:
+        self._limit_s = limit_s or math.inf
+        self._num_steps: int | None = None
         self._looked = self._still_s = 0.0
 
     def begin(self, now: float) -> None:
         """A chunk begins at `now` (seconds)."""
-        self._pulse, self._looked, self._still_s = None, now, 0.0
+        self._num_steps, self._looked, self._still_s = None, now, 0.0
 
-    def is_hung(self, now: float, pulse: Pulse | None) -> bool:
-        """Whether the worker hangs at `now` (seconds); `pulse` is its latest, None where there is no new one."""
+    def is_hung(self, now: float, num_steps: int | None) -> bool:
+        """Whether the worker hangs at `now` (seconds); `num_steps` it has completed, None where that is not known."""
         self._still_s += min(now - self._looked, self.most_s)
         self._looked = now
-        if pulse is not None:
-            if self._pulse is None or pulse.num_steps != self._pulse.num_steps:
-                self._longest_s = max(self._longest_s, self._still_s)
-                self._still_s = 0.0
-            self._pulse = pulse
-            for kind, size in pulse.largest.items():
-                self._largest[kind] = max(size, self._largest.get(kind, 0))
-        return self._still_s > self._limit()
-
-    def _limit(self) -> float:
-        if self._limit_s != "auto":
-            return self._limit_s or math.inf
-        pulse = self._pulse
-        if pulse is None or not pulse.size:  # between two steps
-            is_measured = bool(self._largest)
-        else:
-            is_measured = pulse.size <= self._largest.get(pulse.kind, 0)
-        return max(self.least_s, self.patience * self._longest_s) if is_measured else math.inf
+        if num_steps is not None and num_steps != self._num_steps:
+            self._num_steps, self._still_s = num_steps, 0.0
+        return self._still_s > self._limit_s
 
 
-def error_envelope(error: Exception) -> Envelope:
+def error_envelope(error: BaseException) -> Envelope:
     """An error as an answer: our own by its name, others as a `RunError`."""
     is_ours = isinstance(error, OliveExtError)
     name, message = (type(error).__name__, str(error)) if is_ours else ("RunError", one_line(error))
@@ -198,12 +177,9 @@ class ServedModel:
         return Served(models, None if records is None else str(records.folder))
 
     @property
-    def pulse(self) -> Pulse:
-        """The pulse of the models together. To be read from any thread."""
-        pulses = {name: _engine(session).pulse for name, session in self._sessions.items()}
-        name, running = max(pulses.items(), key=lambda item: item[1].size)
-        largest = {f"{which}, {kind}": size for which, one in pulses.items() for kind, size in one.largest.items()}
-        return Pulse(sum(one.num_steps for one in pulses.values()), f"{name}, {running.kind}", running.size, largest)
+    def num_steps(self) -> int:
+        """Steps that the models have completed together. To be read from any thread."""
+        return sum(_engine(session).counters.steps for session in self._sessions.values())
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
@@ -231,19 +207,19 @@ class Respondent:
         self._served: Any = None
 
     def answer(self, name: str, *arguments: Any) -> Envelope:
-        """Answers "open" with the `Served` of a job, "pulse", and the methods of `ServedModel`."""
+        """Answers "open" with the `Served` of a job, "num_steps", and the methods of `ServedModel`."""
         try:
             if name == "open":
                 self._served = self._open_served(*arguments)
                 return None, self._served.facts
-            return None, self.pulse() if name == "pulse" else getattr(self._served, name)(*arguments)
-        except Exception as error:  # noqa: BLE001 - raised in the parent, whatever it is
+            return None, self.num_steps() if name == "num_steps" else getattr(self._served, name)(*arguments)
+        except ANY_FAILURE as error:  # raised in the parent, whatever it is
             return error_envelope(error)
 
-    def pulse(self) -> Pulse | None:
-        """How far the model is; None before it is open."""
-        pulse: Pulse | None = None if self._served is None else self._served.pulse
-        return pulse
+    def num_steps(self) -> int | None:
+        """Steps that the model has completed; None before it is open."""
+        number: int | None = None if self._served is None else self._served.num_steps
+        return number
 
     def close(self) -> None:
         """Releases the model."""

@@ -14,7 +14,7 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError
-from olive_ext.model.files.content import content_hash, size_on_disk
+from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate
 from olive_ext.session import Session
 from olive_ext.text.requests import GenerationRequest, ScoringRequest
@@ -133,7 +133,7 @@ def test_pipeline_is_hashed_and_measured_as_a_whole() -> None:
     folder = package("pipeline")
     files = locate(folder)
     assert size_on_disk(files) == sum(file.stat().st_size for file in folder.glob("*.onnx*"))
-    assert content_hash(files) != content_hash(locate(package("static")))
+    assert model_digest(files) != model_digest(locate(package("static")))
 
 
 def test_pipeline_on_onnxruntime_is_refused_with_the_other_runtime() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -78,9 +79,56 @@ def test_shared_prefix_is_named_and_only_its_last_block_copied() -> None:
     whole = PREFIX // BLOCK_SIZE
     first = [tuple(runner.tables.table(slot)[:whole]) for slot in range(12)]
     assert len(set(first)) == 1
-    assert runner.blocks_copied == 11
+    assert [copy.num_positions for copy in runner.copied] == [PREFIX % BLOCK_SIZE] * 11
     ends = -(-52 // BLOCK_SIZE) - whole  # each question's own blocks: 52 tokens are fed
     assert runner.tables.num_blocks - runner.tables.num_free == whole + 12 * ends
+
+
+def _copied(requests: list[Request], num_slots: int = 64) -> FakeRunner:
+    """A runner with blocks of 256 positions after these requests, in steps of up to 1,024 tokens."""
+    runner = FakeRunner(num_slots, PACKED, 2048, overlaps_steps=True, block_size=256)
+    engine = Engine(runner, 1024)
+    engine.run(requests)
+    engine.close()
+    return runner
+
+
+def _texts(count: int, prefix: int, own: int, growing: int = 0) -> list[tuple[int, ...]]:
+    """So many texts behind a common prefix, each a few tokens longer than the one before, which part at once."""
+    rng = random.Random(count)
+    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
+    shared = words(prefix)
+    return [(*shared, i, *words(own - 1 + growing * i)) for i in range(count)]
+
+
+@pytest.mark.parametrize("num_slots", [8, 64])
+def test_answers_of_one_token_add_no_copies_to_those_of_their_questions(num_slots: int) -> None:
+    """MMLU-Pro's shape: 700 shared tokens, 150 of each of 20 questions. Each question copies the 188 positions behind
+    the second block once; where slots are few, the next question in a slot finds them there."""
+    contexts = _texts(20, 700, 150)
+    one, ten = (
+        _copied([Request((*text, answer), 1) for text in contexts for answer in range(answers)], num_slots)
+        for answers in (1, 10)
+    )
+    assert ten.copied == one.copied
+    assert [copy.num_positions for copy in one.copied] == [700 % 256] * (min(20, num_slots) - 1)
+
+
+def test_several_token_answers_copy_the_end_of_their_question_once_each() -> None:
+    """HellaSwag's shape: contexts of 30 to 49 tokens that share nothing, with four endings of 8 to 11 tokens."""
+    contexts = _texts(20, 0, 30, growing=1)
+    runner = _copied([Request((*text, *[end] * (8 + end)), 8 + end) for text in contexts for end in range(4)])
+    copies = Counter(copy.num_positions for copy in runner.copied)
+    assert copies.keys() == {len(text) for text in contexts}
+    assert max(copies.values()) <= 3, "the ending that was fed with its context copies nothing"
+
+
+def test_greedy_answers_copy_the_end_of_the_examples_once_each_and_nothing_while_they_decode() -> None:
+    """GSM8K-CoT's shape: eight examples of 900 tokens together, 60 of each of 20 questions, 30 new ones. The question
+    that was fed with the examples copies nothing, though it writes behind them while others begin there."""
+    runner = _copied([Request(text, 0, Generation(30)) for text in _texts(20, 900, 60)])
+    assert [copy.num_positions for copy in runner.copied] == [900 % 256] * 19
+    assert runner.steps_copying <= 2 < len(runner.steps)
 
 
 def test_prompts_ride_along_with_rows_that_decode() -> None:

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from olive_ext.backends.samples import GeneratedText
 from olive_ext.config import Certain
+from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
-from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
 from olive_ext.run.reference.claims import question_of
 from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.text.requests import GenerationOutput
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
 
@@ -131,3 +134,25 @@ def test_a_metric_that_the_reference_never_meets_speaks_for_no_task() -> None:
     assert {item.value for item in found if item.metric == "accuracy_difference"} == {-0.5}
     question = question_of(Certain(metric="accuracy_difference", within=0.01), reference, None, [])
     assert question.outcome == ("t", "em", "loose")
+
+
+def test_answers_that_only_their_limit_ends_are_counted() -> None:
+    """Of two models' generated answers, those that ended in one alone give an outcome; equal ones none."""
+    task = SimpleNamespace(higher_is_better=dict, aggregation=dict, **vars(TASK))
+
+    def generated(count: int) -> tuple[dict[str, Any], list[Answers]]:
+        reasons = [FinishReason.LENGTH if number < count else FinishReason.STOP_ID for number in range(20)]
+        made = [GeneratedText.of("same", GenerationOutput("same", (1,), reason)) for reason in reasons]
+        lines = samples("solve", 20)
+        hashes = dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")
+        for line, text in zip(lines["solve"], made, strict=True):
+            line |= {"resps": [[text]], **hashes}
+        return lines, read_answers(lines, {"solve": task})
+
+    (_, ended), (lines, endless) = generated(0), generated(12)
+    outcomes, flips, (cut_off,) = compare_answers(ended, endless, lines, {"solve": task})
+    assert (outcomes, flips, changed_answers(ended, endless)) == ((), (), 12)
+    assert (cut_off.task, cut_off.metric, cut_off.reference, cut_off.candidate) == ("solve", "cut_off", 0, 0.6)
+    assert cut_off.low > 0
+    assert compare_answers(ended, ended, lines, {"solve": task})[2] == ()
+    assert changed_answers(ended, ended) == 0

@@ -51,6 +51,7 @@ def test_the_input_model_must_be_settled_by_the_workflow(tasks: LoadedTasks, pat
 
 def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_path: Path, path: str) -> None:
     (tmp_path / "config.json").write_text("{}")
+    byte_level(False).hf.save_pretrained(tmp_path)
     hf = str(tmp_path)
     given = {"model": {"path": hf, "kind": "hf"}, "tasks": ["tiny_choice"]}
     assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": f"{hf}/."})), None, tasks, Seeds()) is None

@@ -47,7 +47,7 @@ def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> 
     lm = comparer.open()
     results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
     comparison = comparer.finish(lm, results)
-    models.fields = comparer.fields()
+    models.fields, models.comparer = comparer.fields(), comparer
     return comparison, results, models
 
 
@@ -123,6 +123,50 @@ def test_divergence_of_texts_is_that_of_the_whole_distributions(
     assert rolling.kl.mean > 1e-3
     assert [item.label for item in rolling.by_position] == ["0-15", "16-31"]
     assert sum(item.count for item in rolling.by_class) == len(kl)
+
+
+def test_logged_margins_are_those_of_lm_evals_log_probabilities(
+    found: dict[str, tuple[Comparison, Any, TwoModels]],
+) -> None:
+    """Of the reference's choice in both models' logged answers; answers without choices have none."""
+    _, results, models = found["recorded"]
+    for line in results["samples"]["tiny_choice"][:6]:
+        prompt, choices = line["arguments"][0][0], [arguments[1] for arguments in line["arguments"]]
+        pairs = []
+        for net in (model(), perturbed(NOISE)):
+            scores = []
+            for choice in choices:
+                tokens, start = byte_level(True).encode(prompt + choice), len(byte_level(True).encode(prompt))
+                rows = logprobs(net, tokens[:-1])[start - 1 :]
+                scores.append(rows[np.arange(len(rows)), tokens[start:]].sum())
+            pairs.append(scores)
+        best = int(np.argmax(pairs[0]))
+        expected = [own[best] - max(own[:best] + own[best + 1 :]) for own in pairs]
+        assert list(models.fields("tiny_choice", line)["margins"].values()) == pytest.approx(expected, rel=1e-4)
+    assert "margins" not in models.fields("tiny_generate", results["samples"]["tiny_generate"][0])
+
+
+def test_answers_part_at_the_first_other_token(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+    """Each document's, with the smaller of both models' leads there, by both models' own greedy steps."""
+    _, results, models = found["recorded"]
+    tokenizer, nets, expected = byte_level(True), (model(), perturbed(NOISE)), {}
+    for line in results["samples"]["tiny_generate"][:6]:
+        prompt = tokenizer.encode(line["arguments"][0][0])
+        made = [[*prompt] for _ in nets]
+        for net, tokens in zip(nets, made, strict=True):
+            for _ in range(6):
+                tokens.append(int(logprobs(net, tokens)[-1].argmax()))
+        index = next((place for place, (one, two) in enumerate(zip(*made, strict=True)) if one != two), None)
+        if index is not None:
+            rows = [logprobs(net, made[0][:index])[-1] for net in nets]
+            leads = [row[made[0][index]] - max(np.delete(row, made[0][index])) for row in rows]
+            expected[line["doc_id"]] = (min(leads), index - len(prompt))
+    comparer = models.comparer
+    parted = comparer.observer.parted(comparer.reference.observer)
+    assert expected
+    assert {asked[1]: (least, index) for least, asked, index in parted} == {
+        number: (pytest.approx(least, rel=1e-4), index) for number, (least, index) in expected.items()
+    }
 
 
 def test_generated_answers_of_the_reference_are_scored_by_both(

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Pulse, Request, Result
+from olive_ext.engine.requests import Request, Result
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import TaskError
 from olive_ext.session.workers.process_worker import serve_model
@@ -32,8 +32,8 @@ class FakeServed:
         self._job = job
 
     @property
-    def pulse(self) -> Pulse:
-        return self._engine.pulse
+    def num_steps(self) -> int:
+        return self._engine.counters.steps
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         found: list[Result] = []

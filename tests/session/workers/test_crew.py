@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.backends.progress import progress_bar, shown
-from olive_ext.engine.requests import Lost, Pulse, Request, Result
-from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
 from olive_ext.session.workers.crew import PAUSES_S, Crew
 from olive_ext.session.workers.feed import AHEAD
 from olive_ext.session.workers.pool import WorkerPool
-from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served, Watchdog, WorkerLostError
+from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.engine.strategies import assert_equal
 from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
@@ -98,21 +95,23 @@ def test_results_are_those_of_the_requests_whichever_workers_are_lost(
     assert asked + lost == len(requests)
 
 
-@given(count=st.integers(1, 40), crashing=st.sets(st.integers(0, 39), max_size=3), num_workers=st.integers(1, 3))
-def test_requests_that_crash_are_named_and_all_others_answered(
-    count: int, crashing: set[int], num_workers: int
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data(), num_workers=st.integers(1, 3))
+def test_chunks_that_crash_twice_are_named_and_all_others_answered(
+    sizes: list[int], data: st.DataObject, num_workers: int
 ) -> None:
-    requests = requests_of(count, sorted(crashing))
+    """Of a chunk with a request that crashes every worker all requests are named; it costs two workers."""
+    crashing = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3))
+    chunks = [requests_of(size, [size // 2] if number in crashing else []) for number, size in enumerate(sizes)]
     workers = [FakeWorker(f"worker {number}") for number in range(num_workers)]
     crew = Crew(workers)
-    results = run(crew, [requests])[0]
-    named = {number for number, result in enumerate(results) if isinstance(result, Lost)}
-    assert named == {number for number in crashing if number < count}
-    assert crew.num_lost <= 2 + 12 * len(named)
-    asked = Counter(request for worker in workers for request in worker.asked)
-    assert sum(asked.values()) == count - len(named)
-    for number in named:
-        assert results[number] == Lost("each worker that ran it ended by SIGSEGV")
+    found = run(crew, chunks)
+    for number, size in enumerate(sizes):
+        reason = f"each worker that ran its chunk of {size} request{'s' * (size > 1)} ended by SIGSEGV"
+        assert [isinstance(result, Lost) for result in found[number]] == [number in crashing] * size
+        assert number not in crashing or set(found[number]) == {Lost(reason)}
+    assert crew.num_lost == 2 * len(crashing)
+    asked = sum(len(worker.asked) for worker in workers)
+    assert asked == sum(size for number, size in enumerate(sizes) if number not in crashing)
 
 
 def test_counters_outlive_workers() -> None:
@@ -264,29 +263,6 @@ def test_a_worker_that_is_lost_between_calls_is_not_asked_to_free_its_memory() -
     assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
-class MovedWorker(FakeWorker):
-    """A worker that comes up again where there is room for other numbers of sequences."""
-
-    def open(self) -> Served:
-        served = super().open()
-        facts = replace(served.models[OWN], num_slots=served.models[OWN].num_slots + self.num_openings - 1)
-        return replace(served, models={OWN: facts})
-
-
-def test_a_worker_that_comes_up_otherwise_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    pool = WorkerPool(Crew([MovedWorker("one", losses=[1])]))
-    run(pool._crew, [requests_of(3)])
-    told = "room for 3 sequences, at first for 2 sequences"
-    assert pool.describe()["workers"] == {"names": ["one"], "lost": 1, "unlike": {"one": told}}
-    assert f"one has {told}, so that its numbers may differ by rounding: set 'engine.num_slots'" in caplog.text
-    facts = ModelFacts(512, 2, Traits(512), {"slot_positions": 9, "deterministic": True})
-    assert facts.room == "2 sequences of 9 positions in all"
-    assert replace(facts, execution={"slot_positions": 8}).room == "2 sequences"
-    same = WorkerPool(Crew([FakeWorker("one", losses=[1])]))
-    run(same._crew, [requests_of(3)])
-    assert "unlike" not in same.describe()["workers"]
-
-
 class HomelessWorker(FakeWorker):
     """Lost in its first call; until there is room for it, `open` then waits until the worker is stopped."""
 
@@ -378,61 +354,23 @@ def test_pool_answers_requests_in_their_order_and_streams() -> None:
     pool.close()
 
 
-class Watch:
-    """A watchdog, and its clock, which it looks at every second."""
-
-    def __init__(self, limit_s: int | Literal["auto"] = "auto") -> None:
-        self.dog, self.now = Watchdog(limit_s), 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        self.dog.begin(self.now)
-
-    def seconds_until_hung(self, pulse: Pulse | None, most: int) -> int | None:
-        """While the worker tells `pulse` and nothing else; None where it is left alone for `most` seconds."""
-        for second in range(most):
-            self.now += 1
-            if self.dog.is_hung(self.now, pulse):
-                return second
-        return None
+def seconds_until_hung(limit_s: int, num_steps: Iterable[int | None]) -> int | None:
+    """By a watchdog that looks every second, while the worker reports `num_steps`; None where it is left alone."""
+    dog = Watchdog(limit_s)
+    dog.begin(0.0)
+    return next((second for second, number in enumerate(num_steps, 1) if dog.is_hung(second, number)), None)
 
 
-def test_first_step_of_a_size_may_take_as_long_as_it_takes() -> None:
-    watch = Watch()
-    assert watch.seconds_until_hung(None, 9000) is None, "before it tells anything: what admits the first requests"
-    assert watch.seconds_until_hung(Pulse(0), 9000) is None
-    assert watch.seconds_until_hung(Pulse(0, "plain", 256), 300) is None
-    assert watch.seconds_until_hung(Pulse(1, "plain", 512, {"plain": 256}), 9000) is None, "larger"
-    assert watch.seconds_until_hung(Pulse(2, "encoding", 8, {"plain": 512}), 9000) is None, "another kind"
-
-
-def test_a_step_of_a_size_that_was_measured_hangs_behind_twenty_times_the_longest_pause() -> None:
-    watch = Watch()
-    assert watch.seconds_until_hung(Pulse(0, "plain", 256), 30) is None
-    assert watch.seconds_until_hung(Pulse(1, "plain", 64, {"plain": 256}), 9000) == 30 * Watchdog.patience + 1
-    watch.begin()
-    hung = watch.seconds_until_hung(Pulse(7), 9000)
-    assert hung == 30 * Watchdog.patience + 1, "between steps, and in a worker that was opened anew"
-    watch.begin()
-    assert watch.seconds_until_hung(None, 9000) == 30 * Watchdog.patience
-
-
-def test_a_worker_of_short_steps_has_two_minutes() -> None:
-    watch = Watch()
-    for number in range(5):
-        assert watch.seconds_until_hung(Pulse(number, "plain", 4, {"plain": 4}), 1) is None
-    assert watch.seconds_until_hung(Pulse(5, "plain", 4, {"plain": 4}), 9000) == Watchdog.least_s + 1
-
-
-@pytest.mark.parametrize(("limit_s", "hung"), [(7, 8), (0, None)])
-def test_limit_that_is_set_holds_from_the_first_step_on(limit_s: int, hung: int | None) -> None:
-    watch = Watch(limit_s)
-    assert watch.seconds_until_hung(Pulse(0, "plain", 4), 9000) == hung
+def test_a_worker_hangs_after_the_limit_without_a_step() -> None:
+    assert seconds_until_hung(7, [0] * 90) == 9, "the first report counts as a step"
+    assert seconds_until_hung(7, [None] * 90) == 8
+    assert seconds_until_hung(7, range(90)) is None
+    assert seconds_until_hung(7, [*range(20), *[20] * 90]) == 29
+    assert seconds_until_hung(0, [0] * 9000) is None
 
 
 def test_time_in_which_nobody_looked_is_not_the_workers() -> None:
     """Ctrl-Z, a machine that slept: both stood still."""
-    watch = Watch(60)
-    for _ in range(8):
-        watch.now += 3600
-        assert not watch.dog.is_hung(watch.now, Pulse(3, "plain", 4))
+    dog = Watchdog(60)
+    dog.begin(0.0)
+    assert not any(dog.is_hung(3600.0 * number, 3) for number in range(1, 9))

@@ -7,18 +7,16 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.engine.requests import Lost, Request
+from olive_ext.engine.requests import Request
 from olive_ext.session.workers import feed as feed_module
-from olive_ext.session.workers.feed import AHEAD, ChunkFeed, Piece
-
-LOST = Lost("")
+from olive_ext.session.workers.feed import AHEAD, ChunkFeed
 
 
 def chunk(size: int, length: int = 4) -> list[Request]:
     return [Request(tuple(range(number, number + length)), 1) for number in range(size)]
 
 
-def taken(feed: ChunkFeed) -> Piece:
+def taken(feed: ChunkFeed) -> int:
     found = feed.take()
     assert found is not None
     return found[0]
@@ -29,12 +27,12 @@ def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> 
     while feed.read():
         pass
     assert feed.num_waiting == AHEAD
-    assert [taken(feed).chunk for _ in range(2)] == [0, 1]
+    assert [taken(feed) for _ in range(2)] == [0, 1]
     assert [feed.read() for _ in range(3)] == [True, True, False]
-    assert taken(feed).chunk == 2
+    assert taken(feed) == 2
     assert not feed.read()  # there are no more
-    feed.put_back(Piece(0, range(2), 1))
-    assert [taken(feed).chunk for _ in range(4)] == [3, 5, 4, 0]
+    assert [feed.put_back(0), feed.put_back(0)] == [True, False]
+    assert [taken(feed) for _ in range(4)] == [3, 5, 4, 0]
     feed.end()
     assert feed.take() is None
 
@@ -52,24 +50,22 @@ def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
     while feed.read():
         pass
     assert read == [0, 1, 2, 3]  # the fourth goes beyond the bound
-    assert feed.complete(taken(feed), [LOST]) == [LOST]
-    assert feed.complete(taken(feed), [LOST]) == [LOST]
+    assert len(feed.complete(taken(feed))) == 1
+    assert len(feed.complete(taken(feed))) == 1
     while feed.read():
         pass
     assert read == [0, 1, 2, 3, 4, 5]
 
 
 @given(sizes=st.lists(st.integers(1, 7), max_size=20), num_workers=st.integers(1, 3), data=st.data())
-def test_every_chunk_is_complete_once_whatever_is_halved(
+def test_every_chunk_is_complete_once_whatever_is_put_back(
     sizes: list[int], num_workers: int, data: st.DataObject
 ) -> None:
     feed, found = ChunkFeed(map(chunk, sizes), num_workers), {}
     while feed.has_work:
         if not feed.read() and feed.num_waiting:
-            piece = taken(feed)
-            if len(piece.indices) > 1 and data.draw(st.booleans()):
-                feed.put_back(*piece.halves())
-            elif (results := feed.complete(piece, [LOST] * len(piece.indices))) is not None:
-                assert piece.chunk not in found
-                found[piece.chunk] = len(results)
+            number = taken(feed)
+            if not (data.draw(st.booleans()) and feed.put_back(number)):
+                assert number not in found
+                found[number] = len(feed.complete(number))
     assert found == dict(enumerate(sizes))

@@ -1,54 +1,248 @@
 """Whether a device computes what numpy computes: attention over a paged cache, on random numbers, in the steps that an
-evaluation will run.
+evaluation will run. First the attention by its definition, on the host in float32; then one PagedAttention of a graph
+alone in a model, whose numbers go in and come out in fp32; then the trial.
 
-Axes: S tokens of a text, N of all rows of a step, D = heads x head size.
+Axes: S tokens of one text, N of all rows of a step, Q heads of queries, H of keys, D head size, W = heads x head size,
+R half of the rotated part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import TensorProto, helper
 
-from olive_ext.engine.forms.packed.attention_model import (
-    LENGTH,
-    OUTPUT,
-    PAST,
-    PRESENT,
-    SCALES,
-    AttentionTrial,
-    input_name,
-)
-from olive_ext.engine.forms.packed.attention_reference import (
-    COS,
-    FLOATS,
-    K_NORM,
-    KEY,
-    Q_NORM,
-    QUERY,
-    SCALE,
-    SIN,
-    SINK,
-    VALUE,
-    attended,
-    rotated,
-    rounded,
-    score_scale,
-    visible,
-)
 from olive_ext.engine.forms.packed.kv import Pool
-from olive_ext.engine.forms.packed.rewrite import BOUNDS, KEPT, PASTS, STARTS, TABLE
+from olive_ext.engine.forms.packed.rewrite import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray
 from olive_ext.errors import ModelError, ProviderError, RunError
-from olive_ext.graph.nodes import attribute
+from olive_ext.graph.nodes import attribute, model_of
 from olive_ext.model.decisions import BLOCK_SIZE
 from olive_ext.model.types import KvTensor
+
+QUERY, KEY, VALUE, COS, SIN, SINK, Q_NORM, K_NORM = 0, 1, 2, 8, 9, 11, 12, 13
+"""Places of the node's inputs."""
+
+FLOATS = (1, 10, 16)
+"""Element types of caches that keep keys and values as they are."""
+
+SCALE = 1 / 16
+"""Of a quantized cache."""
+
+
+def attended(
+    node: onnx.NodeProto,
+    values: Mapping[int, FloatArray],
+    heads: int,
+    head_size: int,
+    elem_type: int = FLOATS[0],
+) -> FloatArray:
+    """What `node` returns [S, W] for a text behind no past. `values`: its inputs by place, tokens as [S, width];
+    `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
+    num_queries = int(attribute(node, "num_heads", 0))
+    tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
+    parts = np.split(tokens_SW.reshape(len(tokens_SW), -1, head_size), [num_queries, num_queries + heads], axis=1)
+    q_QSD, k_HSD, v_HSD = (part.swapaxes(0, 1) for part in parts)
+    epsilon = float(attribute(node, "qk_norm_epsilon", 1e-6))
+    q_QSD, k_HSD = _normed(q_QSD, values.get(Q_NORM), epsilon), _normed(k_HSD, values.get(K_NORM), epsilon)
+    if attribute(node, "do_rotary", 0):
+        is_interleaved = bool(attribute(node, "rotary_interleaved", 0))
+        q_QSD, k_HSD = (rotated(part, values[COS], values[SIN], is_interleaved) for part in (q_QSD, k_HSD))
+    q_QSD, k_HSD, v_HSD = q_QSD * score_scale(node, head_size), _stored(k_HSD, elem_type), _stored(v_HSD, elem_type)
+    softcap, sink_Q = float(attribute(node, "softcap", 0.0)), values.get(SINK)
+    visible_SS = visible(len(tokens_SW), int(attribute(node, "local_window_size", -1)))
+    found_QSD = np.empty_like(q_QSD)
+    for i, q_SD in enumerate(q_QSD):
+        group = i * heads // num_queries
+        scores_SS = q_SD @ k_HSD[group].T
+        if softcap:
+            scores_SS = softcap * np.tanh(scores_SS / softcap)
+        scores_SS = np.where(visible_SS, scores_SS, -np.inf)
+        sink = -np.inf if sink_Q is None else float(sink_Q.ravel()[i])
+        top_S1 = np.maximum(scores_SS.max(axis=1, keepdims=True), sink)
+        shares_SS = np.exp(scores_SS - top_S1)
+        found_QSD[i] = shares_SS @ v_HSD[group] / (shares_SS.sum(axis=1, keepdims=True) + np.exp(sink - top_S1))
+    return np.asarray(found_QSD.swapaxes(0, 1)).reshape(len(tokens_SW), -1)
+
+
+def rounded(value: FloatArray, elem_type: int) -> FloatArray:
+    """`value` as numbers of that type."""
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    return np.asarray(np.asarray(value, np.float32).astype(dtype), np.float32)
+
+
+def _stored(part: FloatArray, elem_type: int) -> FloatArray:
+    if elem_type in FLOATS:
+        return part
+    codes = part / SCALE
+    is_whole = np.issubdtype(helper.tensor_dtype_to_np_dtype(elem_type), np.integer)
+    return np.asarray(rounded(np.rint(codes).clip(-128, 127) if is_whole else codes, elem_type) * SCALE, np.float32)
+
+
+def score_scale(node: onnx.NodeProto, head_size: int) -> float:
+    """What the products of queries and keys are multiplied by."""
+    return float(attribute(node, "scale", 0.0)) or float(head_size**-0.5)
+
+
+def visible(length: int, window: int) -> np.ndarray:
+    """Whether a token [S] sees a position [S]."""
+    distances_SS = np.arange(length)[:, None] - np.arange(length)
+    return np.asarray((distances_SS >= 0) & ((distances_SS < window) | (window <= 0)))
+
+
+def _normed(part: FloatArray, weight: FloatArray | None, epsilon: float) -> FloatArray:
+    """Divided by the root of the mean square of each head, times `weight` [D]."""
+    if weight is None:
+        return part
+    return np.asarray(part / np.sqrt(np.square(part).mean(axis=-1, keepdims=True) + epsilon) * weight, np.float32)
+
+
+def rotated(part: FloatArray, cos_SR: FloatArray, sin_SR: FloatArray, is_interleaved: bool) -> FloatArray:
+    """The first 2 R numbers of each head as R points in the plane, turned by the angle of their position."""
+    half = cos_SR.shape[1]
+    cos, sin = cos_SR[: part.shape[1]], sin_SR[: part.shape[1]]
+    at = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if is_interleaved else (slice(half), slice(half, 2 * half))
+    first, second = (part[..., place] for place in at)
+    turned = np.array(part, np.float32)
+    turned[..., at[0]] = first * cos - second * sin
+    turned[..., at[1]] = second * cos + first * sin
+    return turned
+
+
+LENGTH = 640
+"""Tokens of a text: in three blocks, beyond the 512 from which on a decoding kernel splits the keys."""
+
+WINDOW = 300
+"""Longer windows are cut to so many positions: 640 would not show them."""
+
+PAST = ("past_key", "past_value")
+PRESENT = ("present_key", "present_value")
+OUTPUT = "attended"
+
+SCALES = (14, 15)
+"""Places of the node's inputs."""
+
+_GIVEN: Mapping[int, str] = {**dict(enumerate((*PAST, STARTS, PASTS, TABLE), 3)), 16: BOUNDS}
+"""By place in the node the inputs of a trial that are no numbers to attend to."""
+
+
+@dataclass(frozen=True)
+class AttentionTrial:
+    """`graph` takes `inputs`, `PAST` in blocks, which it returns as `PRESENT`, and what a packed step has; it returns
+    `OUTPUT` [N, W]."""
+
+    graph: bytes
+    node: onnx.NodeProto
+    """The attention, with the window that is tried."""
+
+    inputs: Mapping[int, tuple[tuple[int, ...], int]]
+    """By place in `node` the shape, in which 0 stands for the number of tokens, and the type that it is rounded to."""
+
+    elem_type: int
+    """The cache's."""
+
+    heads: int
+    head_size: int
+
+
+def input_name(place: int) -> str:
+    """The input of a trial's graph in the place of the node's."""
+    return f"input_{place}"
+
+
+def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int]]) -> list[AttentionTrial]:
+    """One for each kind of attention in a graph over a paged cache: its attributes, which inputs it has, and how it
+    stores. `caches`: heads and head size of each KV input."""
+    types = {value.name: value.type.tensor_type.elem_type for value in paged.graph.input}
+    weights = {tensor.name: tensor for tensor in paged.graph.initializer}
+    found: dict[object, AttentionTrial] = {}
+    for node in paged.graph.node:
+        if node.op_type != "PagedAttention" or node.input[3] not in caches:
+            continue
+        cache = types[node.input[3]], *caches[node.input[3]]
+        given = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
+        kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *given, cache)
+        if kind not in found:
+            found[kind] = _TrialGraphs(node, weights, cache).build()
+    return list(found.values())
+
+
+class _TrialGraphs:
+    def __init__(self, node: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]) -> None:
+        self._source = node
+        self._weights = weights
+        self._elem_type, self._heads, self._stored = cache
+        self._inputs: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._casts: list[onnx.NodeProto] = []
+
+    def build(self) -> AttentionTrial:
+        node = onnx.NodeProto()
+        node.CopyFrom(self._source)
+        node.output[:] = ["narrow", *PRESENT]
+        for entry in node.attribute:
+            if entry.name == "local_window_size":
+                entry.i = min(entry.i, WINDOW)
+        for place, name in enumerate(self._source.input):
+            node.input[place] = self._input(place, name) if name else ""
+        return AttentionTrial(self._model(node), node, self._inputs, self._elem_type, self._heads, self._stored)
+
+    def _input(self, place: int, name: str) -> str:
+        """The name of the node's input number `place`, which the trial's model takes in its place."""
+        if place in _GIVEN:
+            return _GIVEN[place]
+        weight = self._weights.get(name)
+        elem_type = TensorProto.FLOAT if place in SCALES else self._narrow
+        elem_type = int(weight.data_type) if weight is not None else elem_type
+        wide = input_name(place)
+        self._inputs[place] = self._shape(place, weight), elem_type
+        self._casts.append(helper.make_node("Cast", [wide], [f"{wide}_narrow"], name=wide, to=elem_type))
+        return f"{wide}_narrow"
+
+    @property
+    def _narrow(self) -> int:
+        """The type of queries: the cache's, or fp16 where that is quantized."""
+        return self._elem_type if self._elem_type in FLOATS else TensorProto.FLOAT16
+
+    def _width(self, place: int) -> int:
+        heads = int(attribute(self._source, "num_heads", 0))
+        is_packed = not self._source.input[1]
+        count = self._heads if place else heads + (2 * self._heads if is_packed else 0)
+        return count * self._stored
+
+    def _shape(self, place: int, weight: TensorProto | None) -> tuple[int, ...]:
+        if place < 3:
+            return (0, self._width(place))
+        if place in (COS, SIN):  # one that is computed from the length turns whole heads
+            return (LENGTH, int(weight.dims[1]) if weight is not None else self._stored // 2)
+        if weight is not None:
+            return tuple(weight.dims)
+        heads = int(attribute(self._source, "num_heads", 0))
+        return ({SINK: heads, Q_NORM: self._stored, K_NORM: self._stored}.get(place, 1),)
+
+    def _model(self, node: onnx.NodeProto) -> bytes:
+        value = helper.make_tensor_value_info
+        cache: list[str | int | None] = ["blocks", "block_size", self._heads, self._stored]
+        inputs = [
+            value(input_name(place), TensorProto.FLOAT, [size or None for size in shape])
+            for place, (shape, _) in self._inputs.items()
+        ]
+        widened = helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT)
+        nodes = [*self._casts, node, widened]
+        read = set(node.input)
+        inputs += [value(name, self._elem_type, cache) for name in PAST]
+        inputs += [value(name, TensorProto.INT32, shape) for name, shape in INPUTS.items() if name in read]
+        outputs = [value(OUTPUT, TensorProto.FLOAT, ["N", "W"])]
+        outputs += [value(name, self._elem_type, cache) for name in PRESENT]
+        graph = helper.make_graph(nodes, "attention", inputs, outputs)
+        return bytes(model_of(graph, 21, "com.microsoft").SerializeToString())
+
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44
 """Where a text's first step ends, within a block; positions of it that a second text shares, a whole block; tokens of
@@ -270,7 +464,7 @@ def _tokens(
 def _run(
     session: ort.InferenceSession, pools: Sequence[Pool], values: Mapping[int, FloatArray], rows: Sequence[Span]
 ) -> FloatArray:
-    """What a step [N, D] attends to."""
+    """What a step [N, W] attends to."""
     lengths, longest = [row.stop - row.start for row in rows], max(row.stop for row in rows)
     integers = {
         TABLE: np.array([TABLES[row.text] for row in rows]),

@@ -18,8 +18,7 @@ from olive_ext.engine.forms.graph_form import (
     decoder_graph,
 )
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.forms.packed.attention_model import AttentionTrial, attention_trials
-from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
+from olive_ext.engine.forms.packed.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.packed.capture import check_captured_steps
 from olive_ext.engine.forms.packed.kv import PagedKv, longest_step
 from olive_ext.engine.forms.packed.rewrite import (

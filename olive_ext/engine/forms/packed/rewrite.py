@@ -31,7 +31,7 @@ TABLE, STARTS, PASTS, BOUNDS = (
 """The new inputs, by the names that onnxruntime-genai's builder gives them. `BOUNDS` lie in the host's memory: without
 them each layer of CUDA's kernel waits for the host."""
 
-_INPUTS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
+INPUTS: Mapping[str, list[str | int | None]] = {TABLE: ["B", "blocks"], STARTS: ["B + 1"], PASTS: ["B"], BOUNDS: [3]}
 
 KEPT = (
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"),
@@ -178,7 +178,7 @@ class _Rewrite:
         self._kernel = kernel
 
     def run(self) -> None:
-        taken = {*_INPUTS, _AXIS} & set(all_names(self._graph))
+        taken = {*INPUTS, _AXIS} & set(all_names(self._graph))
         if taken:
             raise NotPagedError(f"the graph has a value named '{min(taken)}'")
         attentions = list(self._attentions())
@@ -195,7 +195,7 @@ class _Rewrite:
         self._drop_lengths()
         _pack(self._graph, self._inputs.tokens)
         self._change_caches()
-        for name, shape in _INPUTS.items():
+        for name, shape in INPUTS.items():
             if name != BOUNDS or self._kernel.has_bounds:
                 self._graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
 

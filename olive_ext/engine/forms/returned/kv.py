@@ -19,7 +19,7 @@ from typing_extensions import override
 from olive_ext.engine.forms.base import ONE_ROW
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, StackedPart, Stacker, Values, zeros
 from olive_ext.engine.step import Copy, Row
-from olive_ext.graph.standalone_graphs import StackedTensor
+from olive_ext.graph.standalone_graphs import RowTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +59,8 @@ class ReturnedKv(KvStore):
         self._nothing = BatchRow(self._empty(1), 0, 0)
         self._blank = self._empty(1, 1)
         self._slots = self._fresh_slots()
-        kv = [
-            StackedTensor(tensor.elem_type, len(tensor.shape(1, 0)), tensor.position_axis) for tensor in self._spec.kv
-        ]
-        states = [StackedTensor(state.elem_type, 1 + len(state.shape), None) for state in self._spec.states]
+        kv = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
+        states = [RowTensor(state.elem_type, state.shape) for state in self._spec.states]
         self._stacker = Stacker(place.open_graph, place.device, [*kv, *states])
 
     def pad_in_front(self, is_in_front: bool) -> None:

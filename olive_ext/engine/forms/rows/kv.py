@@ -9,8 +9,8 @@ On a device whose values have no address (WebGPU, DirectML) rows cannot be bound
     pool [slots, ...]       decoding reads and writes all rows in place
     staging [1, ...]        a row with several tokens runs here; it stands for one slot until another one is needed
 
-Between the two rows move on the device: Gather takes one out of the pool, ScatterND puts one back in place. All copies
-between slots of a step are one such run within the pool.
+Between the two rows move on the device, in place, and only the positions that are resident. All copies between slots of
+a step are one such run within the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots
 from olive_ext.engine.step import Copy, Move, Row
-from olive_ext.graph.standalone_graphs import copy_graph, fork_graph, put_row_graph, take_row_graph
+from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -162,15 +162,13 @@ class StagedKv(KvStore):
 
     def __init__(self, place: KvPlace) -> None:
         super().__init__(place)
-        elem_types = [tensor.elem_type for tensor in self._spec.kv]
-        self._take = self._open_graph(take_row_graph(elem_types)) if self.num_slots > 1 else None
-        self._put = self._open_graph(put_row_graph(elem_types)) if self.num_slots > 1 else None
-        self._fork = self._open_graph(fork_graph(elem_types)) if self.num_slots > 1 else None
+        self._mover: ort.InferenceSession | None = None
         self._staging: Values = []
         self._pool: Values = []
         self._bindings: dict[int, ort.IOBinding] = {}
         self._staged_slot: int | None = None
-        self._is_staging_newer = False
+        self._staged_length: int | None = None
+        """The positions of the staged slot, where the pool lacks some of them."""
 
     @override
     def reserve(self, capacity: int) -> None:
@@ -183,30 +181,27 @@ class StagedKv(KvStore):
             self._bindings[self.num_slots] = self._binding(self._pool)
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Whole rows, since parts of them cannot be addressed. All are read before one is written."""
-        assert self._fork is not None
+        """Positions from the first on, as many of each as the longest copy has. All are read before one is written."""
         self._write_back()
         sources: dict[int, int] = {}
         for copy in copies:
             sources[copy.target] = sources.get(copy.source, copy.source)
-        binding = self._fork.io_binding()
-        for i, pool in enumerate(self._pool):
-            binding.bind_ortvalue_input(f"x{i}", pool)
-            binding.bind_ortvalue_output(f"y{i}", pool)
-        binding.bind_cpu_input("source", np.array(list(sources.values()), np.int64))
-        binding.bind_cpu_input("target", np.array(list(sources), np.int64)[:, None])
-        self._fork.run_with_iobinding(binding)
+        self._move(self._pool, self._pool, sources, max(copy.length for copy in copies))
         if self._staged_slot in sources:
             self._staged_slot = None
 
     @override
     def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
-        if len(rows) == 1:
-            self._stage(rows[0].slot)
-            self._is_staging_newer = True
-        else:
+        slot, past, tokens = rows[0][:3]
+        if len(rows) > 1:
             self._write_back()
             self._staged_slot = None
+        elif self._pool:
+            if self._staged_slot != slot:
+                self._write_back()
+                if past:
+                    self._move(self._staging, self._pool, {0: slot}, past)
+            self._staged_slot, self._staged_length = slot, past + len(tokens)
         return self._bindings[len(rows)]
 
     @override
@@ -222,33 +217,27 @@ class StagedKv(KvStore):
         self._bindings.clear()
         self._staging.clear()
         self._pool.clear()
-        self._staged_slot = None
-        self._is_staging_newer = False
-
-    def _stage(self, slot: int) -> None:
-        if self._staged_slot == slot:
-            return
-        self._write_back()
-        if self._take is not None and self._pool:
-            binding = self._take.io_binding()
-            for i, (pool, staging) in enumerate(zip(self._pool, self._staging, strict=True)):
-                binding.bind_ortvalue_input(f"x{i}", pool)
-                binding.bind_ortvalue_output(f"y{i}", staging)
-            binding.bind_cpu_input("row", np.array([slot], np.int64))
-            self._take.run_with_iobinding(binding)
-        self._staged_slot = slot
+        self._staged_slot = self._staged_length = None
 
     def _write_back(self) -> None:
-        if self._put is None or self._staged_slot is None or not self._is_staging_newer:
-            return
-        binding = self._put.io_binding()
-        for i, (pool, staging) in enumerate(zip(self._pool, self._staging, strict=True)):
-            binding.bind_ortvalue_input(f"x{i}", pool)
-            binding.bind_ortvalue_input(f"r{i}", staging)
-            binding.bind_ortvalue_output(f"y{i}", pool)
-        binding.bind_cpu_input("row", np.array([[self._staged_slot]], np.int64))
-        self._put.run_with_iobinding(binding)
-        self._is_staging_newer = False
+        if self._staged_slot is not None and self._staged_length is not None:
+            self._move(self._pool, self._staging, {self._staged_slot: 0}, self._staged_length)
+            self._staged_length = None
+
+    def _move(self, into: Values, out_of: Values, sources: Mapping[int, int], length: int) -> None:
+        """Moves the first positions between rows, `sources` by target. Up to a power of two: few shapes."""
+        if self._mover is None:
+            rows = [RowTensor(tensor.elem_type, tensor.row_shape) for tensor in self._spec.kv]
+            self._mover = self._open_graph(move_graph(rows))
+        binding = self._mover.io_binding()
+        for i, (target, source) in enumerate(zip(into, out_of, strict=True)):
+            binding.bind_ortvalue_input(f"x{i}", target)
+            binding.bind_ortvalue_input(f"r{i}", source)
+            binding.bind_ortvalue_output(f"y{i}", target)
+        for name, numbers in (("source", sources.values()), ("target", sources)):
+            binding.bind_cpu_input(name, np.array([*numbers], np.int32).reshape(-1, 1, 1, 1))
+        binding.bind_cpu_input("count", np.array([min(self.capacity, 1 << (length - 1).bit_length())], np.int64))
+        self._mover.run_with_iobinding(binding)
 
     def _binding(self, values: Values) -> ort.IOBinding:
         binding = KeptBinding(self._session)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from olive_ext.errors import ModelError, why_not_loaded
+from olive_ext.errors import ANY_FAILURE, ModelError, why_not_loaded
 from olive_ext.model.spec.checkpoint import POSITIONS
 
 DEFAULT_LENGTH = 2048
@@ -27,7 +27,7 @@ def load_model(
     the decoder's configuration. Raises `ModelError` for what cannot be loaded as a model that writes text.
     """
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, __version__
 
     trust = {"trust_remote_code": trust_remote_code}
     try:
@@ -37,7 +37,7 @@ def load_model(
         own = {"config": config} if changes else {}
         number_type = dtype if dtype == "auto" else getattr(torch, dtype)
         model: Any = _class_for(config).from_pretrained(where, dtype=number_type, **own, **trust)
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise ModelError(f"transformers cannot load '{where}' to write text: {why_not_loaded(error)}") from error
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -45,7 +45,8 @@ def load_model(
     why = "a model in its original form runs one sequence at a time"
     facts = {"model": where, "revision": getattr(model.config, "_commit_hash", None), "num_slots_origin": why}
     dtype_name = str(placed.dtype).removeprefix("torch.")
-    return placed, {**facts, "runtime": "transformers", "dtype": dtype_name, "device": str(placed.device)}
+    runtime = {"runtime": "transformers", "runtime_version": __version__}
+    return placed, {**facts, **runtime, "dtype": dtype_name, "device": str(placed.device)}
 
 
 @contextmanager

@@ -115,15 +115,15 @@ class ScoringHead:
             self.next_ids = rest.pop(0)
         return replace(output, logits_RV=rest[0]) if rest else output
 
-    def _candidates(self, logits_KV: ort.OrtValue, rows: Sequence[int], count: int) -> Candidates:
+    def _candidates(self, logits_KV: ort.OrtValue, rows: range, count: int) -> Candidates:
         """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
             self._beams_session = self._plan.open_graph(candidates_graph(vocab_size))
         binding = self._beams_session.io_binding()
         binding.bind_ortvalue_input("logits", logits_KV)
-        binding.bind_cpu_input("rows", np.array(rows, np.int64))
-        binding.bind_cpu_input("count", np.array([min(count, vocab_size)], np.int64))
+        for name, number in (("first", rows.start), ("stop", rows.stop), ("count", min(count, vocab_size))):
+            binding.bind_cpu_input(name, np.array([number], np.int64))
         for name in CANDIDATE_OUTPUTS:
             binding.bind_output(name)
         self._beams_session.run_with_iobinding(binding)

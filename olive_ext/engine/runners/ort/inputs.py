@@ -6,7 +6,6 @@ positions.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import onnxruntime as ort
 from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import ModelError
+from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
@@ -83,8 +83,9 @@ class InputFeed:
 
     def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
         """`kept`: values that are kept at most; all where it is None."""
-        infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
-        self._on_device = {value.name for value, info in infos if info.name != "Cpu"} if device.kind != "cpu" else set()
+        infos: Any = getattr(session, "get_input_memory_infos", list)  # from ONNX Runtime 1.24 on
+        taken = zip(session.get_inputs(), infos() if device.kind != "cpu" else (), strict=False)
+        self._on_device = {value.name for value, info in taken if info.name != "Cpu"}
         self._device = device
         self._kept = kept
         self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
@@ -130,7 +131,7 @@ class Adapters:
     def __init__(self, paths: Iterable[str]) -> None:
         """Raises `ModelError` for a file that is missing or no adapter, and where two give the same parameter."""
         self._read = [(path, read_adapter(path)) for path in paths]  # they own the parameters' memory
-        self._digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path, _ in self._read}
+        self._digests = {path: digest_of([("adapter", Path(path))])[:16] for path, _ in self._read}
         self._origins: dict[str, str] = {}
         self._values: dict[str, ort.OrtValue] = {}
         for path, adapter in self._read:

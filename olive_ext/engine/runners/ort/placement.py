@@ -113,6 +113,8 @@ def _large_nodes_elsewhere(
 
 
 def _on_host(session: ort.InferenceSession, names: Iterable[str]) -> list[str]:
+    if not hasattr(session, "get_input_memory_infos"):  # releases before 1.24
+        return []
     values = [*zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)]
     values += zip(session.get_outputs(), session.get_output_memory_infos(), strict=True)
     wanted = set(names)

@@ -67,7 +67,9 @@ def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtV
 
 
 def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue]) -> Mapping[str, npt.NDArray[Any]]:
-    """What a session returns for those of `inputs` that it has, by name. Raises `ModelError` if it fails."""
+    """The tensors that a session returns for those of `inputs` that it has, by name. Raises `ModelError` if it fails.
+
+    ONNX Runtime 1.27 makes no tensor for some outputs of nodes that it optimizes away, as it does of mobius exports."""
     binding = session.io_binding()
     for taken in session.get_inputs():
         binding.bind_ortvalue_input(taken.name, inputs[taken.name])
@@ -78,7 +80,8 @@ def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue
         session.run_with_iobinding(binding)
     except RuntimeError as error:
         raise ModelError(f"the graph does not run over a whole text: {first_line(error)}") from error
-    return {name: value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}
+    values = zip(names, binding.get_outputs(), strict=True)
+    return {name: value.numpy() for name, value in values if value.has_value() and value.is_tensor()}
 
 
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:

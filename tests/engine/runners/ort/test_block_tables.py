@@ -1,14 +1,28 @@
-"""Block tables against slots that each hold a list of their own, for random forks, rewinds and writes."""
+"""Block tables against slots that each hold a list of their own, for random forks, rewinds and writes; and the bytes of
+pools, of any type and size, after copies."""
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
+from math import prod
+from pathlib import Path
 
+import numpy as np
+import onnxruntime as ort
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
+from olive_ext.engine.forms.kv_store import KvPlace
+from olive_ext.engine.forms.packed.kv import COPIED_BYTES, PagedKv
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.step import Columns, Copy, Row
+from olive_ext.graph.nodes import model_of
+from olive_ext.model.decisions import BLOCK_SIZE
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.types import ITEM_BYTES, DecoderSpec, InputSpec, KvTensor, Role, TensorSpec
+from tests.graph.index_bytes import index_bytes, profiled
 
 SLOTS, CAPACITY, BLOCK = 4, 22, 4
 
@@ -38,7 +52,8 @@ class Model:
         copy = self.tables.make_room(slot, past, count)
         assert is_due or (copy is None and self.tables.table(slot) == before)
         if copy is not None:
-            self.memory[copy.target] = list(self.memory[copy.source])
+            moved = slice(copy.num_positions)
+            self.memory[copy.target][moved] = self.memory[copy.source][moved]
         assert self.tables.without_room(row) == []
         assert self.tables.make_room(slot, past, count) is None
         tokens = list(range(self.next_token, self.next_token + count))
@@ -79,3 +94,75 @@ def test_only_a_half_filled_block_is_copied_and_only_where_it_is_shared() -> Non
     assert tables.make_room(2, 10, 1) is not None
     assert tables.make_room(0, 10, 1) is None, "nobody else names it now"
     assert tables.num_blocks - tables.num_free == 3 + 2
+
+
+POOLS = [
+    *((TensorProto.FLOAT, 2, size) for size in (64, 96, 128, 256, 512)),
+    *((TensorProto.FLOAT16, heads, size) for heads, size in ((8, 64), (4, 256), (1, 512), (1, 576))),
+    *((TensorProto.BFLOAT16, 2, 128), (TensorProto.INT8, 8, 64), (TensorProto.FLOAT8E4M3FN, 2, 96)),
+    (TensorProto.INT8, 1, 35),
+]
+"""Type, heads and head size of each layer's caches: a float model's of every size, and layers that differ as Gemma 4's
+and a latent cache do; bf16, int8 and fp8; a row that no word but a byte divides."""
+
+
+class Paged:
+    """A store over pools of any types."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        names = [[f"{name}{i}" for name in ("past", "present")] for i in range(len(POOLS))]
+        nodes = [helper.make_node("Identity", [past], [present]) for past, present in names]
+        pasts, presents = (
+            [
+                helper.make_tensor_value_info(both[place], kind, [None, BLOCK_SIZE, heads, size])
+                for both, (kind, heads, size) in zip(names, POOLS, strict=True)
+            ]
+            for place in (0, 1)
+        )
+        graph = model_of(helper.make_graph(nodes, "decoder", pasts, presents), 21)
+        caches = [KvTensor(*both, *pool) for both, pool in zip(names, POOLS, strict=True)]
+        table = InputSpec(Role.BLOCK_TABLE, TensorSpec("block_table", TensorProto.INT32, ("B", "blocks")))
+        logits = TensorSpec("logits", TensorProto.FLOAT, ("N", 8))
+        spec = DecoderSpec((table,), tuple(caches), logits, 8, 600, True)
+        provider = f"{device.upper()}ExecutionProvider"
+        session = ort.InferenceSession(graph.SerializeToString(), providers=[provider])
+        self.opened: list[ort.InferenceSession] = []
+
+        def opened(graph: bytes) -> ort.InferenceSession:
+            self.opened.append(profiled(graph, folder, provider))
+            return self.opened[-1]
+
+        self.kv = PagedKv(KvPlace(session, spec, 4, Device(device), opened))
+        self.kv.reserve(600)
+
+    def share(self) -> list[Row]:
+        """Three slots share blocks of slot 0 where they go on: block 2 behind 18 and 2 of its positions, block 1 behind
+        44. What they write next."""
+        self.kv.bind([Row(0, 0, (0,) * 540)])
+        self.kv.copy([Copy(0, 1, 530), Copy(0, 2, 514), Copy(0, 3, 300)])
+        return [Row(1, 530, (0,)), Row(2, 514, (0, 0)), Row(3, 300, (0,) * 5)]
+
+    def memories(self) -> list[np.ndarray]:
+        """The bytes of each pool, [blocks, positions, bytes of a position]."""
+        found = []
+        for (kind, heads, size), pool in zip(POOLS, self.kv._pools, strict=True):
+            shape = self.kv.blocks.number, BLOCK_SIZE, heads * size * ITEM_BYTES[kind]
+            found.append(np.ctypeslib.as_array((ctypes.c_uint8 * prod(shape)).from_address(pool._value.data_ptr())))
+            found[-1] = found[-1].reshape(shape)
+        return found
+
+
+def test_positions_of_a_prefix_are_copied_in_pools_of_every_type_by_short_rows(tmp_path: Path) -> None:
+    paged = Paged(tmp_path)
+    for i, memory in enumerate(paged.memories()):
+        memory[...] = np.random.default_rng(i).integers(0, 256, memory.shape)
+    rows, tables = paged.share(), paged.kv._tables
+    before, shared = [memory.copy() for memory in paged.memories()], tables.table(0)
+    for _ in range(2):  # the second time every slot alone names what it writes to
+        paged.kv.bind(rows)
+    for old, new in zip(before, paged.memories(), strict=True):
+        for slot, place, count in ((1, 2, 18), (2, 2, 2), (3, 1, 44)):
+            old[tables.table(slot)[place], :count] = old[shared[place], :count]
+        assert (old == new).all()
+    assert len(paged.opened) == 1
+    assert index_bytes(paged.opened[0]) == {"Gather": COPIED_BYTES, "ScatterND": COPIED_BYTES}

@@ -1,0 +1,173 @@
+"""Free-form options of Olive's passes, and a recipe's keys at the top, held against what the installed packages read.
+
+These packages ignore an option that they do not know, and the model is then quantized otherwise than the recipe says.
+What they know is read from their source. Nothing is imported: importing Olive takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class _Source(NamedTuple):
+    """Source files that read options, and the names that the mapping of options has in them."""
+
+    package: str
+    files: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+_BUILDER = _Source("onnxruntime_genai", ("models/**/*.py",), ("extra_options", "kv_pairs"))
+_QUANTIZER = _Source(
+    "onnxruntime",
+    ("quantization/quantize.py", "quantization/*quantizer.py", "quantization/operators/*.py"),
+    ("extra_options",),
+)
+_OPTIONS = {
+    ("modelbuilder", "extra_options"): _BUILDER,
+    ("onnxquantization", "extra_options"): _QUANTIZER,
+    ("onnxstaticquantization", "extra_options"): _QUANTIZER,
+    ("onnxdynamicquantization", "extra_options"): _QUANTIZER,
+    ("orttransformersoptimization", "optimization_options"): _Source(
+        "onnxruntime", ("transformers/fusion_options.py",)
+    ),
+}
+"""By the pass's type in lower case and its parameter. A file whose mapping has no name keeps options as fields of
+`self`. Other passes hand their options on as arguments, which Python refuses, or by names of nodes and patterns."""
+
+_SURGEONS = _Source("olive", ("passes/onnx/graph_surgeries.py",))
+_RECIPE = _Source("olive", ("workflows/run/config.py", "engine/config.py"))
+_RECIPE_CLASSES = ("RunConfig", "RunEngineConfig", "EngineConfig")
+
+
+def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """A sentence for each option in a pass's `values` that the installed package would ignore. `where` is the pass's
+    place in the recipe. There is none for a package that is not installed."""
+    for (kind, name), source in _OPTIONS.items():
+        options = values.get(name)
+        if kind == pass_type.lower() and isinstance(options, Mapping):
+            yield from unlike(options, _known(source), f"{where}.{name}", _who(source))
+    surgeries = values.get("surgeries") if pass_type.lower() == "graphsurgeries" else None
+    for index, surgery in enumerate(surgeries if isinstance(surgeries, list) else ()):
+        place, surgeons = f"{where}.surgeries.{index}", _surgeons()
+        if not surgeons or not isinstance(surgery, Mapping):
+            continue
+        surgeon = str(surgery.get("surgeon"))
+        if surgeon.lower() in surgeons:
+            yield from unlike(surgery, ["surgeon", *surgeons[surgeon.lower()]], place, f"surgeon '{surgeon}'")
+        else:
+            near = _nearest(surgeon.lower(), surgeons)
+            yield f"'{place}.surgeon' = '{surgeon}': {near or 'the installed olive has ' + ', '.join(surgeons)}"
+
+
+def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each key at the top of a recipe that Olive does not know; "$schema" is told elsewhere."""
+    known = _fields()
+    for key in recipe:
+        if known and key not in known and key != "$schema":
+            yield f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
+
+
+def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[str]:
+    """A sentence for each of `options` that is not `known`, the last with all that `who` takes; none where nothing is
+    known."""
+    unknown = [option for option in options if known and option not in known]
+    for option in unknown:
+        hints = [_nearest(str(option), known), f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
+        yield f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Asks for a name with another beginning, which releases change, else for the nearest one."""
+    near = sorted(one for one in known if one.endswith(f"_{name}")) or difflib.get_close_matches(name, list(known), n=1)
+    return "did you mean {}?".format(" or ".join(f"'{one}'" for one in near)) if near else ""
+
+
+def _who(source: _Source) -> str:
+    return f"the installed {source.package.replace('_', '-')}"
+
+
+@cache
+def _trees(source: _Source) -> tuple[ast.Module, ...]:
+    spec = find_spec(source.package)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or () if spec is not None else ())]
+    files = sorted({file for folder in folders for pattern in source.files for file in folder.glob(pattern)})
+    return tuple(ast.parse(file.read_bytes()) for file in files)
+
+
+@cache
+def _known(source: _Source) -> frozenset[str]:
+    """The options that the source reads."""
+    return frozenset(name for tree in _trees(source) for name in _read(tree, source.names))
+
+
+def _read(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
+    """The names by which a mapping called one of `names` is asked: as constants, and as variables that run over
+    constants. Without `names`: the fields that methods give `self`."""
+    constants: dict[str, set[str]] = {}
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.List | ast.Tuple):
+            for target in node.targets:
+                constants.setdefault(getattr(target, "id", ""), set()).update(_texts(node.value))
+    for node in nodes:
+        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, ast.Name):
+            for variable in ast.walk(node.target):
+                constants.setdefault(getattr(variable, "id", ""), set()).update(constants.get(node.iter.id, ()))
+    for node in nodes:
+        key: ast.AST | None = None
+        if not names:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.attr
+        elif isinstance(node, ast.Subscript) and _is_called(node.value, names):
+            key = node.slice
+        elif isinstance(node, ast.Compare) and any(_is_called(item, names) for item in node.comparators):
+            key = node.left
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            key = node.args[0] if _is_called(node.func.value, names) else None
+        if key is not None:
+            yield from _texts(key) if isinstance(key, ast.Constant) else constants.get(getattr(key, "id", "?"), ())
+
+
+def _texts(node: ast.AST) -> list[str]:
+    """The texts that are written within an expression."""
+    return [item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+
+
+def _is_called(node: ast.AST, names: tuple[str, ...]) -> bool:
+    """Whether an expression is a mapping called one of `names`, as it is, of an object, or in `(options or {})`."""
+    return any(
+        getattr(item, "id", getattr(item, "attr", None)) in names for item in (node, *getattr(node, "values", ()))
+    )
+
+
+@cache
+def _surgeons() -> Mapping[str, frozenset[str]]:
+    """Olive's surgeons in lower case, as its table of them is, and the parameters of each."""
+    classes = {node.name: node for tree in _trees(_SURGEONS) for node in tree.body if isinstance(node, ast.ClassDef)}
+    surgeons: dict[str, frozenset[str]] = {}
+    for name, node in classes.items():
+        line: list[ast.ClassDef] = [node]
+        for base in line:  # grows by each base that the file defines
+            line += [classes[item.id] for item in base.bases if isinstance(item, ast.Name) and item.id in classes]
+        if name != "Surgeon" and line[-1].name == "Surgeon":
+            methods = [item for base in line for item in base.body if isinstance(item, ast.FunctionDef)]
+            made = next((item.args for item in methods if item.name == "__init__"), None)
+            arguments = [] if made is None else [*made.args[1:], *made.kwonlyargs]
+            surgeons[name.lower()] = frozenset(item.arg for item in arguments)
+    return surgeons
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The keys that Olive takes at the top of a recipe, those of its engine too."""
+    nodes = [node for tree in _trees(_RECIPE) for node in tree.body if isinstance(node, ast.ClassDef)]
+    fields = [item for node in nodes if node.name in _RECIPE_CLASSES for item in node.body]
+    targets = [item.target for item in fields if isinstance(item, ast.AnnAssign)]
+    return frozenset(item.id for item in targets if isinstance(item, ast.Name) and not item.id.startswith("_"))

@@ -1,0 +1,371 @@
+"""The constants of a graph on disk, and those of two graphs compared where they should be equal.
+
+Knows graphs and checkpoints as files; not what runs them. Nothing is loaded as a whole: numbers are mapped from their
+files and compared `CHUNK` at a time (1 GB of float32 against 1 GB: see docs/design/remedy.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.numpy_helper
+from onnx import TensorProto, helper
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+from olive_ext.graph.nodes import attribute, nested_graphs
+from olive_ext.graph.onnx_file import external_locations
+from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.types import ModelFiles
+
+Array: TypeAlias = npt.NDArray[Any]
+
+CHUNK = 1 << 22
+"""Numbers that are in memory at a time."""
+
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+QUANTIZER_SUFFIX = re.compile(r"((_matmul)?_Q\d+|_quant(ized)?)+$", re.IGNORECASE)
+"""What quantizers append to the name of the node whose weight they replace: ONNX Runtime's for MatMulNBits and
+GatherBlockQuantized "_Q4", for a product behind DequantizeLinear "_matmul_Q4", its dynamic one "_quant"."""
+
+COUNTER = re.compile(r"_node_\d+$")
+"""What mobius appends to every node's name, counted over all nodes of the graph, whatever these are."""
+
+_COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
+"""Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"): another export's may be others'."""
+
+_ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
+"""Names of tables of rotary positions."""
+
+_EPSILON: dict[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Two roundings of a number to this type, relative to it."""
+
+_EPSILON32 = 1e-5
+"""The same of float32, with what sums and products of an exporter's own, as norms with 1 added, may round."""
+
+_ANGLE = 2.5e-7
+"""How far two exporters' float32 angles of a position may be apart, in radians for each position."""
+
+TURN = 0.1
+"""By how much a row of a rotary table may be beside its angle, in radians: float32 is by 0.01 at position 131,072."""
+
+SAMPLED = 64
+"""Outputs of a quantized product that are held against the float one's, in four runs."""
+
+_STEP = 1.01
+"""Scales in half precision are not exactly those that were rounded by."""
+
+OUTLIER = 0.2
+"""Share of a product's numbers beyond a step of its grid from which on it is no rounding, where the median product has
+a tenth of it: rounding to nearest has none, GPTQ and AWQ have their shares everywhere, and zero points that are off by
+one have a half."""
+
+
+class Constants:
+    """The initializers of a graph and the values that are made of nothing else."""
+
+    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
+        """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
+        self.model = model
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.maker = {name: node for node in model.graph.node for name in node.output if name}
+        self._folder, self._renames = external_data_plan(path, external_locations(model))
+
+    def makers(self, value: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in an order in which they can run; none for an initializer."""
+        if value in self.initializers or not value:
+            return []
+        node = self.maker[value]
+        order: list[onnx.NodeProto] = []
+        for name in node.input:
+            order += [one for one in self.makers(name) if all(one is not other for other in order)]
+        return [*order, node]
+
+    def element_type(self, value: str) -> int:
+        """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
+        if value in self.initializers:
+            return int(self.initializers[value].data_type)
+        node = self.maker[value]
+        if node.op_type == "Cast":
+            return int(attribute(node, "to", TensorProto.FLOAT))
+        return self.element_type(node.input[1 if node.op_type == "DequantizeLinear" else 0])
+
+    def view(self, value: str) -> Array | None:
+        """A constant without its numbers in memory: a view on the file, transposed as its nodes say; None where they do
+        something else."""
+        if value in self.initializers:
+            return self.numbers(value)
+        node = self.maker.get(value)
+        if node is None or node.op_type not in ("Transpose", "Identity"):
+            return None
+        whole = self.view(node.input[0])
+        if whole is None or node.op_type == "Identity":
+            return whole
+        return np.transpose(whole, attribute(node, "perm", None))
+
+    def numbers(self, name: str) -> Array:
+        """The numbers of an initializer, mapped from the file where they lie outside of the graph."""
+        tensor = self.initializers[name]
+        if not uses_external_data(tensor):
+            return onnx.numpy_helper.to_array(tensor)
+        path, offset, _ = self.place(tensor)
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+
+    def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
+        """File, offset and bytes of an external tensor's numbers."""
+        stored = ExternalDataInfo(tensor)
+        path = self._folder / self._renames.get(stored.location, stored.location)
+        offset = stored.offset or 0
+        return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
+
+    def floats(self) -> dict[str, Array]:
+        """The floating-point initializers by `float_names`."""
+        return {key: self.numbers(name) for key, name in self.float_names.items()}
+
+    @cached_property
+    def float_names(self) -> dict[str, str]:
+        """The floating-point initializers by names that other exports of the model have, too: their own, or, of one
+        whose name is a count, that of the node that reads it."""
+        names = {name for name, one in self.initializers.items() if one.data_type in FLOATS and 0 not in one.dims}
+        nodes = [*self.model.graph.node]
+        nodes += [node for body in nested_graphs(nodes) for node in body.node]
+        readers = {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
+        keys = {}
+        for name, (node, index) in readers.items():
+            if name in names:
+                key = f"{plain_name(node.name)}, input {index}" if _COUNTED.search(name) else name
+                is_turned = node.op_type == "Gemm" and attribute(node, "transB", 0) and index == 1
+                keys[f"{key}, transposed" if is_turned else key] = name
+        return keys
+
+
+def plain_name(name: str) -> str:
+    """A node's name without what quantizers append and without counters."""
+    return COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
+
+
+def constants_of(path: Path) -> Constants:
+    """Of the graph in a file. Raises `ModelError`."""
+    return Constants(load_graph(path), path)
+
+
+def checkpoint_floats(folder: Path) -> dict[str, Array]:
+    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped; none without such files.
+    Their form: https://huggingface.co/docs/safetensors, "Format"."""
+    dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    tensors: dict[str, Array] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            size = int.from_bytes(content.read(8), "little")
+            header = json.loads(content.read(size))
+        for name, one in header.items():
+            if one.get("dtype") in dtypes:
+                place = 8 + size + one["data_offsets"][0]
+                shape, key = tuple(one["shape"]), name.replace("language_model.", "")
+                if 0 not in shape:
+                    tensors[key] = np.memmap(file, dtypes[one["dtype"]], "r", place, shape)
+    return tensors
+
+
+def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
+    """The constants of `model` that should be `reference`'s and are not, beyond the rounding of the coarser type, and
+    all that are NaN or infinite: how, as "rows 450 to 511 of 512 are not the reference's".
+
+    Constants are one where name and shape are equal; a kind of vectors (one name over the layers) may have 1 added, as
+    Gemma's norms. Where more than half of a kind, or of all vectors or matrices, are others, these were changed on
+    purpose, as norms are by AWQ and weights by training: then they are no findings, and any text shows what they do. A
+    table of rotary positions is one unless all else is of another model. A vector that the model lacks is a finding
+    where it has those of other layers.
+    """
+    shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
+    vectors = {name for name in shared if model[name].ndim == 1}
+    rotary = {name for name in shared if _ROTARY.search(name)}
+    plain = {name: _apart(name, reference[name], model[name]) for name in model if name in shared}
+    folded = {name: _apart(name, reference[name], model[name], 1) for name in vectors}
+    of_kinds = [Counter(_kind(name) for name, what in read.items() if what) for read in (plain, folded)]
+    plain |= {name: what for name, what in folded.items() if of_kinds[1][_kind(name)] < of_kinds[0][_kind(name)]}
+    apart = {name: what for name, what in plain.items() if what}
+    meant = meant_others(shared, apart, _kind)
+    for whole in (vectors, shared - vectors - rotary):
+        meant |= whole if 2 < len(whole) < 2 * len(whole & apart.keys()) else set()
+    is_other_model = rotary < shared and shared - rotary <= apart.keys()
+    meant = meant | rotary if is_other_model else meant - rotary
+    told = {name: what for name, what in apart.items() if name not in meant}
+    told |= {name: what for name in model if name not in shared and (what := _turned(name, model))}
+    told |= {name: what for name, array in model.items() if (what := _broken(array))}
+    kinds = set(map(_kind, shared))
+    lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds}
+    for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
+        if reference[name].any() and not any(_is_one(reference[name], model[one]) for one in vectors):
+            told[name] = "is missing"
+    return told
+
+
+def _is_one(own: Array, other: Array) -> bool:
+    return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
+
+
+def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
+    """The constants of a model that are not its reference's where they should be, or no numbers, and products that lie
+    farther from the float ones than rounding puts any: how, by name. The reference is an ONNX model, a checkpoint, or
+    not on disk. Raises `ModelError`."""
+    told: dict[str, str] = {}
+    graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
+    floats, others = {}, {}
+    if reference is not None and reference.decoder.suffix == ".onnx":
+        others = {"": reference.decoder, **{part: one.graph for part, one in reference.companions.items()}}
+    elif reference is not None:
+        floats = checkpoint_floats(reference.directory)
+    for part, graph in graphs.items():
+        own, other = constants_of(graph), constants_of(others[part]) if part in others else None
+        what = f", {part}" if part else ""
+        others_of_part = differences(other.floats() if other is not None else floats, own.floats())
+        others_of_part |= {} if other is None else outliers(shares_beyond(other, own))
+        told |= {name + what: how for name, how in others_of_part.items()}
+    return told
+
+
+def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
+    """Of constants those `others` whose kind has several of which more than half are others: changed on purpose."""
+    all_kinds, other_kinds = Counter(map(kind, names)), Counter(map(kind, others))
+    return {name for name in others if 1 < all_kinds[kind(name)] < 2 * other_kinds[kind(name)]}
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
+    """The first row and the numbers of parts of an array, as rows [R, N]; a vector is one row."""
+    rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
+    step = max(1, CHUNK // max(1, rows.shape[1]))
+    yield from ((first, rows[first : first + step]) for first in range(0, len(rows), step))
+
+
+def _broken(array: Array) -> str:
+    """Which rows of an array are NaN, or infinite where it is no mask, of nothing else but zeros and ones; empty where
+    none is."""
+    rows: list[int] = []
+    for first, block in _blocks(array):
+        is_finite = np.isfinite(block)
+        if is_finite.all():
+            continue
+        if not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all():
+            continue
+        rows += (first + np.flatnonzero(~is_finite.all(1))).tolist()
+    return _told(rows, array, "NaN or infinite") if rows else ""
+
+
+def _apart(name: str, own: Array, other: Array, added: int = 0) -> str:
+    """Which rows of two arrays differ beyond rounding; empty where none does. To `own` a number is added, as exporters
+    fold the 1 of Gemma's norms."""
+    coarser = max((own.dtype, other.dtype), key=lambda dtype: _EPSILON.get(dtype.name, _EPSILON32))
+    epsilon = _EPSILON.get(coarser.name, _EPSILON32)
+    is_rotary, rows, squares, whole = bool(_ROTARY.search(name)), [], 0.0, 0.0
+    for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
+        if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
+            continue
+        left, right = left.astype(np.float32) + added, right.astype(np.float32)
+        size = np.abs(left)
+        limit = epsilon * np.maximum(size, size.max(1, keepdims=True, initial=0) / 16)
+        if is_rotary:
+            limit = np.maximum(limit, epsilon / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(left - right)
+            is_other = ~(difference <= limit).all(1)
+        rows += (first + np.flatnonzero(is_other)).tolist()
+        squares += float(np.nansum(np.square(difference, dtype=np.float64)))
+        whole += float(np.square(left, dtype=np.float64).sum())
+    error = (squares / (whole or 1)) ** 0.5
+    return _told(rows, own, f"not the reference's (relative error {error:.2g})") if rows else ""
+
+
+def _turned(name: str, tables: Mapping[str, Array]) -> str:
+    """Which rows of a cosine's table [P, F] have another radius with their sine than position 0, or are no turn of the
+    rows before them by the first row's angle, as less than half are; empty where none is, or the name is another. From
+    some row on most turn by another angle where positions are scaled for long texts (longrope)."""
+    sine = tables.get(name.replace("cos", "sin"))
+    if not _ROTARY.search(name) or "cos" not in name or sine is None or sine.ndim != 2 or len(sine) < 3:
+        return ""
+    cosine, sine = np.asarray(tables[name], np.float32), np.asarray(sine, np.float32)
+    radius = np.square(cosine) + np.square(sine) if cosine.shape == sine.shape else np.full_like(cosine, np.nan)
+    is_other = ~(np.abs(radius - radius[0]) < TURN * radius[0]).all(1)
+    step = cosine[2:] + cosine[:-2] - 2 * cosine[1] / cosine[0] * cosine[1:-1]
+    is_beside = ~(np.abs(step) < TURN * np.abs(cosine[0])).all(1)
+    is_other[2:] |= is_beside & (2 * is_beside.sum() < len(cosine))
+    return _told(np.flatnonzero(is_other).tolist(), cosine, "no turns of the rows before") if is_other.any() else ""
+
+
+def _told(rows: list[int], array: Array, what: str) -> str:
+    """ "rows 450 to 511 of 512 are others"."""
+    if array.ndim < 2 or len(rows) == len(array):
+        return f"is {what}"
+    which = f"row {rows[0]:,}" if len(rows) == 1 else f"rows {rows[0]:,} to {rows[-1]:,}"
+    some = f"{len(rows):,} of the " if rows[-1] - rows[0] + 1 > len(rows) else ""
+    return f"{some}{which} of {len(array):,} {'is' if len(rows) == 1 else 'are'} {what}"
+
+
+def outliers(shares: Mapping[str, float]) -> dict[str, str]:
+    """Those of `shares_beyond` that the rounding of the other products does not explain: how far off they are."""
+    usual = float(np.median([*shares.values()])) if len(shares) > 2 else 1.0
+    far = {name: share for name, share in shares.items() if share > max(OUTLIER, 10 * usual)}
+    return {name: f"has {100 * far[name]:.0f} % of its numbers farther off than rounding puts any" for name in far}
+
+
+def shares_beyond(reference: Constants, model: Constants) -> dict[str, float]:
+    """Of each MatMulNBits whose float product `reference` has, by the float node's name, the share of the numbers, of
+    `SAMPLED` outputs, that lie more than a step of their block's grid from the float ones: none does that was rounded
+    to nearest, half a step away, or a whole one at an end of the grid."""
+    nodes = [node for node in reference.model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    names = Counter(plain_name(node.name) for node in nodes)
+    products = {name: node for node in nodes if names[name := plain_name(node.name)] == 1}
+    shares = {}
+    for node in (node for node in model.model.graph.node if node.op_type == "MatMulNBits"):
+        own = products.get(plain_name(node.name))
+        weight = None if own is None else reference.view(own.input[1])
+        if own is None or weight is None or not {*filter(None, node.input[1:4])} <= model.initializers.keys():
+            continue
+        weight_NK = weight if own.op_type == "Gemm" and attribute(own, "transB", 0) else weight.T
+        if weight_NK.shape != (attribute(node, "N", 0), attribute(node, "K", 0)):
+            continue
+        firsts = np.linspace(0, max(0, len(weight_NK) - SAMPLED // 4), 4).astype(int)
+        rows = np.unique([first + np.arange(min(SAMPLED // 4, len(weight_NK))) for first in firsts])
+        numbers, steps = _decoded(node, model, rows)
+        with np.errstate(invalid="ignore"):
+            is_near = np.abs(weight_NK[rows].astype(np.float32) - numbers) <= _STEP * steps
+        shares[plain_name(own.name)] = 1 - float(is_near.mean())
+    return shares
+
+
+def _decoded(node: onnx.NodeProto, model: Constants, rows: Array) -> tuple[Array, Array]:
+    """Some outputs of a MatMulNBits [R, K] as its kernel decodes them, and the step of each number's grid [R, K]."""
+    bits, block, num_inputs = (int(attribute(node, name, 4)) for name in ("bits", "block_size", "K"))
+    packed, scales, *zeros = (model.numbers(name) for name in node.input[1:4] if name)
+    num_outputs = len(packed)
+    scales = np.asarray(scales).reshape(num_outputs, -1)[rows].astype(np.float32)[..., None]
+    points: Any = 2 ** (bits - 1)
+    if zeros and zeros[0].dtype != np.uint8:
+        points = np.asarray(zeros[0]).reshape(num_outputs, -1)[rows].astype(np.float32)[..., None]
+    elif zeros:
+        points = unpacked(np.asarray(zeros[0]).reshape(num_outputs, -1)[rows], bits)[:, : scales.shape[1], None]
+    stored = unpacked(packed.reshape(num_outputs, -1)[rows], bits).reshape(len(rows), -1, block)
+    numbers = ((stored.astype(np.float32) - points) * scales).reshape(len(rows), -1)[:, :num_inputs]
+    return numbers, np.repeat(np.abs(scales[..., 0]), block, 1)[:, :num_inputs]
+
+
+def unpacked(bytes_: Array, bits: int) -> Array:
+    """Numbers of `bits` bits as bytes, along the last axis; the first one of a byte is in its lowest bits."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    numbers: Array = (bytes_[..., None] >> shifts) & np.uint8(2**bits - 1)
+    return numbers.reshape(*bytes_.shape[:-1], -1)

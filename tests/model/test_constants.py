@@ -1,0 +1,160 @@
+"""Constants that should be equal are told from those that exporters and quantizers write otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from olive_ext.model.files.constants import Constants, checkpoint_floats, differences, outliers, shares_beyond
+from tests.remedy import graphs
+
+Array = np.ndarray
+Edit = Callable[[Array], Array]
+NUM_POSITIONS, LAYERS = 64, 4
+
+
+def floats(dtype: Any = np.float32, seed: int = 0) -> dict[str, Array]:
+    """A model's constants, by onnxruntime-genai's names."""
+    rng = np.random.default_rng(seed)
+    angles = np.arange(NUM_POSITIONS)[:, None] * 10.0 ** -np.linspace(0, 3, 8)
+    arrays = {"model.embed_tokens.weight": rng.normal(size=(100, 16)), "cos_cache": np.cos(angles)}
+    arrays |= {"sin_cache": np.sin(angles), "model.norm.weight": rng.uniform(0.5, 2, 16)}
+    for layer in range(LAYERS):
+        arrays[f"model.layers.{layer}.input_layernorm.weight"] = rng.uniform(0.5, 2, 16)
+        arrays[f"model.layers.{layer}.attn.q_proj.bias"] = rng.normal(size=16)
+        arrays[f"model.layers.{layer}.mlp.weight"] = rng.normal(size=(16, 16))
+    return {name: array.astype(dtype) for name, array in arrays.items()}
+
+
+def changed(name: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
+    arrays = dict(floats() if arrays is None else arrays)
+    return {**arrays, name: edit(arrays[name].copy())}
+
+
+def put(rows: Any, value: Any) -> Edit:
+    def edit(array: Array) -> Array:
+        array[rows] = value if not callable(value) else value(array[rows])
+        return array
+
+    return edit
+
+
+NORM, TABLE = "model.layers.1.input_layernorm.weight", "model.embed_tokens.weight"
+DAMAGE: list[tuple[str, Edit, str]] = [
+    ("cos_cache", put(slice(50, None), lambda rows: 2 * rows), "rows 50 to 63 of 64 are not the reference's"),
+    ("sin_cache", lambda array: np.roll(array, 1, 0), "is not the reference's"),
+    (NORM, lambda array: array * np.float32(1.05), "is not the reference's (relative error 0.05"),
+    ("model.norm.weight", np.zeros_like, "is not the reference's"),
+    (TABLE, put(7, lambda row: row + 1), "row 7 of 100 is not the reference's"),
+    (TABLE, put([3, 90], np.nan), "2 of the rows 3 to 90 of 100 are NaN or infinite"),
+    ("model.layers.2.attn.q_proj.bias", np.zeros_like, "is not the reference's"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "what"), DAMAGE)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_damaged_constant_is_named_with_its_rows(name: str, edit: Edit, what: str, dtype: Any) -> None:
+    ((found, how),) = differences(floats(), changed(name, edit, floats(dtype))).items()
+    assert found == name
+    assert how.startswith(what)
+
+
+def test_bias_that_one_layer_lacks_is_named() -> None:
+    own = floats()
+    del own["model.layers.2.attn.q_proj.bias"]
+    assert differences(floats(), own) == {"model.layers.2.attn.q_proj.bias": "is missing"}
+
+
+def norms(edit: Edit) -> dict[str, Array]:
+    return {name: edit(array) if "norm" in name else array for name, array in floats().items()}
+
+
+def without(word: str, **more: Array) -> dict[str, Array]:
+    return {name: array for name, array in floats().items() if word not in name} | more
+
+
+HEALTHY = {
+    "float16": floats(np.float16),
+    "bfloat16": floats(ml_dtypes.bfloat16),
+    "norms with 1 added, as Gemma's": norms(lambda array: array + 1),
+    "norms that AWQ has scaled": norms(lambda array: array * np.linspace(0.5, 2, 16, dtype=np.float32)),
+    "another exporter's names": {f"other.{name}": array for name, array in floats().items() if "norm" not in name},
+    "weights of a fine-tuned checkpoint": {**floats(seed=1), **{n: a for n, a in floats().items() if "cache" in n}},
+    "another model, of another rotary base": {**floats(seed=1), "cos_cache": floats()["cos_cache"] ** 2},
+    "a table in integers": without("embed_tokens"),
+    "a mask": {**floats(), "mask": np.triu(np.full((8, 8), -np.inf, np.float32), 1)},
+    "no biases": without("bias"),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_exporters_and_quantizers_change_is_no_damage(name: str) -> None:
+    assert differences(floats(), HEALTHY[name]) == {}
+
+
+def test_equal_vectors_that_are_stored_once_and_zeros_are_not_missing() -> None:
+    ones = {name: np.ones_like(array) if "layernorm" in name else array for name, array in floats().items()}
+    ones["model.layers.3.attn.q_proj.bias"] = np.zeros(16, np.float32)
+    stored = {name: array for name, array in ones.items() if name not in (NORM, "model.layers.3.attn.q_proj.bias")}
+    assert differences(ones, stored) == {}
+
+
+def test_rotary_tables_without_a_counterpart_are_held_against_their_own_turns() -> None:
+    names = ("cos_cache", "sin_cache")
+    tables = {f"rotary.{name}": floats()[name] for name in names}
+    assert differences({}, tables) == {}
+    doubled = {name: put(slice(50, None), lambda rows: 2 * rows)(table.copy()) for name, table in tables.items()}
+    (found,) = differences({}, doubled).values()
+    assert found == "rows 50 to 63 of 64 are no turns of the rows before"
+    positions = np.where(np.arange(NUM_POSITIONS) < 50, 1, 2) * np.arange(NUM_POSITIONS)
+    angles = positions[:, None] * 10.0 ** -np.linspace(0, 3, 8)
+    assert differences({}, {"rotary.cos_cache": np.cos(angles), "rotary.sin_cache": np.sin(angles)})
+    long = {name: np.concatenate([table[:10], table[:, ::-1]]) for name, table in tables.items()}
+    assert differences({}, long) == {}, "longrope's turn otherwise from some row on, which most are"
+
+
+def test_checkpoint_s_tensors_are_mapped_by_name(tmp_path: Path) -> None:
+    norm = floats(ml_dtypes.bfloat16)[NORM]
+    header = json.dumps({NORM: {"dtype": "BF16", "shape": [16], "data_offsets": [0, 32]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + norm.tobytes())
+    tensors = checkpoint_floats(tmp_path)
+    np.testing.assert_array_equal(tensors[NORM], norm)
+    assert list(differences(tensors, changed(NORM, lambda array: array * np.float32(1.05)))) == [NORM]
+
+
+def test_products_farther_off_than_rounding_are_outliers_among_the_others() -> None:
+    shares = {f"layer {n}": 0.0 for n in range(6)}
+    assert outliers(shares) == {}
+    assert outliers({**shares, "layer 3": 0.49}) == {
+        "layer 3": "has 49 % of its numbers farther off than rounding puts any"
+    }
+    assert outliers(dict.fromkeys(shares, 0.4)) == {}, "all are, as AWQ's"
+
+
+@pytest.mark.parametrize("edit", [lambda a: a * 3, lambda a: -a], ids=["three times", "negative"])
+@pytest.mark.parametrize(("bits", "has_zeros"), [(2, True), (4, True), (4, False), (8, False)])
+def test_scales_that_are_others_put_numbers_beyond_their_grid(bits: int, has_zeros: bool, edit: Edit) -> None:
+    stored = graphs.nbits(bits, 32, has_zero_points=has_zeros)
+    own = Constants(graphs.plain(stored.matrix.astype(np.float32)), Path())
+    assert set(shares_beyond(own, Constants(stored.model, Path())).values()) == {0.0}
+    scales = next(one for one in stored.model.graph.initializer if one.name == "w_scales")
+    scales.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(scales)), "w_scales"))
+    (share,) = shares_beyond(own, Constants(stored.model, Path())).values()
+    assert share > 0.2
+
+
+def test_layout_and_counted_names_decide_which_constants_are_one() -> None:
+    square = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    one, other = graphs.plain(square), graphs.plain(square.T.copy())
+    other.graph.node[0].CopyFrom(helper.make_node("Gemm", ["x", "w"], ["y"], one.graph.node[0].name, transB=1))
+    assert differences(Constants(one, Path()).floats(), Constants(other, Path()).floats()) == {}
+    for model, name in ((one, "onnx::MatMul_7"), (other, "onnx::MatMul_9")):
+        model.graph.initializer[0].name = model.graph.node[0].input[1] = name
+    assert list(Constants(one, Path()).floats()) == ["/layers.0/mlp/down_proj/MatMul, input 1"]
