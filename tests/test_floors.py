@@ -60,7 +60,7 @@ FLOORS = {
         ["transducer"],
     ],
     "olive_ext.session.workers": [
-        ["worker", "feed"],
+        ["worker"],
         ["crew", "process_worker", "ray_worker"],
         ["pool"],
     ],

@@ -81,12 +81,6 @@ class Row(NamedTuple):
     cells_P: CellArray | None = None
     """For a row of a tree batch the cell of each of the `past` positions; None where position and cell are equal."""
 
-    @property
-    def begins_item(self) -> bool:
-        """Whether a picture, a sound or the source begins among `tokens`."""
-        stop = self.past + len(self.tokens)
-        return (self.source is not None and not self.past) or any(self.past <= run.start < stop for run in self.media)
-
 
 class Ban(IntEnum):
     """Which of a model's suppressed tokens a logits row must not give; what is scored is the model's own."""

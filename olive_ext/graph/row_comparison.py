@@ -19,8 +19,6 @@ _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64
 _BELOW_ONE = 1 - 2.0**-20
 """Keeps a threshold under the sum it is compared with, whatever was rounded."""
-_LOWEST = 3e38
-"""Below it, with its sign turned, lies no logit in float32."""
 
 
 def divergence_graph(vocab_size: int) -> bytes:
@@ -28,8 +26,7 @@ def divergence_graph(vocab_size: int) -> bytes:
 
     Inputs: `reference_logits` and `logits` float32[R, V], `reference_ids` and `ids` int64[R, 1], where each is largest.
     Outputs, float32[R], nats: `kl`; `reference_top_logprobs`, the reference's log-probability of `reference_ids`;
-    `top_logprobs`, the candidate's of the same; `reference_margins` and `margins`, by how much that token is before the
-    most probable other one. R is 1 or more. With p the reference and q the candidate:
+    `top_logprobs`, the candidate's of the same. R is 1 or more. With p the reference and q the candidate:
 
         kl = sum of p (log p - log q) = sum of e (a - b) / sum of e - log(sum of e) + log(sum of exp b)
 
@@ -49,8 +46,6 @@ def divergence_graph(vocab_size: int) -> bytes:
     _flat(writer, writer.add("Max", [writer.add("Add", [mean, constant]), writer.number(0.0)]), "kl")
     _flat(writer, writer.add("Neg", [reference.log_sum]), "reference_top_logprobs")
     _flat(writer, candidate.logprobs(writer, "reference_ids"), "top_logprobs")
-    _flat(writer, reference.margin(writer, "reference_ids"), "reference_margins")
-    _flat(writer, candidate.margin(writer, "reference_ids"), "margins")
     return writer.serialized()
 
 
@@ -87,8 +82,7 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     Inputs: `logits` float32[R, V], `ids` int64[R, 1] (where it is largest), and a record as `record_graph` makes it:
     `record_ids` int64[R, N], `record_logprobs` float32[R, N], `tail` float32[R, 1]. Outputs, float32[R], nats: `kl`,
     unbiased; `kl_variance` of that estimate, over what might have been drawn; `kl_lower`, at most the true value (the
-    tail taken as one token); `top_logprobs`, the candidate's of the reference's most probable token; `margins`, by how
-    much the candidate has that before the most probable other one.
+    tail taken as one token); `top_logprobs`, the candidate's of the reference's most probable token.
 
     With x = log p - log q and P and Q the tail's probability under both, `kl` is the exact sum over the top tokens and
 
@@ -114,7 +108,6 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     _flat(writer, writer.add("Div", [scaled, writer.number(float(drawn * (drawn - 1)))]), "kl_variance")
     _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
     _flat(writer, _split(writer, logq_RN, 1)[0], "top_logprobs")
-    _flat(writer, candidate.margin(writer, _split(writer, "record_ids", 1)[0]), "margins")
     return writer.serialized()
 
 
@@ -157,15 +150,6 @@ class _Softmax:
     def logprobs(self, writer: NodeWriter, ids_RN: str) -> str:
         """Log-probabilities of the tokens `ids_RN`."""
         return writer.add("Sub", [writer.add("GatherElements", [self.below, ids_RN], axis=1), self.log_sum])
-
-    def margin(self, writer: NodeWriter, ids_R1: str) -> str:
-        """The log-probability of the tokens `ids_R1` less the largest of the others: [R, 1]. Looked up where ArgMax
-        finds it (30 us a row of 50,000 on a CPU more than ReduceMax): CUDA's ReduceMax needs cuDNN."""
-        own = writer.add("GatherElements", [self.below, ids_R1], axis=1)
-        lowest = writer.add("Sub", [writer.add("Sub", [own, own]), writer.number(_LOWEST)])
-        others = writer.add("ScatterElements", [self.below, ids_R1, lowest], axis=1)
-        best = writer.add("ArgMax", [others], axis=1, keepdims=1)
-        return writer.add("Sub", [own, writer.add("GatherElements", [others, best], axis=1)])
 
 
 def _draw(writer: NodeWriter, weights_RV: str, vocab_size: int) -> tuple[str, str]:

@@ -296,8 +296,8 @@ class Models:
             return None
         both = self.given_reference, self.given
         tokenizers = [self._tokenizer(model) for model in both]
-        names = (model.settings.model for model in both)
-        refuse_other_tokenizer(*map(tokenizer_traits, tokenizers), *names)
+        traits = [tokenizer_traits(tokenizer) for tokenizer in tokenizers]
+        refuse_other_tokenizer(traits[0], traits[1], *(model.settings.model for model in both))
         template = self._template_variables() if self.config.apply_chat_template else None
         reference, own = (asked_traits(tokenizer, template) for tokenizer in tokenizers)
         if not (what := tuple(name for name in own if own[name] != reference[name])):

@@ -55,13 +55,6 @@ class ComparedFields:
     top_logprobs: Floats
     """Log-probability of the reference's argmax under the candidate."""
 
-    reference_margins: Floats
-    """Log-probability of the reference's argmax less that of the most probable other token, under the reference. NaN
-    where a record has one token only."""
-
-    margins: Floats
-    """The same two numbers' difference under the candidate: below 0 where its argmax is another token."""
-
 
 @dataclass(frozen=True, eq=False)
 class Compared(ComparedFields):
@@ -100,7 +93,7 @@ POSITION = np.dtype(
         *((name, COMPARED[name]) for name in STORED),
     ]
 )
-"""One stored target, 46 bytes: `document`, its number within the task; `position`, the number of tokens before it;
+"""One stored target, 38 bytes: `document`, its number within the task; `position`, the number of tokens before it;
 `token_class`, an index into `CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
 and the compared fields."""
 

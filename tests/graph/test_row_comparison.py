@@ -65,12 +65,6 @@ def diverge_from_record(recorded: dict[str, Array], candidate: Array, top: int, 
     )
 
 
-def margins_of(logprobs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    others = logprobs.copy()
-    np.put_along_axis(others, ids, -np.inf, 1)
-    return np.take_along_axis(logprobs, ids, 1)[:, 0] - others.max(-1)
-
-
 @pytest.mark.parametrize("vocab_size", [2, 97, 1000, 50257, 262144])
 @pytest.mark.parametrize("by", [0.01, 1.0])
 def test_divergence_equals_float64_over_the_whole_rows(vocab_size: int, by: float) -> None:
@@ -81,8 +75,6 @@ def test_divergence_equals_float64_over_the_whole_rows(vocab_size: int, by: floa
     np.testing.assert_allclose(found["kl"], (np.exp(p) * (p - q)).sum(-1), atol=2e-6)
     np.testing.assert_allclose(found["reference_top_logprobs"], p.max(-1), atol=2e-6)
     np.testing.assert_allclose(found["top_logprobs"], np.take_along_axis(q, best(reference), 1)[:, 0], atol=4e-6)
-    for name, values in (("reference_margins", p), ("margins", q)):
-        np.testing.assert_allclose(found[name], margins_of(values, best(reference)), atol=8e-6)
 
 
 @pytest.mark.parametrize("vocab_size", [5, 50257])
@@ -154,8 +146,7 @@ def test_estimate_from_records_is_within_four_standard_errors_and_above_its_boun
     assert abs(found["kl"].mean(dtype=np.float64) - exact.mean()) < 4 * error
     assert error < 0.02 * exact.mean()
     assert (found["kl_lower"] <= exact + 1e-5).all()
-    for name in ("top_logprobs", "margins"):
-        np.testing.assert_allclose(found[name], diverge(reference, candidate)[name], atol=1e-5)
+    np.testing.assert_allclose(found["top_logprobs"], diverge(reference, candidate)["top_logprobs"], atol=1e-5)
 
 
 def test_control_variate_lowers_the_variance_of_a_plain_mean_many_times() -> None:

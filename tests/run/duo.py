@@ -61,18 +61,9 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         same_top=top == q.argmax(1),
         reference_top_logprobs=p[rows, top],
         top_logprobs=q[rows, top],
-        reference_margins=margins(p, top),
-        margins=margins(q, top),
         logprobs=q[rows, targets],
+        positions=np.arange(len(tokens) - num_targets, len(tokens)),
     )
-
-
-def margins(logprobs: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """By how much the tokens `ids` [S] are before the most probable others, of log-probabilities [S, V]."""
-    rows = np.arange(len(ids))
-    others = logprobs.copy()
-    others[rows, ids] = -np.inf
-    return np.asarray(logprobs[rows, ids] - others.max(1))
 
 
 class NetEngine(ForwardEngine):

@@ -20,7 +20,6 @@ from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
 from olive_ext.session import Session
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
-from tests.run.duo import margins
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +78,6 @@ def expected(context: Sequence[int], target: Sequence[int], reference: Path, can
         "reference_logprobs": p[places, target],
         "reference_top_logprobs": p.max(-1),
         "top_logprobs": q[places, p.argmax(-1)],
-        "reference_margins": margins(p, p.argmax(-1)),
-        "margins": margins(q, p.argmax(-1)),
         "same_top": p.argmax(-1) == q.argmax(-1),
         "reference_is_greedy": p.argmax(-1) == target,
         "targets": np.array(target),

@@ -151,7 +151,7 @@ def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses()
     refusing = byte_level(template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConfigError, match="roles must alternate"):
         refusing.render_chat(CHAT)
-    with pytest.raises(ConfigError, match="template refuses"):
+    with pytest.raises(ConfigError, match=r"template of .byte_level. refuses"):
         byte_level(template="{% for m in messages %}").render_chat(CHAT[1:])
 
 

@@ -96,9 +96,7 @@ class DivergenceKernels:
             "tail": np.ascontiguousarray(records_R["tail"][:, None]),
         }
         outputs = self._run(graph, {"logits": logits}, record)
-        top, next_ = (record["record_logprobs"][:, place] for place in (0, min(1, form.top - 1)))
-        margins = top - next_ if form.top > 1 else np.full_like(top, np.nan)
-        return {**outputs, "reference_top_logprobs": top, "reference_margins": margins}
+        return {**outputs, "reference_top_logprobs": record["record_logprobs"][:, 0]}
 
     def _graph(self, build: Callable[..., bytes], *sizes: int) -> _RowsGraph:
         key = (build, *sizes)

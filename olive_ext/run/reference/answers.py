@@ -181,11 +181,9 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
 
 def share_cut_off(line: Sample) -> float | None:
     """The share of a document's generated answers that only their limit ended; None where that is not known."""
-    ends = [getattr(item, "is_cut", None) for items in line["resps"] for item in items] or [None]
-    if None in ends:
-        logged: float | None = line.get(OWN, {}).get(LENGTHS[-1])
-        return logged
-    return math.fsum(ends) / len(ends)
+    ends: list[Any] = [getattr(item, "is_cut", None) for items in line["resps"] for item in items]
+    logged: float | None = line.get(OWN, {}).get(LENGTHS[-1])
+    return logged if None in ends or not ends else math.fsum(ends) / len(ends)
 
 
 def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tuple[float, ...]]:

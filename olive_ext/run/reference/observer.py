@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
 _GENERATION = "generate_until"
+_NEARLY_ONE = 1 - 2.0**-24
+"""As much probability as a float32 tells from all of it."""
 
 
 class ReferenceScores:
@@ -167,7 +169,8 @@ class Observer:
 
     def parted(self, reference: Observer) -> Iterator[tuple[float, Answered, int]]:
         """Greedy answers that part from the `reference`'s: by how many nats both models score the reference's token
-        there at least before all others (0 where it was not scored), the answer, and the token's index in it."""
+        there at least before all others, which together have what its probability leaves (0 where it was not scored);
+        the answer, and the token's index in it."""
         for asked, theirs in reference.greedy.items():
             if (own := self.greedy.get(asked, theirs)) == theirs:
                 continue
@@ -177,7 +180,8 @@ class Observer:
             least = 0.0
             if first is not None and index < len(theirs):
                 row = self.rows(asked[0])[first + index]
-                least = float(min(row["reference_margins"], row["margins"]))
+                share = min(float(np.exp(min(row["reference_logprobs"], row["logprobs"]))), _NEARLY_ONE)
+                least = math.log(share / (1 - share)) if share > 0 else -math.inf
             yield least, asked, index
 
     def add_targets(self, instance: Any, request: Scoring, output: ScoringOutput | RollingOutput) -> Compared:

@@ -147,7 +147,7 @@ def test_logged_margins_are_those_of_lm_evals_log_probabilities(
 
 
 def test_answers_part_at_the_first_other_token(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
-    """Each document's, with the smaller of both models' leads there, by both models' own greedy steps."""
+    """Each document's, with the least lead there that both models' probabilities prove, by their own greedy steps."""
     _, results, models = found["recorded"]
     tokenizer, nets, expected = byte_level(True), (model(), perturbed(NOISE)), {}
     for line in results["samples"]["tiny_generate"][:6]:
@@ -159,8 +159,8 @@ def test_answers_part_at_the_first_other_token(found: dict[str, tuple[Comparison
         index = next((place for place, (one, two) in enumerate(zip(*made, strict=True)) if one != two), None)
         if index is not None:
             rows = [logprobs(net, made[0][:index])[-1] for net in nets]
-            leads = [row[made[0][index]] - max(np.delete(row, made[0][index])) for row in rows]
-            expected[line["doc_id"]] = (min(leads), index - len(prompt))
+            share = np.exp(min(row[made[0][index]] for row in rows))
+            expected[line["doc_id"]] = (np.log(share / (1 - share)), index - len(prompt))
     comparer = models.comparer
     parted = comparer.observer.parted(comparer.reference.observer)
     assert expected

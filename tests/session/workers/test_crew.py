@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
-from olive_ext.session.workers.crew import PAUSES_S, Crew
-from olive_ext.session.workers.feed import AHEAD
+from olive_ext.session.workers.crew import AHEAD, PAUSES_S, Crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle

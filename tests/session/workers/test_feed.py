@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.requests import Request
-from olive_ext.session.workers import feed as feed_module
-from olive_ext.session.workers.feed import AHEAD, ChunkFeed
+from olive_ext.session.workers.crew import AHEAD, HELD_TOKENS, ChunkFeed
 
 
 def chunk(size: int, length: int = 4) -> list[Request]:
@@ -38,7 +37,7 @@ def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> 
 
 
 def test_no_more_tokens_are_held_than_there_is_room_for() -> None:
-    long = feed_module.HELD_TOKENS // 3 - 200
+    long = HELD_TOKENS // 3 - 200
     read: list[int] = []
 
     def chunks() -> Iterator[Sequence[Request]]:
