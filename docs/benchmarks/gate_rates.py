@@ -1,16 +1,27 @@
-"""How often the gate cries wolf, and finds what was planted.
+"""How often the gate and the verdict cry wolf, are green over a loss, and find what was planted.
 
-python docs/benchmarks/gate_rates.py [COMPARISONS]
+    python -m docs.benchmarks gate_rates [COMPARISONS]
 
-Two tasks with two metrics each, and the gate's own decision. A document has a logistic margin, and both models see it
-with independent noise of one law, so that they are equal (exchangeable) and some 8 % of the answers flip. Every
-comparison has another seed of documents. A planted loss turns right answers of one model wrong; the documents are as
-many as `documents_needed` states for 80 % power. Intervals of the rates are exact (Clopper and Pearson).
+Three tables. **The gate**: two tasks with two metrics each, and the gate's own decision. A document has a logistic
+margin, and both models see it with independent noise of one law, so that they are equal (exchangeable) and some 8 % of
+the answers flip. Every comparison has another seed of documents. A planted loss turns right answers of one model wrong;
+the documents are as many as `documents_needed` states for 80 % power. Intervals of the rates are exact (Clopper and
+Pearson).
+
+**The verdict** over 1 to 30 tasks of 1 to 2,000 documents: of equal models (differences with a sign at random), and of
+a candidate that lost exactly what matters in one task.
+
+**Texts**: 95 % intervals of perplexities and of the mean KL, of texts drawn with replacement from real ones
+(data/texts.csv: the quickstart's int4 model against its float one, 40 pages of its own task and 62 of WikiText-2).
 """
 
 from __future__ import annotations
 
+import csv
+import math
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 from scipy.stats import binomtest
@@ -18,8 +29,13 @@ from scipy.stats import binomtest
 from olive_ext.gate.baseline import baseline_of
 from olive_ext.gate.decision import gate_answers
 from olive_ext.report import Report, to_json
+from olive_ext.report.comparison import Comparison
+from olive_ext.report.numbers import Z95, t_quantile
+from olive_ext.report.verdict import verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
-from olive_ext.stats.paired_answers import documents_needed
+from olive_ext.stats import paired_answers
+from olive_ext.stats.distances import clustered_mean, degrees_of_freedom
+from olive_ext.stats.paired_answers import compare_outcomes, documents_needed
 
 TASKS, METRICS = ("choices", "letters"), ("acc", "acc_norm")
 NOISE, WIDTH = 0.35, 1.0
@@ -76,20 +92,117 @@ def differences(count: int = 20_000, planted: float = 0.0) -> np.ndarray:
     return np.array([two.values["acc"] - one.values["acc"] for one, two in pairs])
 
 
+MATTERS, DRAWS = 5.0, 1000
+"""Points of a loss that matters; numbers drawn for each interval, a tenth of the package's."""
+
+Law = Callable[[np.random.Generator, int], np.ndarray]
+LAWS: dict[str, tuple[Law, float]] = {
+    "flips": (lambda random, n: random.choice((-1.0, 0.0, 1.0), n, p=(0.05, 0.9, 0.05)), 1.0),
+    "light tails": (lambda random, n: np.clip(0.1 * random.normal(size=n), -0.95, 0.95), 1.0),
+    "heavy tails": (lambda random, n: np.clip(0.02 * random.standard_t(1.5, n), -0.95, 0.95), 1.0),
+    "ties": (lambda random, n: random.choice((-0.5, 0.0, 0.5), n, p=(0.05, 0.9, 0.05)), 1.0),
+    "rare beside small": (lambda random, n: np.clip(0.01 * random.normal(size=n), -0.95, 0.95), 1.0),
+    "no upper end": (lambda random, n: 10 * random.standard_t(3, n), 100.0),
+}
+"""Differences of equal models by document, and what makes points of them."""
+
+
+def compared(differences: np.ndarray, task: str, scale: float) -> paired_answers.Outcome:
+    """Values with these differences; of shares one of both is 0, others lie around 200."""
+    base = 200.0 if scale > 1 else 0.0
+    first, second = base + np.maximum(-differences, 0), base + np.maximum(differences, 0)
+    return compare_outcomes(task, "f1", "none", first, second, matters=MATTERS)
+
+
+def lossy(name: str, random: np.random.Generator, count: int) -> np.ndarray:
+    """The law with a mean loss of `MATTERS` points: in all documents, or by flips and rare losses of a whole point."""
+    law, scale = LAWS[name]
+    if name in ("light tails", "heavy tails", "no upper end"):
+        return law(random, count) - MATTERS / 100 * scale
+    size = 0.5 if name == "ties" else 1.0
+    is_lost = random.random(count) < MATTERS / 100 / size
+    return np.where(is_lost, -size, 0.0 if name != "rare beside small" else law(random, count))
+
+
+def called(name: str, count: int, tasks: int, total: int, is_equal: bool) -> int:
+    """How often equal models are called a loss, or a loss that matters in one task is green."""
+    wrong = 0
+    for seed in range(total):
+        random = np.random.default_rng([seed, count, tasks])
+        law, scale = LAWS[name]
+        differences = [law(random, count) if is_equal else lossy(name, random, count)]
+        differences += [law(random, count) for _ in range(tasks - 1)]
+        outcomes = tuple(compared(each, f"task{place}", scale) for place, each in enumerate(differences))
+        status = verdict(Comparison({}, (), outcomes, matters=MATTERS)).status
+        wrong += status in (("loss", "small_loss") if is_equal else ("ok", "small_loss"))
+    return wrong
+
+
+def verdicts(total: int) -> Iterator[str]:
+    """The table of the verdict's errors."""
+    paired_answers.NUM_DRAWS = DRAWS
+    yield "| differences | equal: tasks x documents called a loss, % | a loss in one: documents called green, % |"
+    yield "|---|---|---|"
+    for name in LAWS:
+        equal = [(tasks, count) for tasks in (1, 30) for count in (1, 5, 10, 20, 200)[: 5 if tasks == 1 else 4]]
+        found = [f"{tasks} x {count}: {called_share(name, count, tasks, total, True)}" for tasks, count in equal]
+        sizes = (1, 2, 5, 20, 72, 100, 200, 500, 2000)
+        green = [f"{count}: {called_share(name, count, 1, total, False)}" for count in sizes]
+        yield f"| {name} | {', '.join(found)} | {', '.join(green)} |"
+
+
+def called_share(name: str, count: int, tasks: int, total: int, is_equal: bool) -> str:
+    """In per cent, of a fifth of the comparisons where there are many tasks."""
+    number = total if tasks == 1 else max(1, total // 5)
+    return f"{100 * called(name, count, tasks, number, is_equal) / number:.1f}"
+
+
+def texts(total: int) -> Iterator[str]:
+    """The table of intervals that hold, in per cent, by Student's t and, in brackets, by 1.96 standard errors."""
+    with (Path(__file__).parent / "data" / "texts.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = 2, 3, 5, 7, 10, 20, 40
+    yield f"| texts | of | {' | '.join(map(str, numbers))} |\n|---|---|{'--:|' * len(numbers)}"
+    random = np.random.default_rng(0)
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        sizes = np.array([float(row["positions"]) for row in own])
+        for column in ("log_ratio", "kl"):
+            means = np.array([float(row[column]) for row in own])
+            true, cells = float(np.average(means, weights=sizes)), []
+            for number in numbers:
+                held = np.zeros(2)
+                for _ in range(total):
+                    drawn = random.integers(0, len(own), number)
+                    mean, stderr = clustered_mean(means[drawn], np.arange(number), sizes[drawn])
+                    half = t_quantile(max(1.0, degrees_of_freedom(sizes[drawn]))) if stderr else math.nan
+                    held += np.abs(mean - true) <= np.array([half, Z95]) * (stderr or 0.0)
+                cells.append("{:.1f} ({:.1f})".format(*(100 * held / total)))
+            yield f"| {task} | {'perplexity' if column == 'log_ratio' else 'mean KL'} | {' | '.join(cells)} |"
+
+
 def main() -> None:
-    """Prints the table of docs/gate.md."""
+    """Prints the tables of docs/gate.md and docs/design/comparison.md."""
     asked = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    print(f"flips of equal models: {100 * np.mean(differences() != 0):.1f} %")
+    for table in (texts(10 * asked), verdicts(asked), gates(asked)):
+        for line in table:
+            print(line, flush=True)
+        print()
+
+
+def gates(asked: int) -> Iterator[str]:
+    """The table of the gate."""
+    yield f"flips of equal models: {100 * np.mean(differences() != 0):.1f} %"
     baseline = baseline_of(Report(()), answers(margins(1000, np.random.default_rng(1)), np.random.default_rng(2)))
-    print(f"baseline: {len(to_json(baseline)):,} bytes of 2,000 documents with two metrics\n")
-    print("| planted loss | documents | loss found | passed | cannot tell |\n|--:|--:|--:|--:|--:|")
+    yield f"baseline: {len(to_json(baseline)):,} bytes of 2,000 documents with two metrics\n"
+    yield "| planted loss | documents | loss found | passed | cannot tell |\n|--:|--:|--:|--:|--:|"
     for points in (0, 1, 2, 5):
         needed = documents_needed(differences(planted=points / 100), (points or 2) / 100, True)
         assert needed is not None
         count, total = -(-needed // len(TASKS)), asked if points else EQUAL * asked
         found = rate(total, count, points / 100)
         rates = " | ".join(shown(found[name], total) for name in ("loss", "passed", "cannot tell"))
-        print(f"| {points} point{'s' * (points != 1)} | {len(TASKS) * count:,} | {rates} |", flush=True)
+        yield f"| {points} point{'s' * (points != 1)} | {len(TASKS) * count:,} | {rates} |"
 
 
 if __name__ == "__main__":

@@ -19,10 +19,8 @@ from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printab
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
-    from olive_ext.report.verdict import Kind
 
 Command = Callable[[Namespace], int]
-_PLACE_STATUS: dict[Kind, int] = {"loss": 1, "cannot_tell": 3, "nothing_compared": 3}
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -67,7 +65,7 @@ def evaluate_command(arguments: Namespace) -> int:
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import page_of_report, print_table
-    from olive_ext.report.verdict import verdict
+    from olive_ext.report.verdict import EXIT_STATUS, verdict
     from olive_ext.run import check_complete, evaluate
 
     try:
@@ -79,7 +77,7 @@ def evaluate_command(arguments: Namespace) -> int:
     check_complete(report, config.on_error)
     if report.comparison is None or report.comparison.place is None:
         return 0
-    return _PLACE_STATUS.get(verdict(report.comparison).kind, 0)
+    return EXIT_STATUS[verdict(report.comparison).status]
 
 
 def record_command(arguments: Namespace) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.changes import changed_outcomes, difference_texts
+from olive_ext.report.changes import changes_of, difference_texts, judged
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
-from olive_ext.report.verdict import Verdict
+from olive_ext.report.verdict import Reason, Verdict, possible_loss
 
 Decision = Literal["passed", "loss", "cannot tell"]
 
@@ -38,20 +38,22 @@ def of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
-    """Every outcome: one that is not judged and not significant by Holm's correction is told and does not decide."""
-    changes = changed_outcomes(comparison)
-    bounds = []
-    for outcome in comparison.outcomes:
-        change = next((change for item, change in changes if item is outcome), None)
+    """Every outcome with its decision."""
+    changes = changes_of(comparison)
+    deciding, bounds = judged(changes), []
+    for change in changes:
+        if (outcome := change.outcome) is None:
+            continue
         decision: Decision = "passed"
-        note = "" if change is not None else "decided together with the others"
-        if found.kind == "cannot_tell":
+        note = "" if change in deciding else "of first answers: the mean of all decides"
+        if found.code == "cannot_tell":
             decision, note = "cannot tell", found.headline
-        elif change is not None and change.is_lost:
+        elif change.is_lost:
             decision = "loss" if change.may_lose(comparison.matters) else "passed"
             note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
-        elif change is not None and change.may_lose(comparison.matters):
-            decision, note = "cannot tell", change.possible_loss
+        elif change in deciding and change.may_lose(comparison.matters):
+            reason = Reason("too_few", change.task, change.metric, -change.low, change.unit, change.advice)
+            decision, note = "cannot tell", possible_loss(reason)
         bounds.append(Bound(_name(outcome), decision, "; ".join(filter(None, [_figures(outcome), note]))))
     return bounds
 

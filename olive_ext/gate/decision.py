@@ -27,18 +27,22 @@ from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import Kind, Verdict, verdict
+from olive_ext.report.verdict import EXIT_STATUS, Status, Verdict, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.sample_logs import Logs
 
-STATUS: Mapping[Decision, int] = {"passed": 0, "loss": 1, "cannot tell": 3}
-"""Exit status of a decision; 2 is a mistake."""
+_DECISIONS: Mapping[Status, Decision] = {
+    "ok": "passed",
+    "small_loss": "passed",
+    "loss": "loss",
+    "unknown": "cannot tell",
+}
+STATUS: Mapping[Decision, int] = {decision: EXIT_STATUS[status] for status, decision in _DECISIONS.items()}
+"""Exit status of a decision."""
 
-_LOST: tuple[Kind, ...] = ("loss", "claim_broken")
-_KEPT: tuple[Kind, ...] = ("no_loss_found", "no_difference", "gain", "small_loss")
 _SETTINGS = (".json", ".yaml", ".yml")
 _ALL_DOCUMENTS = 1 << 31
 _NO_FAULTS = Comparison({})
@@ -249,8 +253,8 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known."""
     found, certainty = verdict(comparison), comparison.certainty
-    decision: Decision = "loss" if found.kind in _LOST else "passed" if found.kind in _KEPT else "cannot tell"
-    if certainty is not None and found.kind != "cannot_tell":
+    decision = _DECISIONS[found.status]
+    if certainty is not None and found.code != "cannot_tell":
         decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
         return Gated(decision, found, (of_claim(certainty, comparison),), notes)

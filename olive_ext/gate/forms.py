@@ -17,7 +17,8 @@ from olive_ext.report import literal, write_texts
 SUMMARY = "GITHUB_STEP_SUMMARY"
 LEVEL = (
     "Level: where nothing was lost, at most 5 % of comparisons find a loss, over all metrics and tasks together (2.5 % "
-    "by the interval over all answers, 2.5 % by Holm's correction of single metrics)."
+    "by the exact test of all answers, 2.5 % by Holm's correction of the others); where some metric of a task lost as "
+    "much as matters, at most 2.5 % pass."
 )
 DRAWN_LEVEL = "Level: the claim is wrong with a probability of at most 5 % (or 1 - its confidence), whenever it stops."
 _SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}

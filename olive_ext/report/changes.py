@@ -6,17 +6,30 @@ Answers come in points, perplexities of whole texts in per cent; more is always 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome, telling
-from olive_ext.report.metrics import read_metrics
+from olive_ext.report.comparison import (
+    ACCURACY,
+    ALL,
+    LEAST_TEXTS,
+    Certainty,
+    Comparison,
+    Divergence,
+    Outcome,
+    telling,
+)
+from olive_ext.report.metrics import LENGTHS, read_metrics
 from olive_ext.report.numbers import Measured
 
 LEVEL = 0.05
 """Probability of a difference by chance below which one is certain."""
+
+CUT_OFF = LENGTHS[-1]
+"""The share of answers that run to their limit, of which the verdict finds losses alone."""
 
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
@@ -38,62 +51,95 @@ class Figure:
 
 @dataclass(frozen=True)
 class Change:
-    """Candidate's less reference's of something of which more is better, with the limits that decide."""
+    """Candidate's less reference's of something of which more is better, with its 95 % interval."""
 
-    name: str
+    task: str
+    metric: str
+    """With the filter where the task has several of this metric."""
+
     unit: str
     estimate: float
     low: float
     high: float
+    p: float
+    """Two-sided, of no change."""
+
     figure: Figure
     advice: str
     """What would exclude a loss that matters, or why nothing does; empty where that is unknown."""
 
-    is_significant: bool = False
-    """Whether its task's exact test finds a change, whatever the interval says."""
+    outcome: Outcome | None = None
+    """None of a perplexity."""
+
+    is_certain: bool = False
+    """Whether the change stands the correction for the number of changes."""
+
+    is_shown: bool = True
+    """Whether a verdict shows its figure without any finding."""
+
+    @property
+    def name(self) -> str:
+        """Of the task and its metric."""
+        return name_of(self.task, self.metric)
 
     @property
     def is_lost(self) -> bool:
         """Whether a loss is certain."""
-        return self.high < 0 or (self.is_significant and self.estimate < 0)
+        return self.is_certain and self.estimate < 0
+
+    @property
+    def is_gained(self) -> bool:
+        """Whether a gain is certain."""
+        return self.is_certain and self.estimate > 0
 
     def may_lose(self, size: float) -> bool:
         """Whether a loss of `size` is not excluded."""
         return not self.low >= -size
 
-    @property
-    def is_gained(self) -> bool:
-        """Whether a gain is certain."""
-        return self.low > 0 or (self.is_significant and self.estimate > 0)
 
-    @property
-    def possible_loss(self) -> str:
-        """The largest loss within the limits, in words."""
-        lost = f"{-self.low:.0f}" if self.low < -99.5 else f"{-self.low:.2g}"
-        worst = f"{self.name} may have lost up to {lost} {self.unit}"
-        if not math.isfinite(self.low):
-            return f"{self.name} is known of one text only"
-        return f"{worst} ({self.advice})" if self.advice else worst
+def name_of(task: str, metric: str) -> str:
+    """A metric of a task for people."""
+    return ACCURACY if task == ALL else f"{task} {metric}".rstrip()
 
 
-def changes_of_answers(comparison: Comparison) -> list[Change]:
-    """Of all answers that are right or wrong together; of the first metric of each task without such answers, at the
-    level of Bonferroni; and of single metrics whose exact p-value stays below 5 % after Holm's correction."""
-    return [change for _, change in changed_outcomes(comparison)]
+def changes_of(comparison: Comparison) -> list[Change]:
+    """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
+    to their limit.
+
+    A change is certain where its exact p-value stands a correction: that of all answers together (of a single task
+    with right and wrong answers its own) is below 5 %, any other below 5 % by Holm's step-down procedure (1979) for
+    their number. A loss is one of two signs, so that of equal models at most 2.5 % + 2.5 % are called a loss.
+    """
+    leading = comparison.overall_outcome()
+    lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]
+    ranked = sorted(comparison.outcomes, key=lambda item: item.task != ALL)
+    outcomes = [(item, _of_answers(item, comparison)) for item in (*ranked, *lengths)]
+    texts = [_of_text(item, comparison.matters) for item in _texts(comparison)]
+    first = [change for item, change in outcomes if item is leading and item.is_binary]
+    others = [change for _, change in outcomes if change not in first] + texts
+    certain = [change for change in first if change.p < LEVEL]
+    for rank, change in enumerate(sorted(others, key=lambda change: change.p)):
+        if not change.p * (len(others) - rank) < LEVEL:
+            break
+        certain.append(change)
+    found = [*(change for _, change in outcomes), *texts]
+    return [_with_unanswered(replace(item, is_certain=item in certain), comparison) for item in found]
 
 
-def changed_outcomes(comparison: Comparison) -> list[tuple[Outcome, Change]]:
-    """`changes_of_answers`, each with its outcome."""
-    judged, significant = _judged(comparison), _significant(comparison)
-    wider = NormalDist().inv_cdf(1 - LEVEL / 2 / max(1, len(judged))) / _QUANTILE
-    changes = [(item, _of_answers(item, comparison, wider, item in significant)) for item in judged]
-    changes += [(item, _of_answers(item, comparison, 1.0, True)) for item in significant if item not in judged]
-    return [(item, _with_unanswered(change, comparison)) for item, change in changes]
-
-
-def changes_of_texts(comparison: Comparison) -> list[Change]:
-    """Of the perplexities of tasks that score whole texts; elsewhere the targets are answers, wrong ones among them."""
-    return [_with_unanswered(_of_text(item, comparison.matters), comparison) for item in _texts(comparison)]
+def judged(changes: Sequence[Change]) -> list[Change]:
+    """The changes in which a loss that matters must be excluded: all but lengths, and but the first answers' metric
+    where a document has several answers, which `avg@n` is the mean of, with all answers together, which are first ones.
+    """
+    averaged = {(item.task, item.outcome.filter) for item in changes if item.outcome and item.metric.startswith("avg@")}
+    superseded = {(ALL, "none")} if averaged else set()
+    kept = []
+    for item in changes:
+        key = (item.task, item.outcome.filter) if item.outcome is not None else None
+        if key in averaged:
+            averaged.remove(key)
+        elif key not in superseded and item.metric != CUT_OFF:
+            kept.append(item)
+    return kept
 
 
 def _texts(comparison: Comparison) -> list[Divergence]:
@@ -133,110 +179,85 @@ def difference_texts(item: Outcome) -> tuple[str, str]:
     return shown, f"{low} to {high}"
 
 
-def _judged(comparison: Comparison) -> list[Outcome]:
-    """The outcome over all tasks, or of each task the one that speaks for it (`telling`), else its first one. Where a
-    document has several answers it is their mean (`avg@n`), not the first one's value."""
-    averaged = {item.task: item for item in reversed(comparison.outcomes) if item.metric.startswith("avg@")}
-    outcomes = [
-        item for item in comparison.outcomes if item.task not in averaged and not (averaged and item.task == ALL)
-    ]
-    firsts = {item.task: item for item in reversed(outcomes) if item.is_binary}
-    binary = telling(outcomes)
-    others = {item.task: item for item in reversed(outcomes) if item.task not in firsts} | averaged
-    if ALL in binary:
-        binary = {task: item for task, item in binary.items() if task == ALL or item is not firsts[task]}
-    return [*binary.values(), *list(others.values())[::-1]]
-
-
-def _significant(comparison: Comparison) -> list[Outcome]:
-    """Outcomes with p below 5 % by Holm's step-down procedure: every metric and filter, because a task's first may be
-    one by which neither model answers rightly (GSM8K's strict match; DROP's beside its F1). Of drawn documents each
-    task's first alone: what decided when to stop tells of the others, too."""
-    outcomes = [item for item in comparison.outcomes if item.task != ALL]
-    firsts = {item.task: item for item in reversed(outcomes)} | telling(outcomes)
-    claimed = None if comparison.certainty is None else comparison.certainty.outcome
-    tested = [item for item in outcomes if item.num_population is None or item is firsts[item.task]]
-    values = [(_p(item, claimed), item) for item in tested]
-    kept: list[Outcome] = []
-    for rank, (p, item) in enumerate(sorted(values, key=lambda value: value[0])):
-        if p * (len(values) - rank) >= LEVEL:
-            break
-        kept.append(item)
-    return kept
-
-
-def _p(item: Outcome, claimed: tuple[str, str, str] | None) -> float:
-    """The exact p-value; of drawn documents, which are not drawn alike, and of values that are no 0 or 1, by a normal
-    interval that reaches as far towards zero as theirs. That of a claim is none, and decides by itself."""
-    if item.num_population is None and item.is_binary:
+def _p(item: Outcome, certainty: Certainty | None) -> float:
+    """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
+    which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
+    if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
         return item.mcnemar_p
+    if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
+        return 1.0 if item.low <= 0 <= item.high else 0.0
     half = item.high - item.difference if item.difference < 0 else item.difference - item.low
-    if claimed == (item.task, item.metric, item.filter) or not half > 0:
-        return 1.0
-    return 2 * NormalDist().cdf(-_QUANTILE * abs(item.difference) / half)
+    return 2 * NormalDist().cdf(-_QUANTILE * abs(item.difference) / half) if half > 0 else 1.0
 
 
-def _of_answers(item: Outcome, comparison: Comparison, wider: float, is_significant: bool) -> Change:
-    """The figure shows the outcome's own 95 % interval; the one that decides is `wider` times that."""
-    sign = item.unit if item.higher_is_better else -item.unit
-    estimate, (low, high) = sign * item.difference, sorted((sign * item.low, sign * item.high))
-    name = "accuracy" if item.task == ALL else f"{item.task} {item.metric}"
-    if sum((other.task, other.metric) == (item.task, item.metric) for other in comparison.outcomes) > 1:
-        name += f" ({item.filter})"
+def _of_answers(item: Outcome, comparison: Comparison) -> Change:
+    sign, others = item.unit if item.higher_is_better else -item.unit, comparison.outcomes
+    low, high = sorted((sign * item.low, sign * item.high))
+    is_one_of_several = sum((other.task, other.metric) == (item.task, item.metric) for other in others) > 1
+    metric = f"{item.metric} ({item.filter})" if is_one_of_several else item.metric
     shown, interval = difference_texts(item)
+    told = telling(others)
+    is_first = item is told.get(item.task, next((other for other in others if other.task == item.task), None))
+    is_shown = is_first and (item.task == ALL or not {ALL, item.task} <= told.keys())
     return Change(
-        name,
+        item.task,
+        metric,
         "pt",
-        estimate,
-        low=estimate + wider * (low - estimate),
-        high=estimate + wider * (high - estimate),
-        figure=Figure(f"{name} difference", f"{shown}{' pt' * item.is_share}", interval),
-        advice=_advice_of_answers(item, comparison.matters / item.unit, comparison.certainty),
-        is_significant=is_significant,
+        sign * item.difference,
+        low,
+        high,
+        _p(item, comparison.certainty),
+        Figure(f"{name_of(item.task, metric)} difference", f"{shown}{' pt' * item.is_share}", interval),
+        _advice_of_answers(item, comparison.matters, comparison.certainty),
+        item,
+        is_shown=is_shown or item.metric.startswith("avg@"),
     )
 
 
 def perplexity_change(item: Divergence) -> Measured:
-    """The change of the perplexity in per cent with its 95 % margin, as texts; no margin of a single text."""
-    stderr = _percent_stderr(item)
-    places = numbers.decimals(stderr, most=2)
-    margin = f"{_QUANTILE * stderr:.{places}f}" if math.isfinite(stderr) else ""
-    return Measured(f"{numbers.plus(100 * (item.perplexity_ratio - 1), places)} %", margin)
-
-
-def _percent_stderr(item: Divergence) -> float:
-    return math.inf if item.perplexity_ratio_stderr is None else 100 * item.perplexity_ratio_stderr
+    """The change of the perplexity in per cent with its 95 % margin, as texts; no margin of too few texts."""
+    margin = 100 * item.margin(item.perplexity_ratio_stderr)
+    places = numbers.decimals(margin / _QUANTILE, most=2)
+    shown = f"{margin:.{places}f}" if math.isfinite(margin) else ""
+    return Measured(f"{numbers.plus(100 * (item.perplexity_ratio - 1), places)} %", shown)
 
 
 def _of_text(item: Divergence, matters: float) -> Change:
-    change, documents, stderr = 100 * (item.perplexity_ratio - 1), item.num_documents, _percent_stderr(item)
-    margin, shown = _QUANTILE * stderr, perplexity_change(item)
-    name, is_known = f"{item.task} perplexity", math.isfinite(stderr)
-    needed = documents * ((_QUANTILE + _POWER_QUANTILE) * stderr / matters) ** 2 if is_known else None
-    reach = max(margin, abs(change)) if abs(change) <= _LEAST_CHANGE else margin
+    change, documents, shown = 100 * (item.perplexity_ratio - 1), item.num_documents, perplexity_change(item)
+    margin = 100 * item.margin(item.perplexity_ratio_stderr)
+    needed = documents * ((1 + _POWER_QUANTILE / _QUANTILE) * margin / matters) ** 2 if math.isfinite(margin) else None
+    few = f"{counted(documents, 'text')}, {LEAST_TEXTS} are needed"
     return Change(
-        name,
+        item.task,
+        "perplexity",
         "%",
         -change,
-        low=-change - reach,
-        high=-change + reach,
-        figure=Figure(name, shown.value, shown.margin or "one text"),
-        advice=_advice(needed, documents),
+        low=-change - margin,
+        high=-change + margin,
+        p=item.p(item.perplexity_ratio - 1, item.perplexity_ratio_stderr) if abs(change) > _LEAST_CHANGE else 1.0,
+        figure=Figure(name_of(item.task, "perplexity"), shown.value, shown.margin or counted(documents, "text")),
+        advice=few if needed is None else _advice(needed, documents),
     )
 
 
-def _advice_of_answers(item: Outcome, size: float, certainty: Certainty | None) -> str:
-    """By `Outcome.documents_needed`; without any flip so many that the exact binomial bound of no flip is `size`. Of a
+def _advice_of_answers(item: Outcome, matters: float, certainty: Certainty | None) -> str:
+    """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. Of a
     claim the bound that would do: all documents have an error of their own."""
+    size = matters / item.unit
     if item.num_population is not None:
         if certainty is None or certainty.outcome != (item.task, item.metric, item.filter):
             return ""
         low = item.low if item.higher_is_better else -item.high
         bound = size - (certainty.low - low)
         return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few"
-    if item.is_binary and not item.right_to_wrong + item.wrong_to_right:
-        return _to_evaluate(math.log(LEVEL / 2) / math.log1p(-size))
-    return _advice(item.documents_needed.get(f"{size:g}"), item.num_documents)
+    needed = item.documents_needed.get(f"{size:g}")
+    if not item.is_share or not size < 1:
+        return _advice(needed, item.num_documents)
+    advice = _advice(max(needed or 0, math.log(LEVEL / 2) / math.log1p(-size)), item.num_documents)
+    least = item.unit * (1 - (LEVEL / 2) ** (1 / item.num_documents))
+    if not least > matters:
+        return advice
+    return f"{counted(item.num_documents, 'document')} can exclude {least:.2g} pt at best; {advice}"
 
 
 def _advice(needed: float | None, known: int) -> str:

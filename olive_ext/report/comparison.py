@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.numbers import Bin, Number, Spread
+from olive_ext.report.numbers import Bin, Number, Spread, t_quantile, t_tail
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
@@ -16,6 +17,10 @@ ALL = "all"
 
 ACCURACY = "accuracy"
 """The metric's name in an `Outcome` over the answers of all tasks."""
+
+LEAST_TEXTS = 5
+"""Fewer documents give no interval of a mean over their positions: 95 % intervals of two hold in 50 to 92 % of cases,
+of five texts in 94 to 96 (docs/design/comparison.md)."""
 
 NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
@@ -74,6 +79,24 @@ class Divergence:
     """Documents that the means are estimated for, where `num_documents` of them were drawn; quantiles, bins and the
     largest value are of the drawn ones alone."""
 
+    degrees: float | None = None
+    """Degrees of freedom of the standard errors (`stats.distances.degrees_of_freedom`); None in reports that lack
+    them."""
+
+    def margin(self, stderr: float | None) -> float:
+        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
+        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
+
+    def p(self, estimate: float, stderr: float | None) -> float:
+        """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
+        if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
+            return 1.0
+        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
+
+    @property
+    def _degrees(self) -> float:
+        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -94,12 +117,13 @@ class Outcome:
 
     low: Number
     high: Number
-    """95 % interval of the difference, by paired bootstrap over documents."""
+    """95 % interval of the difference, over documents (`stats.paired_answers.difference_interval`)."""
 
     right_to_wrong: int
     wrong_to_right: int
     mcnemar_p: Number
-    """Exact two-sided p-value that flips of both directions are equally likely."""
+    """Exact two-sided p-value that flips of both directions are equally likely; of values that are no 0 or 1, that
+    differences of both signs are."""
 
     documents_needed: Mapping[str, int | None]
     """Difference to be resolved (for instance "0.01") to documents needed for it at 5 % error and 80 % power."""

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import Metric
+from olive_ext.report.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Report:
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""
+        return None if self.comparison is None else verdict(self.comparison)
+
 
 def has_several_filters(report: Report, task: str) -> bool:
     """Whether some metric of `task` comes once for each of several filters."""
@@ -62,17 +68,22 @@ def has_several_filters(report: Report, task: str) -> bool:
 
 def to_json(value: Any) -> str:
     """Strict JSON, which has no NaN: NaN becomes null, infinities the strings "Infinity" and "-Infinity"."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    values = plain(value)
+    if isinstance(value, Report) and (judged := value.verdict) is not None:
+        values["verdict"] = {name: plain(getattr(judged, name)) for name in ("status", "headline", "reasons")}
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def from_json(text: str) -> Report:
-    """The report that `to_json` wrote. Numbers come back as they were, NaN inside of JSON-like data as None.
+    """The report that `to_json` wrote, whose verdict is found anew. Numbers come back as they were, NaN inside of
+    JSON-like data as None.
 
     Raises `ValueError` that names the first wrong key for any other text.
     """
     try:
         found = json.loads(text)
-        if isinstance(found, dict):  # what reports had once
+        if isinstance(found, dict):  # the verdict is found anew; the others are what reports had once
+            found.pop("verdict", None)
             found.pop("narrowed", None)
             if isinstance(found.get("comparison"), dict):
                 found["comparison"].pop("margins", None)

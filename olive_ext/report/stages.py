@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from olive_ext.report import numbers
 from olive_ext.report.numbers import Z95, Number, joined
@@ -44,6 +44,9 @@ class Stage:
     is_loss: bool = False
     """Whether the verdict on this stage alone is a loss."""
 
+    kl_margin: float | None = None
+    """Half of the 95 % interval of the mean KL; None in old reports."""
+
     @property
     def is_exact(self) -> bool:
         """Whether only rounding is between the stage's two models."""
@@ -54,12 +57,9 @@ class Stage:
         """The upper end of the 95 % interval of the mean KL, in nats; infinite where a single document gives none."""
         if self.is_exact:
             return self.kl_mean
+        if self.kl_margin is not None:
+            return self.kl_mean + self.kl_margin
         return math.inf if self.kl_stderr is None else self.kl_mean + Z95 * self.kl_stderr
-
-    @property
-    def least_agreement(self) -> float:
-        """The lower end of the 95 % interval of the share of equal top tokens; the share where no error is known."""
-        return self.top1_agreement - Z95 * (self.top1_agreement_stderr or 0.0)
 
     @property
     def title(self) -> str:
@@ -72,20 +72,14 @@ class Stage:
         return f"KL {numbers.nats(self.kl_mean)} nats"
 
 
-class Unnoticed(NamedTuple):
-    """What a stage may do alone without being noticed."""
-
-    most_kl: float
-    least_agreement: float
-
-
-def stage_sentences(stages: Sequence[Stage], unnoticed: Unnoticed) -> Iterator[str]:
-    """Which stages lost something, and where in the model the conversion did."""
+def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
+    """Which stages lost something, and where in the model the conversion did. Up to a mean KL of `most_kl` nats a stage
+    alone is not noticed."""
     if len(stages) < 2:
         return
     ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)
     largest = ranked[0].kl_mean
-    guilty = [stage for stage in ranked if not _is_innocent(stage, largest, unnoticed)]
+    guilty = [stage for stage in ranked if not _is_innocent(stage, min(most_kl, _SMALL_PART * largest))]
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
         yield f"the stages cannot be told apart: {_listed(ranked)}"
@@ -97,11 +91,10 @@ def stage_sentences(stages: Sequence[Stage], unnoticed: Unnoticed) -> Iterator[s
     yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
 
 
-def _is_innocent(stage: Stage, largest: float, unnoticed: Unnoticed) -> bool:
+def _is_innocent(stage: Stage, most_kl: float) -> bool:
     if stage.is_exact or stage.is_loss:
         return not stage.is_loss
-    is_unnoticed = stage.most_kl <= unnoticed.most_kl and stage.least_agreement >= unnoticed.least_agreement
-    return is_unnoticed and stage.most_kl <= _SMALL_PART * largest
+    return stage.most_kl <= most_kl
 
 
 def _listed(stages: Sequence[Stage]) -> str:

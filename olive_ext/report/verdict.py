@@ -6,76 +6,108 @@ and the distributions to be near. A claim about drawn documents settles its own 
 **Bands.** How far apart two models' distributions are, in words: by what is published of real quantizations
 (llama.cpp, tools/perplexity/README.md, Llama 3 8B on WikiText-2, tables "LLaMA 3 8b Scoreboard" and "LLaMA 2 vs. LLaMA
 3", revision f364eb6f), each against FP16. Mean KL in nats: q8_0 0.0014, q6_K 0.0055; q5_K_M 0.011, q4_K_M 0.031, q4_0
-0.072; q3_K_M 0.102, q3_K_S 0.228; iq2_M 0.326, q2_K 0.445, iq1_S 2.2. Same top token (Llama 3 8B and Llama 2 7B): q8_0
-97.7 and 98.8 %, q6_K 96.0 and 97.5 %, q4_K_M 91.9 and 94.7 %, q2_K 71.1 and 85.6 %. The limits lie between these.
+0.072; q3_K_M 0.102, q3_K_S 0.228; iq2_M 0.326, q2_K 0.445, iq1_S 2.2. The limits lie between these. The share of equal
+top tokens is a figure and sets no band: of a weak model, whose tokens nearly tie, 0.75 % were equal at 0.0033 nats.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from olive_ext.errors import counted
 from olive_ext.report import numbers
-from olive_ext.report.changes import Change, Figure, changes_of_answers, changes_of_texts, unpaired
+from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
-from olive_ext.report.metrics import LENGTHS
-from olive_ext.report.numbers import Z95, joined
+from olive_ext.report.numbers import joined
 from olive_ext.report.place import Place, PlaceKind
-from olive_ext.report.stages import Unnoticed, stage_sentences
+from olive_ext.report.stages import stage_sentences
 
-Kind = Literal[
-    "cannot_tell", "loss", "claim_broken", "distant", "too_few", "claim_open", "small_loss", "no_loss_found",
-    "no_difference", "gain", "nothing_compared",
+Status = Literal["ok", "small_loss", "loss", "unknown"]
+EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unknown": 3}
+"""Of a command that ends with a verdict; 2 is a mistake."""
+
+Code = Literal[
+    "cannot_tell", "asked", "place_unknown",
+    "loss", "place_different", "cut_off", "far", "claim_broken",
+    "distant", "damaged", "stops", "too_few", "distance_open", "no_values", "claim_open",
+    "small_loss",
+    "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
+    "stages", "claim_kept", "pooled", "missing", "place", "two_models",
 ]  # fmt: skip
-"""From the worst on; the last has nothing to go by."""
+"""What a reason says, from the worst on; the last line is evidence beside others."""
 
-_PLACE_KINDS: dict[PlaceKind, Kind] = {
-    "same": "no_difference",
-    "kernels": "no_loss_found",
-    "different": "loss",
-    "cannot_tell": "cannot_tell",
-}
-
-_KINDS: tuple[Kind, ...] = get_args(Kind)
+_CODES: tuple[Code, ...] = get_args(Code)
+_LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
+_KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain")
 _SAME_NATS = 1e-6
+_MOST_NAMED = 3
 
 SENTENCES = "sentence_accuracy"
 """The share of transcripts in which no word is wrong: of the documents that a word error rate is of, once more."""
 
 
+_OTHER_AGREEMENT = 0.05
+"""Distributions far apart with fewer equal top tokens are no quantization of one model: at 2 bits 71 % are equal."""
+
+
 @dataclass(frozen=True)
 class Band:
-    """Distances up to `most_kl` nats and from `least_agreement` on, which is a share of positions."""
+    """Distances up to `most_kl` nats."""
 
     words: str
     most_kl: float
-    least_agreement: float
-    weight: Literal["distant", "loss"] | None = None
+    code: Literal["distant", "far"] | None = None
     """What the distance alone says of the candidate: nothing, that it is in doubt, or that it has lost."""
 
 
 BANDS = (
-    Band("as with weights of 6 to 8 bits", 0.01, 0.96),
-    Band("as with weights of 4 to 5 bits", 0.09, 0.88),
-    Band("as with weights of 3 bits", 0.3, 0.7, "distant"),
-    Band("as with weights of 2 bits or fewer", float("inf"), 0.0, "loss"),
+    Band("as with weights of 6 to 8 bits", 0.01),
+    Band("as with weights of 4 to 5 bits", 0.09),
+    Band("as with weights of 3 bits", 0.3, "distant"),
+    Band("as with weights of 2 bits or fewer", float("inf"), "far"),
 )
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A sentence to act on, and its evidence; `kind` is for colours and signs."""
+class Reason:
+    """A finding by its code; `sentence` says it."""
 
-    kind: Kind
+    code: Code
+    task: str = ""
+    metric: str = ""
+    size: float | None = None
+    """Of the loss, certain or possible, in `unit`."""
+
+    unit: str = ""
+    words: str = ""
+    """What no field says: advice, a band, what another part found."""
+
+    @property
+    def name(self) -> str:
+        """Of the task and its metric."""
+        return name_of(self.task, self.metric)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A sentence to act on, and its reasons, the headline's first."""
+
+    status: Status
     headline: str
+    reasons: tuple[Reason, ...]
     evidence: tuple[str, ...] = ()
     """Further findings, a sentence each."""
 
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
+
+    @property
+    def code(self) -> Code:
+        """The headline's."""
+        return self.reasons[0].code
 
     @property
     def finding(self) -> str:
@@ -91,126 +123,203 @@ class Verdict:
         return (self.headline, *self.evidence, figures)
 
 
+def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
+    """What reasons of one code say together."""
+    first, names = reasons[0], joined([item.name for item in reasons])
+    match first.code:
+        case "nothing_compared":
+            return f"nothing was compared: {first.words}"
+        case "loss":
+            return f"loss found in {names}"
+        case "cut_off":
+            return f"loss found: more answers of {joined([item.task for item in reasons])} run to their limit"
+        case "far" | "distant":
+            of_task = f" of {first.task}" if first.task else ""
+            return f"the distributions{of_task} are far apart, {first.words}"
+        case "small_loss":
+            return f"small loss found in {names}, of less than {matters:g} {first.unit}"
+        case "too_few":
+            shorter = [possible_loss(item) if item.size is None else _up_to(item) for item in reasons[1:_MOST_NAMED]]
+            more = [f"{len(reasons) - _MOST_NAMED} more"] if len(reasons) > _MOST_NAMED else []
+            return f"not decided: {joined([possible_loss(first), *shorter, *more])}"
+        case "distance_open" | "no_values":
+            return f"not decided: {first.words}"
+        case "no_loss_found":
+            return "no loss found"
+        case "no_difference":
+            return f"no difference found{first.words}"
+        case "gain":
+            return f"no loss found, gain in {names}"
+        case "pooled":
+            return f"over all tasks together a loss of {matters:g} pt is excluded"
+        case "two_models":
+            return f"as two models: {first.words}"
+        case _:
+            return first.words
+
+
+def possible_loss(item: Reason) -> str:
+    """The largest loss within the limits."""
+    if item.size is None:
+        return f"{item.name} is known of too few texts ({item.words})"
+    return f"{_up_to(item, ' may have lost')}{f' ({item.words})' if item.words else ''}"
+
+
+def _up_to(item: Reason, verb: str = "") -> str:
+    size = item.size or 0.0
+    return f"{item.name}{verb} up to {f'{size:.0f}' if size > 99.5 else f'{size:.2g}'} {item.unit}"
+
+
+def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:
+    """The verdict of reasons, the worst first."""
+    code = reasons[0].code
+    status: Status = "loss" if code in _LOST else "ok" if code in _KEPT else "unknown"
+    together: dict[tuple[Code, str], list[Reason]] = {}
+    for item in reasons:
+        is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
+        together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
+    headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
+    status = "small_loss" if code == "small_loss" else status
+    return Verdict(status, headline, tuple(reasons), tuple(evidence), tuple(figures), num_documents(comparison))
+
+
 def verdict(comparison: Comparison) -> Verdict:
     """The verdict on a comparison.
 
-    A loss or a gain is certain where the 95 % interval of the accuracy difference over all documents excludes zero
-    (`changes`: also other metrics, each by Holm's correction of their exact p-values, Holm 1979), where the
-    perplexity of whole texts changed by more than 1.96 standard errors and 0.1 %, or where the distributions are as far
-    apart as with weights of 2 bits (`bands`). A loss is small where one of `comparison.matters` points is excluded. No
-    loss is found where one that matters is excluded everywhere, in what has no answer, too, distributions are as near
-    as with weights of 4 bits, and every task is judged by documents or as texts (`unpaired`). A loss anywhere is one of
-    the model. No difference is found where all distributions are equal but for rounding, and no document flips: then
-    few documents do, too. What drawn documents make certain comes first, and adds to what is against the candidate; it
-    takes nothing away.
+    A loss or a gain is certain where its exact p-value stands the correction for the number of changes (`changes_of`),
+    and of a perplexity beyond 0.1 %, or where the distributions are as far apart as with weights of 2 bits (`BANDS`).
+    A loss is small where one of `comparison.matters` points is excluded. No loss is found where in each metric of each
+    task the 95 % interval excludes one that matters, in what has no answer, too, distributions are as near as with
+    weights of 4 bits, and every task is judged by documents or as texts (`unpaired`): so of models that lost as much
+    anywhere at most 2.5 % are called without a loss, whatever the number of tasks. A loss anywhere is one of the model.
+    No difference is found where all distributions are equal but for rounding, and no document flips: then few documents
+    do, too. What drawn documents make certain comes first, and adds to what is against the candidate; it takes nothing
+    away.
     """
     if comparison.place is not None:
-        alone = verdict(replace(comparison, place=None))
-        return _of_places(comparison.place, alone, comparison.missing or len(comparison.damaged))
-    changes = [*changes_of_answers(comparison), *changes_of_texts(comparison)]
+        return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison)
+    changes = changes_of(comparison)
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
-    figures, documents = tuple(_figures(comparison, divergence)), num_documents(comparison)
+    figures = tuple(_figures(comparison, changes, divergence))
     if wrong := _non_finite(comparison):
-        return Verdict("cannot_tell", f"cannot tell: non-finite {joined(wrong)}", (), figures, documents)
+        return _of([Reason("cannot_tell", words=f"cannot tell: non-finite {joined(wrong)}")], comparison, figures)
     if not figures and comparison.missing:
-        return Verdict("cannot_tell", f"nothing was compared: {_unanswered(comparison)}")
+        return _of([Reason("cannot_tell", words=f"nothing was compared: {_unanswered(comparison)}")], comparison)
     if not figures:
         why = _incomparable(comparison) or "the tasks gave neither scores nor answers"
-        return Verdict("nothing_compared", f"nothing was compared: {why}")
+        return _of([Reason("nothing_compared", words=why)], comparison)
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
-    findings = [*_claimed(certainty), *_damaged(comparison), *against]
+    damaged = [*_damaged(comparison)]
+    findings = [*_claimed(certainty), *damaged, *against]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
-        findings = [("no_difference", f"no difference found{reach}") if is_same else _in_favour(changes)]
-    worst = min((kind for kind, _ in findings), key=_KINDS.index)
-    first = [text for kind, text in findings if kind == worst]
-    others = [text for kind, text in findings if kind != worst and worst != "loss"]
-    others = [text for _, text in _damaged(comparison)] + others
-    others = [*stage_sentences(comparison.stages, _unnoticed(certainty)), *others]
-    if certainty is not None and certainty.sentence() not in first:
-        others.insert(0, certainty.sentence())
+        findings = [Reason("no_difference", words=reach)] if is_same else _in_favour(changes)
+    worst = min((item.code for item in findings), key=_CODES.index)
+    first = [item for item in findings if item.code == worst]
+    is_lost = worst in _LOST and worst != "claim_broken"
+    others = [item for item in findings if item.code != worst and (not is_lost or item.code in _LOST)]
+    stages = stage_sentences(comparison.stages, _most_kl(certainty))
+    others = [*(Reason("stages", words=words) for words in stages), *(damaged if worst != "damaged" else []), *others]
+    if certainty is not None and certainty.verdict == "kept":
+        others.insert(0, Reason("claim_kept", words=certainty.sentence()))
+    elif certainty is not None and worst not in ("claim_broken", "claim_open"):
+        others = [*_claimed(certainty), *others]
+    if worst == "too_few" and any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes):
+        others.append(Reason("pooled"))
     if comparison.missing:
-        others.append(f"{_unanswered(comparison)} {'and is' if comparison.missing == 1 else 'and are'} not in this")
-    headline, *evidence = dict.fromkeys([*first, *others])
-    return Verdict(worst, headline, tuple(evidence), figures, documents)
+        isnt = "and is" if comparison.missing == 1 else "and are"
+        others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
+    return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
-def _of_places(place: Place, answers: Verdict, missing: int) -> Verdict:
+def _of_places(place: Place, answers: Verdict, comparison: Comparison) -> Verdict:
     """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared. What is
     lost as of two models, or has no answer, is never green."""
-    if answers.kind in ("cannot_tell", "nothing_compared"):
+    if answers.code in ("cannot_tell", "nothing_compared"):
         return answers
-    kind, headline = _PLACE_KINDS[place.kind], place.headline
-    if place.kind in ("same", "kernels") and (missing or answers.kind in ("loss", "claim_broken", "distant")):
-        kind, headline = "cannot_tell", f"cannot tell: {headline} where both were scored, but not all is the same"
-    evidence = (*place.evidence(), f"as two models: {answers.finding if missing else answers.headline}")
-    return replace(answers, kind=kind, headline=headline, evidence=evidence)
+    code, headline = _PLACE_CODES[place.kind], place.headline
+    is_incomplete = bool(comparison.missing or comparison.damaged)
+    if code in _KEPT and (is_incomplete or answers.status == "loss" or answers.code == "distant"):
+        code, headline = "place_unknown", f"cannot tell: {headline} where both were scored, but not all is the same"
+    other = answers.finding if is_incomplete else answers.headline
+    evidence = [*(Reason("place", words=words) for words in place.evidence()), Reason("two_models", words=other)]
+    return _of([Reason(code, words=headline), *evidence], comparison, answers.figures)
 
 
-def _unnoticed(certainty: Certainty | None) -> Unnoticed:
-    """What is within the nearest band, and within the claim's bound."""
-    nearest = BANDS[0]
-    if certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below":
-        return Unnoticed(min(nearest.most_kl, certainty.bound), nearest.least_agreement)
-    if certainty is not None and certainty.metric == "top1_agreement" and certainty.side == "above":
-        return Unnoticed(nearest.most_kl, max(nearest.least_agreement, certainty.bound))
-    return Unnoticed(nearest.most_kl, nearest.least_agreement)
+_PLACE_CODES: dict[PlaceKind, Code] = {
+    "same": "place_same",
+    "kernels": "place_kernels",
+    "different": "place_different",
+    "cannot_tell": "place_unknown",
+}
 
 
-def _claimed(certainty: Certainty | None) -> Iterator[tuple[Kind, str]]:
+def _most_kl(certainty: Certainty | None) -> float:
+    """The mean KL that a stage alone may have without being noticed: within the nearest band and the claim's bound."""
+    nearest = BANDS[0].most_kl
+    is_bound = certainty is not None and certainty.metric == "kl_mean" and certainty.side == "below"
+    return min(nearest, certainty.bound) if is_bound and certainty is not None else nearest
+
+
+def _claimed(certainty: Certainty | None) -> Iterator[Reason]:
     """The claim's sentence, where it is against the candidate."""
     if certainty is not None and certainty.verdict != "kept":
-        yield "claim_broken" if certainty.verdict == "broken" else "claim_open", certainty.sentence()
+        yield Reason("claim_broken" if certainty.verdict == "broken" else "claim_open", words=certainty.sentence())
 
 
-def _damaged(comparison: Comparison) -> Iterator[tuple[Kind, str]]:
+def _damaged(comparison: Comparison) -> Iterator[Reason]:
     """Constants that are not the reference's, which the tasks need not have reached."""
     for name, what in [*comparison.damaged.items()][:1]:
         more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
-        yield "too_few", f"damaged: '{name}' {what}{more}"
+        yield Reason("damaged", words=f"damaged: '{name}' {what}{more}")
 
 
-def _against(comparison: Comparison, changes: list[Change], overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
+def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
     """Everything that stands against the candidate."""
     matters, stops = comparison.matters, comparison.stops
     if comparison.asked is not None:
-        yield "cannot_tell", f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
+        words = f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
+        yield Reason("asked", words=words)
     if stops is not None and stops.missing:
-        yield "too_few", f"not decided: {stops.sentence()}"
-    lost = [change for change in changes if change.is_lost]
-    if large := [change.name for change in lost if change.may_lose(matters)]:
-        yield "loss", f"loss found in {joined(large)}"
-    if endless := [item.task for item in comparison.lengths if item.metric == LENGTHS[-1] and 100 * item.low > matters]:
-        yield "loss", f"loss found: more answers of {joined(endless)} run to their limit"
+        yield Reason("stops", words=f"not decided: {stops.sentence()}")
+    for item in changes:
+        if item.metric == CUT_OFF:
+            if item.is_lost and item.high < -matters:
+                yield _reason("cut_off", item, -item.estimate)
+        elif item.is_lost:
+            yield _reason("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
     yield from _distant(comparison, overall)
-    if small := [change.name for change in lost if not change.may_lose(matters)]:
-        yield "small_loss", f"small loss found in {joined(small)}, of less than {matters:g} {lost[0].unit}"
-    if possible := [change.possible_loss for change in changes if change not in lost and change.may_lose(matters)]:
-        yield "too_few", f"not decided: {joined(possible)}"
+    lost = [item for item in judged(changes) if not item.is_lost and item.may_lose(matters)]
+    possible = sorted(lost, key=lambda item: (item.task != ALL, item.low))
+    yield from (_reason("too_few", item, -item.low, item.advice) for item in possible)
     if other := _incomparable(comparison):
-        yield "too_few", f"not decided: {other}"
+        yield Reason("no_values", words=other)
 
 
-def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[tuple[Kind, str]]:
+def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:
+    return Reason(code, item.task, item.metric, size if math.isfinite(size) else None, item.unit, words)
+
+
+def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Reason]:
     """Distributions that are far apart: of all positions as they are measured, or may be where documents were drawn; of
     a single task's certainly farther."""
     if overall is None:
         return
     whole = band_of(overall)
-    if whole.weight is not None:
-        yield whole.weight, f"the distributions are far apart, {whole.words}"
-    elif overall.num_population not in (None, overall.num_documents) and (far := possible_band(overall)).weight:
-        yield "too_few", f"not decided: the distributions may be far apart, {far.words}"
+    if whole.code is not None:
+        yield Reason(whole.code, size=overall.kl.mean, unit="nats", words=distance_words(overall))
+    elif overall.num_population not in (None, overall.num_documents) and (far := band_of(overall, 1)).code:
+        yield Reason("distance_open", words=f"the distributions may be far apart, {far.words}")
     for item in comparison.divergences:
-        band = certain_band(item)
-        if band.weight is not None and band.most_kl > whole.most_kl:
-            yield band.weight, f"the distributions of {item.task} are far apart, {band.words}"
+        band = band_of(item, -1)
+        if band.code is not None and band.most_kl > whole.most_kl:
+            yield Reason(band.code, item.task, "", item.kl.mean, "nats", band.words)
 
 
-def _in_favour(changes: list[Change]) -> tuple[Kind, str]:
-    gained = [change.name for change in changes if change.is_gained]
-    return ("gain", f"no loss found, gain in {joined(gained)}") if gained else ("no_loss_found", "no loss found")
+def _in_favour(changes: Sequence[Change]) -> list[Reason]:
+    gained = [_reason("gain", item, item.estimate) for item in changes if item.is_gained and item.metric != CUT_OFF]
+    return gained or [Reason("no_loss_found")]
 
 
 def _unanswered(comparison: Comparison) -> str:
@@ -235,7 +344,7 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
 def _non_finite(comparison: Comparison) -> list[str]:
     """Names of what is NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
-    texts = [change.name for change in changes_of_texts(comparison) if not math.isfinite(change.estimate)]
+    texts = [item.name for item in changes_of(comparison) if not (item.outcome or math.isfinite(item.estimate))]
     scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not _is_finite(item)]
     outputs = [f"output of {counted(comparison.non_finite, 'request')}"] if comparison.non_finite else []
     return outputs + distances + texts + scores
@@ -245,45 +354,37 @@ def _is_finite(outcome: Outcome) -> bool:
     return all(map(math.isfinite, (outcome.difference, outcome.low, outcome.high)))
 
 
-def _figures(comparison: Comparison, divergence: Divergence | None) -> Iterator[Figure]:
+def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Divergence | None) -> Iterator[Figure]:
     """The figures of answers, distributions and whole texts."""
-    yield from (change.figure for change in changes_of_answers(comparison))
+    known = judged(changes)
+    shown = [item for item in changes if (item.is_shown and item in known) or item.is_certain]
+    yield from (item.figure for item in shown if item.outcome is not None and item.metric != CUT_OFF)
     overall = comparison.overall_outcome()
     if overall is not None and overall.is_binary:
         name = "flips lost / won" if overall.task == ALL else f"{overall.task} flips lost / won"
         yield Figure(name, f"{overall.right_to_wrong} / {overall.wrong_to_right}")
     if divergence is not None:
         mean = numbers.nats_with_error(divergence.kl.mean, divergence.kl.stderr)
-        words = band_of(divergence).words if math.isfinite(divergence.kl.mean) else ""
-        yield Figure("mean KL", f"{mean.value} nats", ", ".join(part for part in (mean.margin, words) if part))
+        note = ", ".join(part for part in (mean.margin, distance_words(divergence)) if part)
+        yield Figure("mean KL", f"{mean.value} nats", note)
         yield Figure("same top token", numbers.percent(divergence.top1_agreement, divergence.top1_agreement_stderr))
-    yield from (change.figure for change in changes_of_texts(comparison))
+    yield from (item.figure for item in changes if item.outcome is None)
 
 
-def band_of(item: Divergence) -> Band:
-    """The nearest band that holds both the mean KL and the share of equal top tokens, which must be finite."""
-    return next(band for band in BANDS if item.kl.mean <= band.most_kl and item.top1_agreement >= band.least_agreement)
+def band_of(item: Divergence, sign: int = 0) -> Band:
+    """The nearest band that holds the mean KL, which must be finite; by `sign` -1 or 1 the nearest or the farthest
+    within its 95 % interval."""
+    kl = item.kl.mean + (sign * item.margin(item.kl.stderr) if sign else 0.0)
+    return next(band for band in BANDS if kl <= band.most_kl)
 
 
-def certain_band(item: Divergence) -> Band:
-    """The nearest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
-    return BANDS[0] if None in _errors(item) else band_of(_moved(item, -Z95))
-
-
-def possible_band(item: Divergence) -> Band:
-    """The farthest band that is within 1.96 standard errors of mean KL and share, which must be finite."""
-    return BANDS[-1] if None in _errors(item) else band_of(_moved(item, Z95))
-
-
-def _errors(item: Divergence) -> tuple[float | None, float | None]:
-    return item.kl.stderr, item.top1_agreement_stderr
-
-
-def _moved(item: Divergence, errors: float) -> Divergence:
-    """The divergence, farther from the reference by so many standard errors."""
-    kl, agreement = (error or 0.0 for error in _errors(item))
-    farther = replace(item.kl, mean=item.kl.mean + errors * kl)
-    return replace(item, kl=farther, top1_agreement=item.top1_agreement - errors * agreement)
+def distance_words(item: Divergence) -> str:
+    """The band, for people; nothing where the distributions are equal but for rounding or not finite."""
+    if not math.isfinite(item.kl.mean) or item.kl.maximum < _SAME_NATS:
+        return ""
+    band = band_of(item)
+    is_other = band is BANDS[-1] and item.top1_agreement < _OTHER_AGREEMENT
+    return "this looks like another model" if is_other else band.words
 
 
 def num_documents(comparison: Comparison) -> int:

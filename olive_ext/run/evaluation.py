@@ -79,6 +79,7 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         report = evaluated.report
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
+            report = _with_constants(report, models, evaluated.observers[0])
             report = with_place(report, models, *evaluated.observers)
         report = _named(report, names)
         try:
@@ -89,6 +90,15 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
             raise UnwrittenError(str(error), report) from error
         run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
+
+
+def _with_constants(report: Report, models: Models, observer: Observer | None) -> Report:
+    """With what the comparison has reached of the model, and the constants of its files, reached or not."""
+    if report.comparison is None:
+        return report
+    vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
+    reach = None if observer is None else observer.reach(models.own.context_length, vocab_size)
+    return replace(report, comparison=replace(report.comparison, damaged=models.damage(), reach=reach))
 
 
 def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:

@@ -167,7 +167,8 @@ def tags_of(report: Report) -> dict[str, str]:
         tags["olive_ext.model_digest"] = str(digest)
     if report.comparison is not None:
         judged = verdict(report.comparison)
-        tags |= {"olive_ext.verdict": judged.finding, "olive_ext.verdict_kind": str(judged.kind)}
+        tags |= {"olive_ext.verdict": judged.finding, "olive_ext.verdict_kind": judged.code}
+        tags["olive_ext.verdict_status"] = judged.status
     return {name: printable(text)[:_MAX_VALUE] for name, text in tags.items()}
 
 

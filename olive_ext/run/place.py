@@ -72,7 +72,7 @@ def _with_answers(place: Place, comparison: Comparison, observer: Observer, refe
         first = FirstPosition(task, number, before + index, least, finding=finding)
         return replace(place, kind="different", first=first)
     found = verdict(comparison)
-    if found.kind in ("loss", "gain"):
+    if found.status == "loss" or found.code == "gain":
         reason = f"scores differ by rounding, and answers do not: {found.headline}"
         return replace(place, kind="cannot_tell", reason=reason)
     return place

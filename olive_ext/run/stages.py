@@ -20,7 +20,7 @@ from olive_ext.model.providers.table import CPU
 from olive_ext.report import Report
 from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.stages import Stage, StageName
-from olive_ext.report.verdict import Kind, verdict
+from olive_ext.report.verdict import verdict
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.models import Models
 
@@ -32,7 +32,6 @@ Compare = Callable[[EvaluationConfig], Comparison | None]
 LOST_NATS = 1e-4
 """Mean KL of a conversion from which on it is looked into: rounding in fp32 gives 1e-7."""
 
-_LOSSES: tuple[Kind, ...] = ("loss", "claim_broken", "distant", "small_loss")
 _ON_CPU: dict[str, Any] = {"execution_provider": CPU, "provider_options": None}
 
 
@@ -99,6 +98,7 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
     """A stage by its own comparison, which has a divergence; `whole` has the claim that was made of all stages."""
     divergence, outcome = alone.overall_divergence(), alone.overall_outcome()
     assert divergence is not None
+    judged = verdict(alone)
     flips = (outcome.right_to_wrong, outcome.wrong_to_right) if outcome is not None and outcome.is_binary else (0, 0)
     return Stage(
         name,
@@ -107,7 +107,8 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
         divergence.top1_agreement,
         *flips,
         top1_agreement_stderr=divergence.top1_agreement_stderr,
-        is_loss=verdict(alone).kind in _LOSSES or _breaks(alone, whole.certainty),
+        kl_margin=divergence.margin(divergence.kl.stderr),
+        is_loss=judged.status in ("loss", "small_loss") or judged.code == "distant" or _breaks(alone, whole.certainty),
     )
 
 

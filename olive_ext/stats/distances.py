@@ -68,6 +68,7 @@ def measure_divergence(
         along_answer=_by_position(_steps(rows), kl) if is_generated else (),
         target_probability_difference=target,
         target_probability_rms=target_rms,
+        degrees=degrees_of_freedom(np.bincount(documents, weights=weights)),
     )
 
 
@@ -98,6 +99,14 @@ def clustered_mean(
     residuals = np.bincount(documents, weights=weights * values) - mean * counts
     variance = float(np.sum(residuals**2)) * len(counts) / (len(counts) - 1)
     return mean, math.sqrt(variance) / total
+
+
+def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
+    """Of the standard error of a mean over positions, by how many each document has [D]: Satterthwaite's (1946) for
+    sums whose variance grows with the document's size squared, (sum n^2)^2 / sum n^4 - 1. Documents of one size have
+    D - 1; one that has most positions leaves next to none."""
+    squares = (sizes / sizes.max()) ** 2
+    return float(np.sum(squares) ** 2 / np.sum(squares**2)) - 1
 
 
 def perplexity_ratio(

@@ -6,23 +6,25 @@ Knows no task and no text of an answer.
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from olive_ext.report.comparison import Outcome
-from olive_ext.stats.distances import clustered_mean
 
 FloatArray = npt.NDArray[np.float64]
 
 DIFFERENCES = (0.05, 0.02, 0.01, 0.005)
 """Differences for which `Outcome.documents_needed` is always computed."""
 
-NUM_RESAMPLES = 10_000
-_ERROR, _POWER, _CONFIDENCE = 0.05, 0.8, 0.95
-_Z95 = 1.959964
-_FEW_VALUES = 64
+NUM_DRAWS = 10_000
+_ERROR, _POWER = 0.05, 0.8
+_TAILS = (_ERROR / 2, 1 - _ERROR / 2)
+_FEW_DIFFERENCES = 12
+"""So many differences have at most 4,096 signs, which are enumerated."""
+
 _CHUNK = 1 << 22
 
 
@@ -40,14 +42,14 @@ def compare_outcomes(
     `matters` points are one of the differences for which the documents needed are told.
 
     Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
-    counted. Other metrics have no flips, and their `mcnemar_p` is 1.
+    counted. Other metrics have no flips, and their `mcnemar_p` is that of their signs (`sign_p`).
     """
     first: FloatArray = np.asarray(reference, np.float64)
     second: FloatArray = np.asarray(candidate, np.float64)
     differences = second - first
     is_binary = bool(np.isin((first, second), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    low, high = difference_interval(differences, is_binary=is_binary, reach=_reach(first, second))
+    low, high = difference_interval(differences, _reach(first, second))
     outcome = Outcome(
         task=task,
         metric=metric,
@@ -60,7 +62,7 @@ def compare_outcomes(
         high=high,
         right_to_wrong=lost,
         wrong_to_right=gained,
-        mcnemar_p=mcnemar_p(lost, gained),
+        mcnemar_p=mcnemar_p(lost, gained) if is_binary else sign_p(differences),
         documents_needed={},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
@@ -83,7 +85,7 @@ def sampled_outcome(
     """As `compare_outcomes`, for all documents from D drawn ones, each of which stands for `weights` [D] documents.
 
     `whole` are the reference's values of all documents, whose mean is known; the difference is the weighted mean of
-    those drawn (`sampled_difference`). There is no p-value, and no number of documents needed, because the flips
+    those drawn. There is no p-value, and no number of documents needed, because the flips
     decided when to stop.
     """
     everything, first, second, weights_D = (
@@ -92,7 +94,8 @@ def sampled_outcome(
     differences = second - first
     is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    mean, low, high = sampled_difference(differences, weights_D, reach=_reach(everything, second))
+    mean = float(np.average(differences, weights=weights_D))
+    low, high = difference_interval(differences, _reach(everything, second), weights_D)
     return Outcome(
         task=task,
         metric=metric,
@@ -118,20 +121,6 @@ def _reach(*values: FloatArray) -> float:
     return max(1.0, *(float(np.abs(each).max()) for each in values))
 
 
-def sampled_difference(differences: FloatArray, weights: FloatArray, *, reach: float) -> tuple[float, float, float]:
-    """Weighted mean of drawn `differences` [D] with its 95 % normal interval.
-
-    Undrawn documents may differ by `reach`: a direction that did not occur widens the interval, as if the rarest
-    document had hidden one: n drawn without a change exclude shares over 1 - 0.025^(1/n) (Clopper and Pearson 1934).
-    """
-    mean, stderr = clustered_mean(differences, np.arange(len(differences)), weights)
-    margin = _Z95 * (stderr or 0.0)
-    unseen = reach * (1 - 0.025 ** (1 / len(differences))) * float(weights.max() / weights.mean())
-    low = mean - (margin if np.any(differences < 0) else max(margin, unseen))
-    high = mean + (margin if np.any(differences > 0) else max(margin, unseen))
-    return mean, max(low, -reach), min(high, reach)
-
-
 def flips(reference: FloatArray, candidate: FloatArray, higher_is_better: bool = True) -> tuple[int, int]:
     """(right to wrong, wrong to right) of values that are 0 or 1."""
     down, up = int(np.sum(candidate < reference)), int(np.sum(candidate > reference))
@@ -150,34 +139,74 @@ def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
     return float(binomtest(right_to_wrong, both, 0.5).pvalue) if both else 1.0
 
 
-def difference_interval(
-    differences: npt.ArrayLike,
-    *,
-    is_binary: bool,
-    reach: float = 1.0,
-    seed: int = 0,
-    num_resamples: int = NUM_RESAMPLES,
-) -> tuple[float, float]:
-    """95 % interval of the mean of per-document `differences` [D]; documents are resampled with both models' values.
+def sign_p(differences: npt.ArrayLike) -> float:
+    """Two-sided p-value that each of the differences [D] is as likely with the other sign, by the absolute sum.
 
-    Bias-corrected and accelerated bootstrap (BCa: Efron 1987, JASA 82; Efron and Tibshirani 1993, ch. 14), because
-    differences of 0/1 values are skewed where flips of one direction prevail, and the percentile interval is then
-    shifted. Ties with the estimate count half, as in scipy.stats.bootstrap.
-
-    A direction that did not occur cannot be drawn: without any flip the bootstrap would claim certainty. For 0/1 values
-    the interval therefore reaches at least as far as the exact binomial bounds of both directions' shares (Clopper and
-    Pearson 1934) allow where one of them was not seen; with D documents and no flips that is about +-3.7 / D. Other
-    values, which differ by `reach` at most, are widened by as large a share of such differences.
+    Of two models that are equal a document's values may be exchanged, so that the test is exact for any number of
+    documents and any tails (Fisher 1935, The Design of Experiments, 21; of 0/1 values it is McNemar's). All signs of up
+    to 12 differences are enumerated; of more, `NUM_DRAWS` are drawn, and the observed ones count as one more (Phipson
+    and Smyth 2010). NaN where a difference is not finite.
     """
     values: FloatArray = np.asarray(differences, np.float64)
-    low, high = _bca_interval(values, seed, num_resamples)
-    down, up = int(np.sum(values < 0)), int(np.sum(values > 0))
-    (least_down, most_down), (least_up, most_up) = (_exact_interval(count, len(values)) for count in (down, up))
-    if is_binary:
-        low = low if down else min(low, least_up - most_down)
-        high = high if up else max(high, most_up - least_down)
-        return low, high
-    return (low if down else max(low - reach * most_down, -reach)), (high if up else min(high + reach * most_up, reach))
+    values = values[values != 0]
+    if not np.isfinite(values).all():
+        return math.nan
+    least = abs(float(values.sum())) - 1e-9 * float(np.abs(values).sum())
+    if len(values) <= _FEW_DIFFERENCES:
+        signs = 1.0 - 2 * (np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1)
+        return float(np.mean(np.abs(signs @ values) >= least))
+    seed = zlib.crc32(np.abs(values).tobytes())  # the same signs for all metrics would err together
+    random, reached = np.random.default_rng(seed), 0
+    for size in _chunks(len(values)):
+        signs = 1.0 - 2 * random.integers(0, 2, (size, len(values)), np.int8)
+        reached += int(np.sum(np.abs(signs @ values) >= least))
+    return (1 + reached) / (1 + NUM_DRAWS)
+
+
+def difference_interval(
+    differences: npt.ArrayLike, reach: float = 1.0, weights: npt.ArrayLike | None = None, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of the mean of per-document `differences` [D], each within `reach` of zero; at least one.
+
+    Gaffke's (2005) limits: the documents' shares of the population are drawn from a flat Dirichlet distribution
+    (Rubin's bootstrap, 1981), and one more document, which nobody has seen, has the worst difference for the lower end
+    and the best for the upper. So n documents without a change exclude a mean of 1 - 0.025^(1/n) (Clopper and Pearson
+    1934), and differences of -1, 0 and 1 exclude zero exactly where McNemar's exact test does. No law is assumed: each
+    end is wrong in at most 2.5 % of cases for any differences within the reach, however few the documents and however
+    rare the losses (docs/design/comparison.md has the simulation). `weights` [D] say how many documents each stands
+    for, where they were drawn; the unseen one then stands for the most.
+    """
+    from scipy.stats import beta
+
+    values: FloatArray = np.asarray(differences, np.float64)
+    if not np.isfinite(values).all():
+        return math.nan, math.nan
+    if weights is None and not np.ptp(values) > 0:
+        unseen = float(beta.ppf(_TAILS[1], 1, len(values)))
+        return tuple((1 - unseen) * float(values[0]) + unseen * end for end in (-reach, reach))  # type: ignore[return-value]
+    if weights is None:
+        values, numbers = np.unique(values, return_counts=True)
+    else:
+        numbers = np.ones(len(values), np.int64)
+    weights_D: FloatArray = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    random, parts = np.random.default_rng(seed), []
+    for size in _chunks(len(values)):
+        shape = size, len(values)
+        shares = random.standard_exponential(shape) if numbers.max() == 1 else random.standard_gamma(numbers, shape)
+        parts.append((shares @ (weights_D * values), shares @ weights_D))
+    sums, totals = (np.concatenate(each) for each in zip(*parts, strict=True))
+    unseen_shares = random.standard_exponential(NUM_DRAWS) * float(weights_D.max())
+    low, high = (
+        float(np.quantile((sums + end * unseen_shares) / (totals + unseen_shares), tail))
+        for end, tail in zip((-reach, reach), _TAILS, strict=True)
+    )
+    return low, high
+
+
+def _chunks(width: int) -> list[int]:
+    """Rows at a time that keep `NUM_DRAWS` of so many numbers in bounded memory."""
+    at_once = max(1, _CHUNK // width)
+    return [min(at_once, NUM_DRAWS - done) for done in range(0, NUM_DRAWS, at_once)]
 
 
 def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -> int | None:
@@ -204,44 +233,3 @@ def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -
         deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
         needed = ((z_error + z_power) * deviation / size) ** 2
     return math.ceil(needed) if needed > 0 and math.isfinite(needed) else None
-
-
-def _bca_interval(values: FloatArray, seed: int, num_resamples: int) -> tuple[float, float]:
-    """z0 is from the share of resampled means below the estimate; the jackknife's acceleration of a mean is
-    sum u^3 / (6 (sum u^2)^1.5) with u = value - mean."""
-    from scipy.stats import norm
-
-    mean = float(values.mean())
-    if not np.ptp(values) > 0:  # all the same, or not finite
-        return mean, mean
-    centred = values - mean
-    means = _resampled_means(values, np.random.default_rng(seed), num_resamples)
-    below = (np.mean(means < mean) + np.mean(means <= mean)) / 2
-    bias = norm.ppf(np.clip(below, 0.5 / num_resamples, 1 - 0.5 / num_resamples))
-    acceleration = float(np.sum(centred**3) / (6 * np.sum(centred**2) ** 1.5))
-    tails = bias + norm.ppf([(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
-    low, high = np.quantile(means, norm.cdf(bias + tails / (1 - acceleration * tails))).tolist()
-    return low, high
-
-
-def _resampled_means(values: FloatArray, random: np.random.Generator, num_resamples: int) -> FloatArray:
-    """Means of `num_resamples` draws of len(values) values with replacement.
-
-    Few different values (flips) are drawn as counts, a multinomial; others one by one, in bounded memory.
-    """
-    total = len(values)
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) <= _FEW_VALUES:
-        drawn = random.multinomial(total, counts / total, size=num_resamples)
-        means: FloatArray = drawn @ distinct / total
-        return means
-    at_once = max(1, _CHUNK // total)
-    sizes = [min(at_once, num_resamples - done) for done in range(0, num_resamples, at_once)]
-    return np.concatenate([values[random.integers(0, total, (size, total))].mean(axis=1) for size in sizes])
-
-
-def _exact_interval(count: int, total: int) -> tuple[float, float]:
-    from scipy.stats import binomtest
-
-    interval = binomtest(count, total).proportion_ci(_CONFIDENCE, method="exact")
-    return float(interval.low), float(interval.high)

@@ -15,7 +15,7 @@ from olive_ext.gate.bounds import Bound
 from olive_ext.gate.decision import Gated, gate, gate_answers
 from olive_ext.gate.forms import lines
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.verdict import Verdict
+from olive_ext.report.verdict import Reason, Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from tests.gate.test_gate import NUMBER, baseline, folder
 from tests.run.test_earlier_reports import line, place
@@ -109,7 +109,9 @@ def test_a_failed_evaluation_becomes_no_baseline(tmp_path: Path) -> None:
 def test_names_start_no_line_of_their_own() -> None:
     """GitHub obeys lines that start with two colons: a task's name must not make one."""
     bad = "task\n::error title=x::y"
-    gated = Gated("loss", Verdict("loss", f"loss found in {bad}"), (Bound(bad, "loss", bad),), (bad,))
+    gated = Gated(
+        "loss", Verdict("loss", f"loss found in {bad}", (Reason("loss", bad),)), (Bound(bad, "loss", bad),), (bad,)
+    )
     assert [text for text in lines(gated) if "\n" in text] == []
 
 

@@ -40,7 +40,7 @@ def different(tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_other_threads_and_optimizations_are_the_same_to_rounding(same: Report) -> None:
     """The verdict says so, and what it was held against stands beside it: this model's noise and that of kernels."""
     judged, place = verdict(same.comparison), same.comparison.place
-    assert (judged.kind, judged.headline) == ("no_difference", "the same to rounding")
+    assert (judged.code, judged.headline) == ("place_same", "the same to rounding")
     assert place.kind == "same"
     assert place.num_positions > 100
     assert place.largest <= place.noise_limit
@@ -62,7 +62,7 @@ def test_kernels_rounding_is_the_size_of_what_other_kernels_do(same: Report) -> 
 def test_planted_kernel_is_different_and_named(different: Report) -> None:
     """A weight of one node, 1 % off, is found beyond all noise: position, document, layer, node and a repro."""
     judged, place = verdict(different.comparison), different.comparison.place
-    assert judged.kind == "loss"
+    assert judged.status == "loss"
     assert judged.headline.startswith("different: first at position ")
     assert place.largest > place.kernel_limit > place.noise_limit
     assert place.first.node

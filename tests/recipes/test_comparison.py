@@ -271,7 +271,7 @@ def test_verdict_says_loss_only_where_numbers_show_it(
     texts = recorded(models["int8"], models["float"], out, tasks=["quickstart_perplexity"])
     for report, kind in ((reports["int8"], "too_few"), (texts, "no_loss_found")):
         assert report.comparison is not None
-        assert verdict(report.comparison).kind == kind
+        assert verdict(report.comparison).code == kind
 
 
 def test_both_modes_say_the_same(models: dict[str, Path], reports: dict[str, Report], out: Path) -> None:

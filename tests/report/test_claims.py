@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
-from olive_ext.report.html.render import TONES
+from olive_ext.report.html.render import TONES, tone_of
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import Kind, verdict
+from olive_ext.report.verdict import EXIT_STATUS, Code, Status, Verdict, verdict
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 from olive_ext.stats.sampling_design import difference_population
 from olive_ext.stats.stopping import Claim, Sampler
 from tests.report.test_comparison import divergence, outcome
 
-KINDS = get_args(Kind)
+CODES = get_args(Code)
 COLOURS = ("loss", "doubt", "plain", "unclear", "fine", "gain")
 """Classes of a page, from the worst on."""
 
@@ -100,16 +100,17 @@ def claims(draw: Any, comparison: Comparison) -> Certainty:
     )
 
 
-def is_better(kind: Kind, other: Kind) -> bool:
+def is_better(found: Verdict, other: Verdict) -> bool:
     """In words or in colour."""
     nothing = "nothing_compared"
-    return kind != nothing != other and (
-        KINDS.index(kind) > KINDS.index(other) or COLOURS.index(TONES[kind]) > COLOURS.index(TONES[other])
+    return found.code != nothing != other.code and (
+        CODES.index(found.code) > CODES.index(other.code)
+        or COLOURS.index(tone_of(found)) > COLOURS.index(tone_of(other))
     )
 
 
-def is_green(kind: Kind) -> bool:
-    return COLOURS.index(TONES[kind]) > COLOURS.index("doubt")
+def is_green(found: Verdict) -> bool:
+    return COLOURS.index(tone_of(found)) > COLOURS.index("doubt")
 
 
 @settings(max_examples=600, deadline=None)
@@ -119,8 +120,8 @@ def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
     claim = data.draw(claims(comparison))
     before = verdict(comparison)
     for after in verdict(replace(comparison, certainty=claim)), verdict(certain_comparison(comparison, claim)):
-        assert not is_better(after.kind, before.kind)
-        if before.kind not in ("cannot_tell", "nothing_compared"):
+        assert not is_better(after, before)
+        if before.code not in ("cannot_tell", "nothing_compared"):
             assert claim.sentence() in after.finding
 
 
@@ -128,11 +129,11 @@ def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
 @given(comparisons(), st.integers(1, 500))
 def test_missing_answers_never_make_a_verdict_better(comparison: Comparison, more: int) -> None:
     found = verdict(replace(comparison, missing=comparison.missing + more))
-    assert not is_better(found.kind, verdict(comparison).kind)
+    assert not is_better(found, verdict(comparison))
 
 
-def test_every_kind_has_a_colour() -> None:
-    assert TONES.keys() == set(KINDS)
+def test_every_status_has_a_colour_and_an_exit_status() -> None:
+    assert TONES.keys() >= set(get_args(Status)) == EXIT_STATUS.keys()
     assert set(TONES.values()) <= set(COLOURS)
 
 
@@ -147,7 +148,7 @@ def test_every_kind_has_a_colour() -> None:
 )
 def test_loss_is_one_whatever_is_claimed(found: Comparison) -> None:
     claim = Certainty("accuracy_difference", "above", -0.05, 0.95, "kept", -0.03, -0.05, -0.01, 342, 10_042, "a")
-    assert verdict(found).kind == verdict(replace(found, certainty=claim)).kind == "loss"
+    assert verdict(found).status == verdict(replace(found, certainty=claim)).status == "loss"
     assert claim.sentence() in verdict(replace(found, certainty=claim)).finding
 
 
@@ -164,8 +165,8 @@ def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: floa
         mean, stderr = distances[drawn].mean(), distances[drawn].std() / math.sqrt(len(drawn))
         found = replace(whole, num_documents=len(drawn), kl=replace(whole.kl, mean=mean, stderr=stderr))
         comparison = certain_comparison(replace(part, divergences=(found,)), part.certainty)
-        green += is_green(verdict(comparison).kind)
-    assert verdict(Comparison({}, (whole,))).kind == "distant"
+        green += is_green(verdict(comparison))
+    assert verdict(Comparison({}, (whole,))).code == "distant"
     assert green <= 1
 
 
@@ -208,8 +209,8 @@ def test_drawn_documents_are_not_greener_than_all(count: int, bound: float) -> N
         lost, won = random.choice([0.0, 0.005, 0.02, 0.08]), random.choice([0.0, 0.01])
         candidate = np.where(reference == 1, random.random(count) >= lost, random.random(count) < won).astype(float)
         whole, part, _ = sampled(reference, candidate, bound, seed)
-        green += is_green(verdict(part).kind)
-        better += is_green(verdict(part).kind) and not is_green(verdict(whole).kind)
+        green += is_green(verdict(part))
+        better += is_green(verdict(part)) and not is_green(verdict(whole))
     assert better <= 0.05 * num_runs
     assert green or count < 2000 or bound > 0.005, (
         "a claim that leaves room for the error of all documents can be green"

@@ -52,7 +52,10 @@ def outcome(task: str = "choice", metric: str = "acc", **values: object) -> Outc
         "mcnemar_p": 0.6875,
         "documents_needed": {"0.01": 1500, "0.005": None},
     }
-    return Outcome(**{**given, **values})  # type: ignore[arg-type]
+    given |= values
+    if "mcnemar_p" not in values and not given["low"] <= 0 <= given["high"]:  # type: ignore[operator]
+        given["mcnemar_p"] = 0.001  # as the interval says
+    return Outcome(**given)  # type: ignore[arg-type]
 
 
 def comparison() -> Comparison:

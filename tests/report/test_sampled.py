@@ -115,7 +115,7 @@ def test_claim_is_told_and_its_kind_is_counted(changes: dict[str, Any], least: s
     alone = replace(found, outcomes=tuple(item for item in found.outcomes if item.task == ALL), metrics={})
     told = verdict(alone)
     assert found.certainty.sentence() in told.finding
-    assert told.kind == least
+    assert told.code == least
 
 
 def test_interval_has_the_error_of_all_documents_beside_that_of_the_draws() -> None:

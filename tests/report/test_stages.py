@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from olive_ext.report import numbers
 from olive_ext.report.comparison import Certainty, Comparison, Spread
-from olive_ext.report.stages import Stage, Unnoticed, stage_sentences
+from olive_ext.report.stages import Stage, stage_sentences
 from olive_ext.report.verdict import verdict
 from olive_ext.run.stages import stage_of
 from tests.report.test_comparison import divergence, outcome
 from tests.report.test_verdict import SAFE
 
-NEAREST = Unnoticed(0.01, 0.96)
+NEAREST = 0.01
 NAN = float("nan")
 
 
-def sentences(*stages: Stage, unnoticed: Unnoticed = NEAREST) -> list[str]:
-    return [text.replace(numbers.MINUS, "-") for text in stage_sentences(stages, unnoticed)]
+def sentences(*stages: Stage, most_kl: float = NEAREST) -> list[str]:
+    return [text.replace(numbers.MINUS, "-") for text in stage_sentences(stages, most_kl)]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,6 @@ def test_innocent_stage_never_breaks_the_verdict_alone(
     for title in innocent:
         overall = parts[title].overall_divergence()
         assert overall is not None
-        assert verdict(parts[title]).kind not in ("loss", "small_loss", "distant", "claim_broken")
+        assert verdict(parts[title]).code not in ("loss", "small_loss", "distant", "claim_broken")
         assert overall.kl.mean < 1e-6 or overall.kl.mean <= 0.1 * largest
         assert bound is None or overall.kl.mean < max(1e-6, bound)

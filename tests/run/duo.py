@@ -62,6 +62,7 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         reference_top_logprobs=p[rows, top],
         top_logprobs=q[rows, top],
         logprobs=q[rows, targets],
+        positions=len(tokens) - num_targets + rows,
     )
 
 

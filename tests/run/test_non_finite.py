@@ -74,7 +74,7 @@ def test_comparison_of_reported_requests_cannot_tell(broken: Path, whole: Path, 
         report = run(path, tmp_path, non_finite="report", reference=reference)
         assert report.comparison is not None
         found = verdict(report.comparison)
-        assert (found.kind, "requests" in found.finding) == ("cannot_tell", True)
+        assert (found.code, "requests" in found.finding) == ("cannot_tell", True)
         assert broken_bounds([Bound(metric="tiny_choice/acc", min=-1.0)], report.metrics)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from olive_ext.stats.paired_answers import compare_outcomes, difference_interval, documents_needed, flips, mcnemar_p
+from olive_ext.stats.paired_answers import (
+    compare_outcomes,
+    difference_interval,
+    documents_needed,
+    flips,
+    mcnemar_p,
+    sign_p,
+)
 
 
 def outcome_values(lost: int, gained: int, right: int, wrong: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,52 +40,77 @@ def test_mcnemar_is_the_sum_of_all_outcomes_at_most_as_likely(lost: int, gained:
     assert mcnemar_p(lost, gained) == mcnemar_p(gained, lost)
 
 
-def test_interval_is_scipys_bca() -> None:
-    differences = np.diff(outcome_values(12, 4, 150, 34), axis=0)[0]
-    theirs = stats.bootstrap(
-        (differences,), np.mean, n_resamples=20_000, method="BCa", random_state=np.random.default_rng(3)
-    ).confidence_interval
-    ours = difference_interval(differences, is_binary=True, num_resamples=20_000)
-    assert ours == pytest.approx(tuple(theirs), abs=0.0051)  # a document is 0.005
+@pytest.mark.parametrize(("share", "total"), [(0, 400), (1, 1), (3, 40), (40, 40), (120, 300)])
+def test_interval_of_shares_is_clopper_and_pearsons(share: int, total: int) -> None:
+    """Of 0 and 1 alone, within draws: the limits are those of a binomial share, with 0 and 1 as the ends."""
+    values = np.repeat([1.0, 0.0], [share, total - share])
+    exact = stats.binomtest(share, total).proportion_ci(0.95, method="exact")
+    # Half as wide: from -1/2 to 1/2 a document's value is one of both ends.
+    low, high = difference_interval(values - 0.5, 0.5)
+    assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=0.004)
 
 
-def test_interval_of_other_values_is_scipys_bca() -> None:
-    differences = np.random.default_rng(0).gamma(1.0, 2.0, 300)
-    theirs = stats.bootstrap((differences,), np.mean, n_resamples=20_000, method="BCa").confidence_interval
-    ours = difference_interval(differences, is_binary=False, num_resamples=20_000)
-    assert ours == pytest.approx(tuple(theirs), rel=0.01)
+@pytest.mark.parametrize(("lost", "won"), [(6, 0), (5, 0), (20, 6), (14, 3), (12, 6), (30, 14)])
+def test_interval_excludes_zero_where_the_exact_test_does(lost: int, won: int) -> None:
+    differences = np.repeat([-1.0, 1.0, 0.0], [lost, won, 400 - lost - won])
+    assert (difference_interval(differences)[1] < 0) == (mcnemar_p(lost, won) < 0.05)
 
 
 def test_interval_repeats_and_depends_on_the_seed() -> None:
-    differences = np.random.default_rng(0).normal(size=50)
-    first = difference_interval(differences, is_binary=False, seed=1)
-    assert first == difference_interval(differences, is_binary=False, seed=1)
-    assert first != difference_interval(differences, is_binary=False, seed=2)
+    differences = np.random.default_rng(0).normal(size=50) / 9
+    first = difference_interval(differences, seed=1)
+    assert first == difference_interval(differences, seed=1)
+    assert first != difference_interval(differences, seed=2)
+    many = np.random.default_rng(0).normal(size=2000) / 9
+    drawn = difference_interval(many, weights=np.ones(2000))
+    assert drawn == pytest.approx(difference_interval(many), abs=3e-4), "equal weights are none"
 
 
 def test_interval_without_flips_claims_no_certainty() -> None:
-    low, high = difference_interval(np.zeros(400), is_binary=True)
+    low, high = difference_interval(np.zeros(400))
     exact = stats.binomtest(0, 400).proportion_ci(0.95, method="exact").high
-    assert (low, high) == (-exact, exact)
+    assert (low, high) == pytest.approx((-exact, exact))
     assert high == pytest.approx(3.69 / 400, rel=0.01)
 
 
 def test_interval_reaches_where_one_direction_was_not_seen() -> None:
-    low, high = difference_interval(np.array([1.0] + [0.0] * 399), is_binary=True)
-    assert low < -3 / 400
+    low, high = difference_interval(np.array([1.0] + [0.0] * 399))
+    assert low < -2.9 / 400
     assert high > 1 / 400
-    low, _ = difference_interval(np.array([1.0] * 50 + [0.0] * 350), is_binary=True)
+    low, _ = difference_interval(np.array([1.0] * 50 + [0.0] * 350))
     assert low > 0.08
 
 
-def test_interval_covers_the_true_difference_about_as_often_as_it_says() -> None:
+LAWS = {
+    "rare": lambda random, n: -1.0 * (random.random(n) < 0.05),
+    "rare beside small": lambda random, n: np.where(random.random(n) < 0.05, -1.0, random.normal(0, 0.01, n)),
+    "flips": lambda random, n: random.choice([-1.0, 0.0, 1.0], n, p=[0.06, 0.9, 0.04]),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("count", [1, 5, 20, 100])
+def test_a_loss_is_excluded_as_seldom_as_is_said(law: str, count: int) -> None:
+    """Each end fails in at most 2.5 % of cases: of 200 at most 12 (0.2 % chance); a bootstrap's fail in 36 % where no
+    rare loss was drawn."""
     random = np.random.default_rng(5)
-    hits, trials = 0, 300
-    for trial in range(trials):
-        drawn = random.choice([-1.0, 0.0, 1.0], p=[0.06, 0.90, 0.04], size=400)
-        low, high = difference_interval(drawn, is_binary=True, seed=trial, num_resamples=1000)
-        hits += low <= -0.02 <= high
-    assert 0.91 <= hits / trials <= 0.98
+    mean = float(LAWS[law](random, 1_000_000).mean())
+    missed = [low > mean for low, _ in (difference_interval(LAWS[law](random, count)) for _ in range(200))]
+    assert sum(missed) <= 12
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 12, 13, 40])
+def test_signs_of_equal_models_are_as_likely_as_is_said(count: int) -> None:
+    """With tails as heavy as Cauchy's: p below 5 % in at most 5 % of cases, of 300 at most 26 (0.3 % chance)."""
+    random = np.random.default_rng(1)
+    assert sum(sign_p(random.standard_cauchy(count)) < 0.05 for _ in range(300)) <= 26
+
+
+def test_signs_of_flips_are_mcnemars() -> None:
+    assert sign_p([-1.0] * 6 + [1.0] + [0.0] * 90) == pytest.approx(mcnemar_p(6, 1))
+    assert sign_p([-1.0] * 20 + [1.0] * 6) == pytest.approx(mcnemar_p(20, 6), abs=0.004)
+    assert sign_p([0.0, 0.0]) == 1.0
+    assert math.isnan(sign_p([math.nan, 1.0]))
 
 
 def power(discordance: float, size: float, documents: int) -> float:
@@ -127,18 +158,6 @@ def test_outcome_agrees_with_a_naive_count(pairs: list[tuple[int, int]]) -> None
     assert found.candidate - found.reference == pytest.approx(found.difference)
     assert found.low <= found.difference <= found.high
     assert 0 < found.mcnemar_p <= 1
-
-
-def test_small_bootstrap_is_the_enumerated_one() -> None:
-    """All 4^4 resamples of four documents, against the drawn ones: the same distribution of means."""
-    from olive_ext.stats.paired_answers import _resampled_means
-
-    values = np.array([0.0, 0.3, -0.2, 1.0])
-    every = [np.mean(drawn) for drawn in itertools.product(values, repeat=4)]
-    drawn = _resampled_means(values, np.random.default_rng(0), 50_000)
-    quantiles = [0.025, 0.25, 0.5, 0.75, 0.975]
-    assert np.quantile(drawn, quantiles) == pytest.approx(np.quantile(every, quantiles), abs=0.03)
-    assert drawn.mean() == pytest.approx(values.mean(), abs=0.005)
 
 
 def test_values_that_are_not_binary_have_no_flips() -> None:

@@ -133,11 +133,11 @@ def _changes(own: Mapping[str, Mapping[str, float]], other: Mapping[str, Mapping
 
 
 def _paired(task: str, own: Mapping[Any, float], other: Mapping[Any, float]) -> list[Metric]:
-    """The mean change of nDCG@10 by query, and its 95 % interval with queries drawn anew."""
+    """The mean change of nDCG@10 by query, and its 95 % interval over queries."""
     differences = np.array([own[query] - other[query] for query in own if query in other])
     if len(differences) < 2:
         return []
-    interval = difference_interval(differences, is_binary=False)
+    interval = difference_interval(differences)
     return _change(task, "ndcg_at_10", float(differences.mean()), interval, len(differences))
 
 

@@ -22,22 +22,22 @@ from olive_ext.report.page import Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.scores import cost_rows, score_rows, size_of
 from olive_ext.report.stages import Stage
-from olive_ext.report.verdict import Kind, verdict
+from olive_ext.report.verdict import Code, Status, Verdict, verdict
 from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, overall_first, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
-TONES: dict[Kind, str] = {
-    "cannot_tell": "loss",
-    "loss": "loss",
-    "claim_broken": "loss",
-    "distant": "doubt",
-    "too_few": "doubt",
-    "claim_open": "doubt",
+TONES: dict[Status | Code, str] = {
+    "ok": "fine",
     "small_loss": "doubt",
-    "gain": "gain",
-    "no_loss_found": "fine",
-    "no_difference": "unclear",
+    "unknown": "doubt",
+    "loss": "loss",
+    "cannot_tell": "loss",
+    "asked": "loss",
+    "place_unknown": "loss",
     "nothing_compared": "plain",
+    "gain": "gain",
+    "no_difference": "unclear",
+    "place_same": "unclear",
 }
 """CSS classes, which are colours."""
 
@@ -128,9 +128,14 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
     tiles = [(_title(figure.name), figure.value, figure.note) for figure in judged.figures]
     tiles += _sizes(contrast, columns)
-    names, tone = (contrast.candidate, contrast.reference), TONES[judged.kind]
+    names, tone = (contrast.candidate, contrast.reference), tone_of(judged)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     return Lead(*names, _basis(contrast), tone, headline, tuple(evidence), tuple(tiles), stages)
+
+
+def tone_of(judged: Verdict) -> str:
+    """The class of a headline's code, else of its status."""
+    return TONES.get(judged.code, TONES[judged.status])
 
 
 def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:

@@ -201,8 +201,6 @@ class Comparer:
             stops=self._models.stops(lm),
             metrics=reference.results,
             matters=matters,
-            damaged=self._models.damage(),
-            reach=observer.reach(*self._models.extent) if observer is not None else None,
             non_finite=self._non_finite + _non_finite(lm),
             missing=len(self._lost) + len(getattr(lm, "lost", ())) + len(unread),
         )

@@ -93,7 +93,7 @@ def compare_answers(
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
-    nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False, "mcnemar_p": 1.0}
+    nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
 
 

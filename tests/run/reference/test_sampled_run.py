@@ -271,7 +271,7 @@ def test_document_without_an_answer_is_whatever_breaks_the_claim(
     assert found.comparison.missing >= certainty.num_unknown
     assert "without an answer" in certainty.sentence()
     assert "requests have no answer" in verdict(found.comparison).finding
-    assert verdict(found.comparison).kind != "no_loss_found"
+    assert verdict(found.comparison).code != "no_loss_found"
 
 
 @pytest.mark.parametrize("mode", MODES)
