@@ -26,6 +26,7 @@ from olive_ext.report.comparison import Stops
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
     from olive_ext.session.texts import Texts
+    from olive_ext.text.generation_bounds import StopIds
     from olive_ext.text.tokenizer import Tokenizer
 
 
@@ -159,13 +160,10 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
         if tokenizer.note:
             section.add("note", tokenizer.note)
         texts = read_texts(model, tokenizer)
-        ends, eos = texts.stops, tokenizer.eos_token_id
-        section.add("stops at", ends.described(tokenizer), ends.file)
-        if eos is not None and eos not in ends.ids:
-            text = ends.described(tokenizer, frozenset((eos,)))
-            section.add("note", f"answers do not end at the tokenizer's EOS, {text}: {ends.file} does not name it")
         if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
             refuse_template(tokenizer)
+        if not findings.problems:
+            _add_ends(texts.stops, tokenizer, findings.section("Answers"))
     if not is_ours:
         return
     with findings.noting_problems():
@@ -175,6 +173,14 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
     if texts is not None:
         with findings.noting_problems():
             _add_source(texts, findings.section("Encoder and decoder").add)
+
+
+def _add_ends(stops: StopIds, tokenizer: Tokenizer, section: Section) -> None:
+    section.add("end at", stops.described(tokenizer), stops.file)
+    eos = tokenizer.eos_token_id
+    if eos is not None and eos not in stops.ids:
+        text = stops.described(tokenizer, frozenset((eos,)))
+        section.add("note", f"they do not end at the tokenizer's EOS, {text}: {stops.file} does not name it")
 
 
 def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:

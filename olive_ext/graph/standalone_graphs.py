@@ -148,7 +148,8 @@ def pick_graph(elem_type: int, rank: int, size: int) -> bytes:
     that compile take an input without a rank for a scalar."""
     graph = NewGraph("pick")
     x = graph.input("x", elem_type, [*(f"R{axis}" for axis in range(rank - 1)), size])
-    return _picked(graph, x, RowTensor(elem_type, (size,)))
+    rows = x if rank == 2 else graph.add("Reshape", [x, graph.integers([-1, size])])
+    return _picked(graph, rows, RowTensor(elem_type, (size,)))
 
 
 def _picked(graph: NewGraph, value: str, rows: RowTensor) -> bytes:

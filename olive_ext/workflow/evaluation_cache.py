@@ -58,7 +58,9 @@ def environment(settings: EvaluationSettings | LocationSettings, day: date | Non
     if own is not None and own.float_model is not None:
         reference.append(_reference(ReferenceConfig(path=own.float_model)))
     if isinstance(settings, MendingSettings) and settings.like is not None:
-        reference.append(_reference(ReferenceConfig(path=settings.like)))
+        like = Path(settings.like)  # of which the size counts, whatever it is
+        sizes = [(path.name, path.stat().st_size) for path in sorted(like.rglob("*")) if path.is_file()]
+        reference.append([settings.like, sizes or (like.stat().st_size if like.is_file() else None)])
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
     facts = {"versions": versions(), "numbers": NUMBERS, "date": printed}

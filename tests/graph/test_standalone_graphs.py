@@ -110,6 +110,11 @@ def _pick() -> Case:
     return pick_graph(FLOAT, 3, WIDE), {"x": x, "rows": _ints(5, 0, 0)}, {"y": x.reshape(6, WIDE)[[5, 0, 0]]}
 
 
+def _pick_of_short_rows() -> Case:
+    x = _random(2, 3, 8)
+    return pick_graph(FLOAT, 3, 8), {"x": x, "rows": _ints(5, 0, 0)}, {"y": x.reshape(6, 8)[[5, 0, 0]]}
+
+
 def _put_rows() -> Case:
     a, b = _random(4, WIDE), _random(2, WIDE)
     return put_rows_graph(FLOAT, WIDE), {"a": a, "b": b, "rows": _ints(4, 5, 2, 3)}, {"y": np.concatenate([b, a[2:]])}
@@ -148,7 +153,7 @@ CASES: Mapping[str, tuple[Callable[[], Case], ...]] = {
     "copy_positions_graph": (_positions,),
     "copy_graph": (lambda: (copy_graph([FLOAT16]), {"x0": SLOTS[0]}, {"y0": SLOTS[0]}),),
     "zeros_graph": (lambda: (zeros_graph(), {"count": _ints(9)}, {"y": np.zeros(9, np.uint8)}),),
-    "pick_graph": (_pick,),
+    "pick_graph": (_pick, _pick_of_short_rows),
     "join_graph": (_join,),
     "put_rows_graph": (_put_rows,),
     "fold_graph": (_fold,),

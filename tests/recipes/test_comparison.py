@@ -214,24 +214,26 @@ def bootstrapped(differences: np.ndarray) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_interval_is_that_of_resampled_documents(
+def test_interval_reaches_beyond_that_of_resampled_documents(
     name: str, reports: dict[str, Report], brute: dict[str, Plain]
 ) -> None:
-    """And where no document flipped in a direction, at least that of the exact bounds of both directions' shares."""
+    """And of documents that were not seen: it holds the bootstrap's, is at most twice as wide, and excludes no change
+    exactly where McNemar's test does."""
     before, after = brute[name].right.T
     differences = after.astype(float) - before
+    found = metric(reports[name], "accuracy_difference_low"), metric(reports[name], "accuracy_difference_high")
+    _check_interval(found, differences)
+
+
+def _check_interval(found: tuple[float, float], differences: np.ndarray) -> None:
     low, high = bootstrapped(differences)
-    shares = [
-        stats.binomtest(int((differences == sign).sum()), NUM_DOCUMENTS).proportion_ci(method="exact")
-        for sign in (-1, 1)
-    ]
-    if not (differences < 0).any():
-        low = min(low, shares[1].low - shares[0].high)
-    if not (differences > 0).any():
-        high = max(high, shares[1].high - shares[0].low)
-    step = 1.01 / NUM_DOCUMENTS  # a document more or less: quantiles of so few values jump by it
-    assert metric(reports[name], "accuracy_difference_low") == pytest.approx(low, abs=step)
-    assert metric(reports[name], "accuracy_difference_high") == pytest.approx(high, abs=step)
+    step = 1.01 / len(differences)  # a document more or less: quantiles of so few values jump by it
+    assert found[0] <= low + step
+    assert found[1] >= high - step
+    assert found[1] - found[0] <= 2 * (high - low) + 8 * step
+    down, up = int((differences < 0).sum()), int((differences > 0).sum())
+    p = stats.binomtest(down, down + up).pvalue if down + up else 1.0
+    assert abs(p - 0.05) < 0.005 or (not found[0] <= 0 <= found[1]) == (p < 0.05)
 
 
 def values(folder: Path, task: str) -> np.ndarray:
@@ -261,7 +263,7 @@ def test_flips_and_intervals_are_those_of_two_separate_runs(name: str, reports: 
     assert (whole.num_documents, whole.right_to_wrong, whole.wrong_to_right) == (3 * NUM_DOCUMENTS, down, up)
     assert whole.mcnemar_p == pytest.approx(stats.binomtest(down, down + up).pvalue if down + up else 1)
     if down and up:
-        assert (whole.low, whole.high) == pytest.approx(bootstrapped(differences), abs=1.01 / len(differences))
+        _check_interval((whole.low, whole.high), differences)
 
 
 def test_verdict_says_loss_only_where_numbers_show_it(

@@ -326,7 +326,7 @@ def test_a_lost_end_token_is_never_green(folder: Path, tmp_path: Path) -> None:
     assert isinstance(gated, Gated)
     assert gated.decision != "passed"
     findings = check_model(EvaluationConfig.parse({"model": {"path": str(lost)}, "tasks": ["size_on_disk"]}))
-    assert "stops at" in findings.text()
+    assert "end at" in findings.text()
 
 
 def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder: Path, tmp_path: Path) -> None:
