@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from olive_ext.model.files.constants import Constants, checkpoint_floats, differences, outliers, shares_beyond
+from olive_ext.model.files.constants import (
+    Constants,
+    checkpoint_floats,
+    differences,
+    hidden,
+    outliers,
+    shares_beyond,
+)
 from tests.remedy import graphs
 
 Array = np.ndarray
@@ -66,6 +73,21 @@ def test_damaged_constant_is_named_with_its_rows(name: str, edit: Edit, what: st
     assert how.startswith(what)
 
 
+def test_what_any_text_shows_is_left_to_the_distances() -> None:
+    """A rotation of the embedding and a folded last norm compute the same with what follows; rows may hide."""
+    last, name = "model.norm.weight", "lm_head.bias"
+    for edited, edit in ((TABLE, lambda array: array[:, ::-1]), (last, lambda array: array * 2)):
+        own = changed(edited, edit)
+        assert differences(floats(), own).keys() == {edited}
+        assert hidden(differences(floats(), own), own) == {}
+    for edited, edit, _ in DAMAGE:
+        own = changed(edited, edit)
+        assert bool(hidden(differences(floats(), own), own)) == (edited != last)
+    masked = np.array([0.5, -np.inf, 1.0], np.float32)
+    assert differences({**floats(), name: masked}, {**floats(), name: masked}) == {}
+    assert differences({**floats(), name: masked + 1}, {**floats(), name: masked.clip(-1)}).keys() == {name}
+
+
 def test_bias_that_one_layer_lacks_is_named() -> None:
     own = floats()
     del own["model.layers.2.attn.q_proj.bias"]
@@ -83,6 +105,9 @@ def without(word: str, **more: Array) -> dict[str, Array]:
 HEALTHY = {
     "float16": floats(np.float16),
     "bfloat16": floats(ml_dtypes.bfloat16),
+    "float32 of a checkpoint in bfloat16": {
+        name: array.astype(np.float32) for name, array in floats(ml_dtypes.bfloat16).items()
+    },
     "norms with 1 added, as Gemma's": norms(lambda array: array + 1),
     "norms that AWQ has scaled": norms(lambda array: array * np.linspace(0.5, 2, 16, dtype=np.float32)),
     "another exporter's names": {f"other.{name}": array for name, array in floats().items() if "norm" not in name},

@@ -47,11 +47,9 @@ _COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
 _ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
 """Names of tables of rotary positions."""
 
-_EPSILON: dict[str, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""Two roundings of a number to this type, relative to it."""
-
-_EPSILON32 = 1e-5
-"""The same of float32, with what sums and products of an exporter's own, as norms with 1 added, may round."""
+_EPSILON = 2.0**-7
+"""Two roundings of a number to bfloat16, relative to it: whatever type stores numbers now, they may have been rounded
+to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32."""
 
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
@@ -69,6 +67,11 @@ OUTLIER = 0.2
 """Share of a product's numbers beyond a step of its grid from which on it is no rounding, where the median product has
 a tenth of it: rounding to nearest has none, GPTQ and AWQ have their shares everywhere, and zero points that are off by
 one have a half."""
+
+
+_OTHER = "not the reference's"
+_WHOLE = f"is {_OTHER}"
+"""How the sentence on a constant begins of which every row is another."""
 
 
 class Constants:
@@ -179,8 +182,8 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
 
 
 def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """The constants of `model` that should be `reference`'s and are not, beyond the rounding of the coarser type, and
-    all that are NaN or infinite: how, as "rows 450 to 511 of 512 are not the reference's".
+    """The constants of `model` that should be `reference`'s and are not, beyond rounding, and all that are NaN or
+    infinite where the reference's are not: how, as "rows 450 to 511 of 512 are not the reference's".
 
     Constants are one where name and shape are equal; a kind of vectors (one name over the layers) may have 1 added, as
     Gemma's norms. Where more than half of a kind, or of all vectors or matrices, are others, these were changed on
@@ -203,7 +206,8 @@ def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> d
     meant = meant | rotary if is_other_model else meant - rotary
     told = {name: what for name, what in apart.items() if name not in meant}
     told |= {name: what for name in model if name not in shared and (what := _turned(name, model))}
-    told |= {name: what for name, array in model.items() if (what := _broken(array))}
+    broken = {name: what for name, array in model.items() if (what := _broken(array))}
+    told |= {name: what for name, what in broken.items() if name not in shared or _broken(reference[name]) != what}
     kinds = set(map(_kind, shared))
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
@@ -230,10 +234,25 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
     for part, graph in graphs.items():
         own, other = constants_of(graph), constants_of(others[part]) if part in others else None
         what = f", {part}" if part else ""
-        others_of_part = differences(other.floats() if other is not None else floats, own.floats())
+        constants = own.floats()
+        others_of_part = differences(other.floats() if other is not None else floats, constants)
+        others_of_part = hidden(others_of_part, constants)
         others_of_part |= {} if other is None else outliers(shares_beyond(other, own))
         told |= {name + what: how for name, how in others_of_part.items()}
     return told
+
+
+def hidden(told: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+    """Those of `differences` that texts need not show. A matrix that is another in every row is none, nor is a vector
+    without its like in other layers: rotations, smoothing and folded norms make such ones, which compute the same, and
+    any text shows what they do."""
+    kinds = Counter(map(_kind, constants))
+
+    def is_shown(name: str) -> bool:
+        is_whole = told[name].startswith(_WHOLE) and not _ROTARY.search(name)
+        return is_whole and (constants[name].ndim > 1 or kinds[_kind(name)] == 1)
+
+    return {name: how for name, how in told.items() if name not in constants or not is_shown(name)}
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
@@ -270,25 +289,24 @@ def _broken(array: Array) -> str:
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> str:
     """Which rows of two arrays differ beyond rounding; empty where none does. To `own` a number is added, as exporters
     fold the 1 of Gemma's norms."""
-    coarser = max((own.dtype, other.dtype), key=lambda dtype: _EPSILON.get(dtype.name, _EPSILON32))
-    epsilon = _EPSILON.get(coarser.name, _EPSILON32)
+    coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, squares, whole = bool(_ROTARY.search(name)), [], 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
         if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
             continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
-        size = np.abs(left)
-        limit = epsilon * np.maximum(size, size.max(1, keepdims=True, initial=0) / 16)
+        size = np.where(np.isfinite(left), np.abs(left), 0)
+        limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / 16)
         if is_rotary:
-            limit = np.maximum(limit, epsilon / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
+            limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):
             difference = np.abs(left - right)
-            is_other = ~(difference <= limit).all(1)
+            is_other = ~((difference <= limit) | (left == right)).all(1)
         rows += (first + np.flatnonzero(is_other)).tolist()
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))
         whole += float(np.square(left, dtype=np.float64).sum())
     error = (squares / (whole or 1)) ** 0.5
-    return _told(rows, own, f"not the reference's (relative error {error:.2g})") if rows else ""
+    return _told(rows, own, f"{_OTHER} (relative error {error:.2g})") if rows else ""
 
 
 def _turned(name: str, tables: Mapping[str, Array]) -> str:
@@ -317,9 +335,11 @@ def _told(rows: list[int], array: Array, what: str) -> str:
 
 
 def outliers(shares: Mapping[str, float]) -> dict[str, str]:
-    """Those of `shares_beyond` that the rounding of the other products does not explain: how far off they are."""
+    """Those of `shares_beyond` that the rounding of the other products does not explain: how far off they are. Where
+    more than half of a kind are, these were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
     usual = float(np.median([*shares.values()])) if len(shares) > 2 else 1.0
     far = {name: share for name, share in shares.items() if share > max(OUTLIER, 10 * usual)}
+    far = {name: far[name] for name in far.keys() - meant_others(shares, far, _kind)}
     return {name: f"has {100 * far[name]:.0f} % of its numbers farther off than rounding puts any" for name in far}
 
 

@@ -44,6 +44,9 @@ class DocumentAnswer:
     scores: tuple[float, ...] = ()
     """Of each choice, in nats by the metric's normalisation; none of other answers."""
 
+    is_generated: bool = False
+    """Whether the text is the model's own."""
+
     def lead_of(self, choice: int) -> float:
         """The score of a choice less the best other one's."""
         return self.scores[choice] - max(score for place, score in enumerate(self.scores) if place != choice)
@@ -115,8 +118,7 @@ def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) 
 
 
 def _generated(answer: DocumentAnswer) -> tuple[str, float | None] | None:
-    is_text = answer.margin is None and not answer.scores
-    return (answer.text, answer.values.get(LENGTHS[-1])) if is_text else None
+    return (answer.text, answer.values.get(LENGTHS[-1])) if answer.is_generated else None
 
 
 def check_same_questions(reference: Answers, candidate: Answers, *, has_same_prompts: bool = True) -> None:
@@ -176,7 +178,8 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))
-    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores)
+    is_generated = all(isinstance(item, str) for items in line["resps"] for item in items)
+    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores, is_generated)
 
 
 def share_cut_off(line: Sample) -> float | None:

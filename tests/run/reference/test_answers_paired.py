@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ def answers(
     count = len(next(iter(values.values())))
     by_document = {
         number: DocumentAnswer(
-            f"asked {number}", {name: given[number] for name, given in values.items()}, f"{values} {number}"
+            f"{task}-{number} asked", {name: given[number] for name, given in values.items()}, f"{values} {number}"
         )
         for number in range(count)
     }
@@ -156,3 +157,15 @@ def test_answers_that_only_their_limit_ends_are_counted() -> None:
     assert cut_off.low > 0
     assert compare_answers(ended, ended, lines, {"solve": task})[2] == ()
     assert changed_answers(ended, ended) == 0
+
+
+def test_a_document_that_two_tasks_ask_alike_counts_once_over_all() -> None:
+    """A benchmark and a part of it: the exact test knows no document twice."""
+    both = [[answers("a", {"acc": right}), answers("part", {"acc": right})] for right in ([1, 1, 1, 0], [0, 0, 1, 1])]
+    for own in both:
+        part = {number: replace(answer, digest=f"a-{number} asked") for number, answer in own[1].by_document.items()}
+        own[1] = replace(own[1], by_document=part)
+    lines = {**samples("a", 4), **samples("part", 4)}
+    outcomes, *_ = compare_answers(*both, lines, {"a": TASK, "part": TASK})
+    assert [(item.task, item.num_documents, item.right_to_wrong) for item in outcomes][-1] == (ALL, 4, 2)
+    assert changed_answers(*both) == 0
