@@ -210,6 +210,8 @@ def test_norm_that_is_scaled_is_a_target_with_the_float_graph_s_numbers(tmp_path
     first = pair(own, other).targets[0]
     assert (first.name, first.layer, first.kind, first.is_constant) == (norm.name, 1, "norm/weight", True)
     assert first.numbers(own, other)[norm.name].max() == pytest.approx(2.1)
+    for node in quantized.graph.node:
+        node.input[:] = ["layers.1.other.weight" if name == norm.name else name for name in node.input]
     norm.name = "layers.1.other.weight"
     assert "layers.1.norm.weight" in pair(own, GraphWeights(quantized, tmp_path)).damaged, "it is missing"
 

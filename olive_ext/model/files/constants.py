@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.files.package_files import json_object
 from olive_ext.model.types import ModelFiles
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -54,9 +55,6 @@ to it before, as by a builder that reads a checkpoint in bfloat16 and writes flo
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
 
-TURN = 0.1
-"""By how much a row of a rotary table may be beside its angle, in radians: float32 is by 0.01 at position 131,072."""
-
 SAMPLED = 64
 """Outputs of a quantized product that are held against the float one's, in four runs."""
 
@@ -67,11 +65,6 @@ OUTLIER = 0.2
 """Share of a product's numbers beyond a step of its grid from which on it is no rounding, where the median product has
 a tenth of it: rounding to nearest has none, GPTQ and AWQ have their shares everywhere, and zero points that are off by
 one have a half."""
-
-
-_OTHER = "not the reference's"
-_WHOLE = f"is {_OTHER}"
-"""How the sentence on a constant begins of which every row is another."""
 
 
 class Constants:
@@ -164,11 +157,14 @@ def constants_of(path: Path) -> Constants:
 
 
 def checkpoint_floats(folder: Path) -> dict[str, Array]:
-    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped; none without such files.
+    """The floating-point tensors of a Hugging Face model's safetensors in `folder`, mapped, of the files that its index
+    names, or of model.safetensors; none without such files.
     Their form: https://huggingface.co/docs/safetensors, "Format"."""
     dtypes: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
     tensors: dict[str, Array] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    index = folder / "model.safetensors.index.json"
+    named = {*json_object(index)["weight_map"].values()} if index.is_file() else {"model.safetensors"}
+    for file in (folder / name for name in sorted(named) if (folder / name).is_file()):
         with file.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(size))
@@ -181,15 +177,27 @@ def checkpoint_floats(folder: Path) -> dict[str, Array]:
     return tensors
 
 
-def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """The constants of `model` that should be `reference`'s and are not, beyond rounding, and all that are NaN or
-    infinite where the reference's are not: how, as "rows 450 to 511 of 512 are not the reference's".
+class Apart(NamedTuple):
+    """How two constants differ beyond rounding."""
+
+    rows: list[int]
+    """Those that do, counted from 0; of a vector 0."""
+
+    error: float
+    """Of the whole, relative to the reference's size."""
+
+    def told(self, array: Array) -> str:
+        """ "rows 450 to 511 of 512 are not the reference's (relative error 0.3)"."""
+        return _told(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
+
+
+def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
+    """The constants of `model` that should be `reference`'s and are not, beyond rounding.
 
     Constants are one where name and shape are equal; a kind of vectors (one name over the layers) may have 1 added, as
     Gemma's norms. Where more than half of a kind, or of all vectors or matrices, are others, these were changed on
-    purpose, as norms are by AWQ and weights by training: then they are no findings, and any text shows what they do. A
-    table of rotary positions is one unless all else is of another model. A vector that the model lacks is a finding
-    where it has those of other layers.
+    purpose, as norms are by AWQ and weights by training: then they are left out, and any text shows what they do. A
+    table of rotary positions is one unless all else is of another model.
     """
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
@@ -198,22 +206,33 @@ def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> d
     folded = {name: _apart(name, reference[name], model[name], 1) for name in vectors}
     of_kinds = [Counter(_kind(name) for name, what in read.items() if what) for read in (plain, folded)]
     plain |= {name: what for name, what in folded.items() if of_kinds[1][_kind(name)] < of_kinds[0][_kind(name)]}
-    apart = {name: what for name, what in plain.items() if what}
-    meant = meant_others(shared, apart, _kind)
+    others = {name: what for name, what in plain.items() if what}
+    meant = meant_others(shared, others, _kind)
     for whole in (vectors, shared - vectors - rotary):
-        meant |= whole if 2 < len(whole) < 2 * len(whole & apart.keys()) else set()
-    is_other_model = rotary < shared and shared - rotary <= apart.keys()
+        meant |= whole if 2 < len(whole) < 2 * len(whole & others.keys()) else set()
+    is_other_model = rotary < shared and shared - rotary <= others.keys()
     meant = meant | rotary if is_other_model else meant - rotary
-    told = {name: what for name, what in apart.items() if name not in meant}
-    told |= {name: what for name in model if name not in shared and (what := _turned(name, model))}
-    broken = {name: what for name, array in model.items() if (what := _broken(array))}
-    told |= {name: what for name, what in broken.items() if name not in shared or _broken(reference[name]) != what}
-    kinds = set(map(_kind, shared))
-    lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model and _kind(name) in kinds}
+    return {name: what for name, what in others.items() if name not in meant}
+
+
+def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
+    """The constants of `model` that are NaN or infinite where the reference's are not, and vectors that it lacks while
+    it has others of that layer and those of other layers: how, by name."""
+    told = {name: what for name, array in model.items() if (what := _broken(array))}
+    told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
+    kinds, layers = set(map(_kind, model.keys() & reference.keys())), set(map(_layer, model))
+    lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
-        if reference[name].any() and not any(_is_one(reference[name], model[one]) for one in vectors):
+        is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
+        if _kind(name) in kinds and _layer(name) in layers and reference[name].any() and not is_there:
             told[name] = "is missing"
     return told
+
+
+def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
+    """Those of `apart` and `broken` together, in words by name."""
+    others = apart(reference, model)
+    return {name: what.told(model[name]) for name, what in others.items()} | broken(reference, model)
 
 
 def _is_one(own: Array, other: Array) -> bool:
@@ -221,9 +240,9 @@ def _is_one(own: Array, other: Array) -> bool:
 
 
 def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
-    """The constants of a model that are not its reference's where they should be, or no numbers, and products that lie
-    farther from the float ones than rounding puts any: how, by name. The reference is an ONNX model, a checkpoint, or
-    not on disk. Raises `ModelError`."""
+    """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
+    none, a single vector that is another or product that lies farther from the float one than rounding puts any. The
+    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     told: dict[str, str] = {}
     graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
     floats, others = {}, {}
@@ -233,26 +252,27 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
         floats = checkpoint_floats(reference.directory)
     for part, graph in graphs.items():
         own, other = constants_of(graph), constants_of(others[part]) if part in others else None
-        what = f", {part}" if part else ""
-        constants = own.floats()
-        others_of_part = differences(other.floats() if other is not None else floats, constants)
-        others_of_part = hidden(others_of_part, constants)
-        others_of_part |= {} if other is None else outliers(shares_beyond(other, own))
-        told |= {name + what: how for name, how in others_of_part.items()}
+        known, constants = other.floats() if other is not None else floats, own.floats()
+        far = {} if other is None else outliers(shares_beyond(other, own))
+        found = hidden(apart(known, constants), far, constants) | broken(known, constants)
+        told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return told
 
 
-def hidden(told: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
-    """Those of `differences` that texts need not show. A matrix that is another in every row is none, nor is a vector
-    without its like in other layers: rotations, smoothing and folded norms make such ones, which compute the same, and
-    any text shows what they do."""
-    kinds = Counter(map(_kind, constants))
-
-    def is_shown(name: str) -> bool:
-        is_whole = told[name].startswith(_WHOLE) and not _ROTARY.search(name)
-        return is_whole and (constants[name].ndim > 1 or kinds[_kind(name)] == 1)
-
-    return {name: how for name, how in told.items() if name not in constants or not is_shown(name)}
+def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+    """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
+    no text shows. What is another as a whole, in half of its rows or more, is reached by any text. Several such are
+    what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these compute
+    the same."""
+    whole = {
+        name
+        for name, what in others.items()
+        if not _ROTARY.search(name) and (constants[name].ndim == 1 or 2 * len(what.rows) >= len(constants[name]))
+    }
+    is_meant = len(whole) + len(far) > 1
+    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
+    told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}
+    return told if is_meant else {**told, **far}
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
@@ -263,6 +283,11 @@ def meant_others(names: Collection[str], others: Collection[str], kind: Callable
 
 def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
+
+
+def _layer(name: str) -> str:
+    """The name up to its number; the whole of one without."""
+    return re.sub(r"(\d+).*", r"\1", name)
 
 
 def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
@@ -286,8 +311,8 @@ def _broken(array: Array) -> str:
     return _told(rows, array, "NaN or infinite") if rows else ""
 
 
-def _apart(name: str, own: Array, other: Array, added: int = 0) -> str:
-    """Which rows of two arrays differ beyond rounding; empty where none does. To `own` a number is added, as exporters
+def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
+    """How two arrays differ beyond rounding; None where they do not. To `own` a number is added, as exporters
     fold the 1 of Gemma's norms."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
     is_rotary, rows, squares, whole = bool(_ROTARY.search(name)), [], 0.0, 0.0
@@ -305,24 +330,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> str:
         rows += (first + np.flatnonzero(is_other)).tolist()
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))
         whole += float(np.square(left, dtype=np.float64).sum())
-    error = (squares / (whole or 1)) ** 0.5
-    return _told(rows, own, f"{_OTHER} (relative error {error:.2g})") if rows else ""
-
-
-def _turned(name: str, tables: Mapping[str, Array]) -> str:
-    """Which rows of a cosine's table [P, F] have another radius with their sine than position 0, or are no turn of the
-    rows before them by the first row's angle, as less than half are; empty where none is, or the name is another. From
-    some row on most turn by another angle where positions are scaled for long texts (longrope)."""
-    sine = tables.get(name.replace("cos", "sin"))
-    if not _ROTARY.search(name) or "cos" not in name or sine is None or sine.ndim != 2 or len(sine) < 3:
-        return ""
-    cosine, sine = np.asarray(tables[name], np.float32), np.asarray(sine, np.float32)
-    radius = np.square(cosine) + np.square(sine) if cosine.shape == sine.shape else np.full_like(cosine, np.nan)
-    is_other = ~(np.abs(radius - radius[0]) < TURN * radius[0]).all(1)
-    step = cosine[2:] + cosine[:-2] - 2 * cosine[1] / cosine[0] * cosine[1:-1]
-    is_beside = ~(np.abs(step) < TURN * np.abs(cosine[0])).all(1)
-    is_other[2:] |= is_beside & (2 * is_beside.sum() < len(cosine))
-    return _told(np.flatnonzero(is_other).tolist(), cosine, "no turns of the rows before") if is_other.any() else ""
+    return Apart(rows, (squares / (whole or 1)) ** 0.5) if rows else None
 
 
 def _told(rows: list[int], array: Array, what: str) -> str:

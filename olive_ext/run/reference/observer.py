@@ -223,7 +223,7 @@ class Observer:
         if not self._longest:
             return None
         share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None
-        return Reach(self._longest, context, share)
+        return Reach(min(self._longest, context or self._longest), context, share)
 
     @property
     def tasks(self) -> tuple[str, ...]:
