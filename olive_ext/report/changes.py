@@ -162,13 +162,15 @@ def _with_metrics(task: str, comparison: Comparison) -> str:
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:
-    """Documents without an answer, a request each at most, may all be lost: in points of them and the compared ones."""
+    """Documents without an answer, a request each at most, may all be lost, and all be of this task: in points of them
+    and the compared ones. A text without one may have lost anything."""
     if not comparison.missing:
         return change
-    everything = comparison.missing + sum(comparison.documents().values())
+    known = comparison.documents()
+    everything = comparison.missing + (sum(known.values()) if change.task == ALL else known.get(change.task, 0))
     advice = f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
     low = change.low - 100 * comparison.missing / everything
-    return replace(change, low=max(low, -100.0) if change.unit == "pt" else low, advice=advice)
+    return replace(change, low=max(low, -100.0) if change.unit == "pt" else -math.inf, advice=advice)
 
 
 def difference_texts(item: Outcome) -> tuple[str, str]:

@@ -283,6 +283,13 @@ class Stops:
     reference_file: str
     candidate: tuple[int, ...]
     candidate_file: str
+    search: tuple[str, ...] = ()
+    """What the candidate's file says otherwise of how answers are searched for: "min_length 60 for 0"."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether the candidate's own runtime would give other answers than the reference's, by these files alone."""
+        return bool(self.missing or self.search)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -291,6 +298,11 @@ class Stops:
 
     def sentence(self) -> str:
         """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
+        if not self.missing:
+            return (
+                f"{self.candidate_file} has another search than {self.reference_file} of the reference: "
+                + ", ".join(self.search)
+            )
         one, two = ([*map(str, ids)] or ["none"] for ids in (self.candidate, self.reference))
         tokens = f"token{'s' * (len(self.missing) > 1)} {', '.join(map(str, self.missing))}"
         sources = f"{self.candidate_file} has {', '.join(one)}; {self.reference_file} of the reference {', '.join(two)}"

@@ -281,11 +281,11 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     if comparison.asked is not None:
         words = f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
         yield Reason("asked", words=words)
-    if stops is not None and stops.missing:
+    if stops is not None and stops.differ:
         yield Reason("stops", words=f"not decided: {stops.sentence()}")
     for item in changes:
         if item.metric == CUT_OFF:
-            if item.is_lost and item.high < -matters:
+            if item.is_lost and item.may_lose(matters):
                 yield _reason("cut_off", item, -item.estimate)
         elif item.is_lost:
             yield _reason("loss" if item.may_lose(matters) else "small_loss", item, -item.estimate)
@@ -335,7 +335,7 @@ def _incomparable(comparison: Comparison) -> str:
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
         return False
-    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.missing):
+    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.differ):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped

@@ -326,13 +326,15 @@ class Models:
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
+        search: tuple[str, ...] = ()
         if self.records_file is not None:
             known = self.records_file.stops
         else:
-            from olive_ext.text.generation_bounds import read_stop_ids
+            from olive_ext.text.generation_bounds import other_search, read_stop_ids
 
+            search = other_search(self.other.processor_files, self.own.processor_files)
             stops = read_stop_ids(self._tokenizer(self.other), self.other.processor_files)
             known = sorted(stops.ids), stops.file
         if known is None or "stop_ids" not in own:
             return None
-        return Stops(tuple(known[0]), known[1], tuple(own["stop_ids"]), str(own["stop_ids_file"]))
+        return Stops(tuple(known[0]), known[1], tuple(own["stop_ids"]), str(own["stop_ids_file"]), search)

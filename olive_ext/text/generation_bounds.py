@@ -14,9 +14,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from olive_ext.errors import ConfigError, listed
-from olive_ext.model.files.package_config import first_named, named_end, named_ids
+from olive_ext.model.files.package_config import GenerationConfig, first_named, named_end, named_ids, read_json
 from olive_ext.model.types import ModelFiles
 from olive_ext.text.tokenizer import Tokenizer
 
@@ -60,6 +61,32 @@ def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> StopIds:
     if named is None:
         named = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     return StopIds(frozenset(named), file)
+
+
+_SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0}
+
+
+def read_search(files: ModelFiles) -> dict[str, Any]:
+    """What a model's own runtime searches answers with where nobody says otherwise, beside its stop ids: penalties,
+    whether tokens are drawn, and a `max_length` below the context's. Of genai_config.json or generation_config.json."""
+    config = files.directory / "generation_config.json"
+    written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
+    section = files.genai_config.get("search") or written
+    search = {name: section.get(name, default) for name, default in _SEARCH.items()}
+    context = (files.genai_config.get("model") or {}).get("context_length", 0)
+    shorter = files.genai_config and section.get("max_length", context) < context
+    return {
+        **search,
+        "do_sample": bool(section.get("do_sample")),
+        "max_length": section["max_length"] if shorter else None,
+    }
+
+
+def other_search(reference: ModelFiles, candidate: ModelFiles) -> tuple[str, ...]:
+    """What a candidate's runtime searches otherwise than its reference's, where it makes greedy answers others."""
+    one, two = read_search(reference), read_search(candidate)
+    others = {name: value for name, value in two.items() if value != one[name] and value not in (None, False)}
+    return tuple(f"{name} {value} for {one[name]}" for name, value in others.items())
 
 
 WHISPER_START = "<|startoftranscript|>"

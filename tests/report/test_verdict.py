@@ -242,6 +242,13 @@ def test_requests_without_an_answer_may_hide_a_loss() -> None:
     )
 
 
+def test_requests_without_an_answer_may_all_be_of_one_task() -> None:
+    """Nine other tasks of as many documents dilute nothing."""
+    tasks = tuple(replace(outcome(**SAFE), task=f"t{number}", num_documents=400) for number in range(10))
+    assert verdict(Comparison({}, (), tasks)).code == "no_loss_found"
+    assert verdict(Comparison({}, (), tasks, missing=8)).code == "too_few"
+
+
 def test_equal_answers_say_nothing_of_those_that_are_missing() -> None:
     same = divergence("choice", kl=0.0, top1_agreement=1.0)
     same = replace(same, kl=Spread(0, 0, 0, 0, 0, 0, 0))
@@ -415,5 +422,11 @@ def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
     """Where the candidate's answers certainly run to their limit, no equal metric makes the verdict green."""
     kept, lost = (compare_outcomes("solve", "cut_off", "none", np.zeros(40), np.arange(40) < n, False) for n in (0, 30))
     assert verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(kept,))).code == "no_loss_found"
+    some, few = (
+        compare_outcomes("solve", "cut_off", "none", np.zeros(count), np.arange(count) < n, False)
+        for count, n in ((400, 8), (4000, 8))
+    )
+    codes = [verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(item,))).code for item in (some, few)]
+    assert codes == ["cut_off", "no_loss_found"], "certain in both: two points, and a fifth of one"
     found = verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(lost,)))
     assert (found.code, found.headline) == ("cut_off", "loss found: more answers of solve run to their limit")

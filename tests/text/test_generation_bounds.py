@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
-from olive_ext.text.generation_bounds import StopChecker, read_stop_ids
+from olive_ext.text.generation_bounds import StopChecker, other_search, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
 
@@ -160,3 +160,17 @@ def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
         read_stop_ids(byte_level(), model_files(tmp_path, {}))
+
+
+def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes it; what only draws of both, or says a default, is no difference."""
+    plain = {"search": {"max_length": 512, "do_sample": True, "top_k": 40}, "model": {"context_length": 512}}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
+    checkpoint = model_files(tmp_path, {})
+    assert other_search(checkpoint, model_files(tmp_path, plain)) == ()
+    for name, value in (("min_length", 60), ("repetition_penalty", 1.8), ("max_length", 24)):
+        edited = {**plain, "search": {**plain["search"], name: value}}
+        (told,) = other_search(checkpoint, model_files(tmp_path, edited))
+        assert told.startswith(f"{name} {value} for ")
+    (tmp_path / "generation_config.json").unlink()
+    assert other_search(checkpoint, model_files(tmp_path, plain)) == ("do_sample True for False",)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
@@ -94,6 +94,15 @@ def test_tokenizer_that_drops_spaces_is_refused_with_both_texts(tmp_path: Path) 
     tokenizer.hf = PreTrainedTokenizerFast(tokenizer_object=core)
     with pytest.raises(ModelError, match=r"they spell 'Thequickbrownfox.*' and 'The quick brown fox.*tokenizer_class"):
         hold_to_files(tokenizer)
+
+
+def test_tokenizer_that_leaves_spaces_at_the_ends_out_is_named(tmp_path: Path) -> None:
+    """As transformers' class does with tokenizer.json of Llama 2, Phi-3 and Mistral: the words are the same."""
+    tokenizer = put(tmp_path, "PreTrainedTokenizerFast")
+    core = Core.from_file(str(tmp_path / "tokenizer.json"))
+    core.normalizer = normalizers.Strip()
+    tokenizer.hf = PreTrainedTokenizerFast(tokenizer_object=core)
+    assert "tokens of '  leading" in hold_to_files(tokenizer)
 
 
 def test_tokenizer_that_cuts_other_tokens_of_the_same_text_is_named(tmp_path: Path) -> None:

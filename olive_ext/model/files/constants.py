@@ -183,6 +183,9 @@ class Apart(NamedTuple):
     rows: list[int]
     """Those that do, counted from 0; of a vector 0."""
 
+    share: float
+    """Of the numbers."""
+
     error: float
     """Of the whole, relative to the reference's size."""
 
@@ -220,7 +223,8 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     it has others of that layer and those of other layers: how, by name."""
     told = {name: what for name, array in model.items() if (what := _broken(array))}
     told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
-    kinds, layers = set(map(_kind, model.keys() & reference.keys())), set(map(_layer, model))
+    kinds, known = set(map(_kind, model.keys() & reference.keys())), Counter(map(_kind, model))
+    layers = {_layer(name) for name in model if known[_kind(name)] > 1}  # builders count the last norm as a layer
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
@@ -261,14 +265,10 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
     """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
-    no text shows. What is another as a whole, in half of its rows or more, is reached by any text. Several such are
+    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text. Several such are
     what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these compute
     the same."""
-    whole = {
-        name
-        for name, what in others.items()
-        if not _ROTARY.search(name) and (constants[name].ndim == 1 or 2 * len(what.rows) >= len(constants[name]))
-    }
+    whole = {name for name, what in others.items() if not _ROTARY.search(name) and 2 * what.share >= 1}
     is_meant = len(whole) + len(far) > 1
     meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
     told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}
@@ -315,7 +315,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     """How two arrays differ beyond rounding; None where they do not. To `own` a number is added, as exporters
     fold the 1 of Gemma's norms."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
-    is_rotary, rows, squares, whole = bool(_ROTARY.search(name)), [], 0.0, 0.0
+    is_rotary, rows, count, squares, whole = bool(_ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
         if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
             continue
@@ -326,11 +326,12 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):
             difference = np.abs(left - right)
-            is_other = ~((difference <= limit) | (left == right)).all(1)
-        rows += (first + np.flatnonzero(is_other)).tolist()
+            is_other = ~((difference <= limit) | (left == right))
+        rows += (first + np.flatnonzero(is_other.any(1))).tolist()
+        count += int(is_other.sum())
         squares += float(np.nansum(np.square(difference, dtype=np.float64)))
         whole += float(np.square(left, dtype=np.float64).sum())
-    return Apart(rows, (squares / (whole or 1)) ** 0.5) if rows else None
+    return Apart(rows, count / own.size, (squares / (whole or 1)) ** 0.5) if rows else None
 
 
 def _told(rows: list[int], array: Array, what: str) -> str:
