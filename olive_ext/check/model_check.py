@@ -117,11 +117,11 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
     from olive_ext.run.conversion import hold_against
     from olive_ext.session.texts import open_tokenizer
-    from olive_ext.text.generation_bounds import other_search, read_stop_ids
+    from olive_ext.text.generation_bounds import other_search, read_search, read_stop_ids
 
     other = resolve(model.settings.of_reference(checkpoint))
     one, two = (read_stop_ids(open_tokenizer(each), each.processor_files) for each in (other, model))
-    search = other_search(other.processor_files, model.processor_files)
+    search = other_search(*(read_search(each.processor_files) for each in (other, model)))
     stops = Stops(tuple(one.ids), one.file, tuple(two.ids), two.file, search)
     if stops.differ:
         findings.problems.append(stops.sentence())

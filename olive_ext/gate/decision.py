@@ -30,6 +30,7 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Status, Verdict, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
+from olive_ext.run.models import stops_of
 from olive_ext.run.reference.answers import Answers
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.sample_logs import Logs
@@ -122,6 +123,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
         raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
+    faults = replace(faults, stops=stops_of(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")

@@ -127,7 +127,8 @@ def changes_of(comparison: Comparison) -> list[Change]:
 
 
 def judged(changes: Sequence[Change]) -> list[Change]:
-    """The changes in which a loss that matters must be excluded: all but lengths, and but the first answers' metric
+    """The changes in which a loss that matters must be excluded: all but lengths that did
+    not clearly change, and but the first answers' metric
     where a document has several answers, which `avg@n` is the mean of, with all answers together, which are first ones.
     """
     averaged = {(item.task, item.outcome.filter) for item in changes if item.outcome and item.metric.startswith("avg@")}
@@ -137,7 +138,7 @@ def judged(changes: Sequence[Change]) -> list[Change]:
         key = (item.task, item.outcome.filter) if item.outcome is not None else None
         if key in averaged:
             averaged.remove(key)
-        elif key not in superseded and item.metric != CUT_OFF:
+        elif key not in superseded and (item.metric != CUT_OFF or (item.p < LEVEL and item.estimate < 0)):
             kept.append(item)
     return kept
 

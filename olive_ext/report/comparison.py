@@ -296,6 +296,12 @@ class Stops:
         """Those of the reference at which the candidate goes on."""
         return tuple(sorted({*self.reference} - {*self.candidate}))
 
+    @property
+    def more(self) -> str:
+        """Says which ids end the candidate's answers and not the reference's; empty without any."""
+        ids = sorted({*self.candidate} - {*self.reference})
+        return f"the candidate also stops at {', '.join(map(str, ids))} ({self.candidate_file})" if ids else ""
+
     def sentence(self) -> str:
         """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
         if not self.missing:

@@ -35,7 +35,7 @@ Code = Literal[
     "distant", "damaged", "stops", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "claim_kept", "pooled", "missing", "place", "two_models",
+    "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
 ]  # fmt: skip
 """What a reason says, from the worst on; the last line is evidence beside others."""
 
@@ -227,6 +227,8 @@ def verdict(comparison: Comparison) -> Verdict:
         others = [*_claimed(certainty), *others]
     if worst == "too_few" and any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes):
         others.append(Reason("pooled"))
+    if comparison.stops is not None and comparison.stops.more:
+        others.append(Reason("more_stops", words=comparison.stops.more))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))

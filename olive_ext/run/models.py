@@ -326,15 +326,23 @@ class Models:
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
-        search: tuple[str, ...] = ()
         if self.records_file is not None:
-            known = self.records_file.stops
+            known: Mapping[str, Any] = self.records_file.manifest
         else:
-            from olive_ext.text.generation_bounds import other_search, read_stop_ids
+            from olive_ext.text.generation_bounds import read_search, read_stop_ids
 
-            search = other_search(self.other.processor_files, self.own.processor_files)
-            stops = read_stop_ids(self._tokenizer(self.other), self.other.processor_files)
-            known = sorted(stops.ids), stops.file
-        if known is None or "stop_ids" not in own:
-            return None
-        return Stops(tuple(known[0]), known[1], tuple(own["stop_ids"]), str(own["stop_ids_file"]), search)
+            files = self.other.processor_files
+            stops = read_stop_ids(self._tokenizer(self.other), files)
+            known = {"stop_ids": sorted(stops.ids), "stop_ids_file": stops.file, "search": read_search(files)}
+        return stops_of(known, own)
+
+
+def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
+    """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
+    from olive_ext.text.generation_bounds import other_search
+
+    if "stop_ids" not in reference or "stop_ids" not in candidate:
+        return None
+    both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
+    search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
+    return Stops(*both[0], *both[1], search)

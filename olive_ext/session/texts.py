@@ -13,7 +13,7 @@ from olive_ext.records import Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
 from olive_ext.text.encoder_decoder import Encoding, read_encoding
-from olive_ext.text.generation_bounds import StopIds, read_stop_ids
+from olive_ext.text.generation_bounds import StopIds, read_search, read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.token_ids import Rows
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
@@ -57,7 +57,8 @@ class Texts:
     ) -> Session:
         """A session whose requests `executor` runs."""
         stops = {"stop_ids": sorted(self.stops.ids), "stop_ids_file": self.stops.file}
-        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **stops}
+        search = {"search": read_search(self.model.processor_files)}
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **stops, **search}
         if self.tokenizer.note:
             facts["tokenizer_note"] = self.tokenizer.note
         return Session(

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,11 +82,11 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
     }
 
 
-def other_search(reference: ModelFiles, candidate: ModelFiles) -> tuple[str, ...]:
-    """What a candidate's runtime searches otherwise than its reference's, where it makes greedy answers others."""
-    one, two = read_search(reference), read_search(candidate)
-    others = {name: value for name, value in two.items() if value != one[name] and value not in (None, False)}
-    return tuple(f"{name} {value} for {one[name]}" for name, value in others.items())
+def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where it makes
+    greedy answers others."""
+    others = {name: value for name, value in candidate.items() if value not in (reference.get(name), None, False)}
+    return tuple(f"{name} {value} for {reference.get(name)}" for name, value in others.items())
 
 
 WHISPER_START = "<|startoftranscript|>"

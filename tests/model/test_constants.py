@@ -101,6 +101,14 @@ def test_numbers_that_are_none_in_both_models_are_no_damage() -> None:
     assert differences(reference, {**floats(), "lm_head.bias": masked.clip(-1)}).keys() == {"lm_head.bias"}
 
 
+def test_rotary_tables_of_other_lengths_are_held_as_far_as_both_reach() -> None:
+    longer = {
+        name: np.concatenate([array, array[:9]]) if "cache" in name else array for name, array in floats().items()
+    }
+    assert differences(floats(), longer) == {}
+    assert differences(floats(), changed("cos_cache", put(slice(50, None), 2), longer)).keys() == {"cos_cache"}
+
+
 def test_bias_that_one_layer_lacks_is_named() -> None:
     own = floats()
     del own["model.layers.2.attn.q_proj.bias"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Reach, Spread
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Reach, Spread, Stops
 from olive_ext.report.place import Place
 from olive_ext.report.verdict import band_of, verdict
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -428,5 +428,17 @@ def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
     )
     codes = [verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(item,))).code for item in (some, few)]
     assert codes == ["cut_off", "no_loss_found"], "certain in both: two points, and a fifth of one"
+    others = tuple(replace(outcome(**SAFE), task=f"t{number}") for number in range(19))
+    assert verdict(Comparison({}, (), others, lengths=(some,))).status == "unknown", "whatever stands beside it"
     found = verdict(Comparison({}, (), (outcome(**SAFE),), lengths=(lost,)))
     assert (found.code, found.headline) == ("cut_off", "loss found: more answers of solve run to their limit")
+
+
+def test_stop_ids_are_named_by_what_the_candidate_lacks_and_has_besides() -> None:
+    safe = outcome(**SAFE)
+    lost, more = Stops((1, 2), "a", (1,), "b"), Stops((1,), "a", (1, 2), "b")
+    other = Stops((1,), "a", (1,), "b", ("min_length 60 for 0",))
+    found = [verdict(Comparison({}, (), (safe,), stops=item)) for item in (lost, more, other)]
+    assert [item.code for item in found] == ["stops", "no_loss_found", "stops"]
+    assert "also stops at 2" in found[1].finding
+    assert "min_length 60" in found[2].headline

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
-from olive_ext.text.generation_bounds import StopChecker, other_search, read_stop_ids
+from olive_ext.text.generation_bounds import StopChecker, other_search, read_search, read_stop_ids
 from olive_ext.text.tokenizer import Tokenizer
 from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
 
@@ -167,10 +167,12 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     plain = {"search": {"max_length": 512, "do_sample": True, "top_k": 40}, "model": {"context_length": 512}}
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     checkpoint = model_files(tmp_path, {})
-    assert other_search(checkpoint, model_files(tmp_path, plain)) == ()
+    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
     for name, value in (("min_length", 60), ("repetition_penalty", 1.8), ("max_length", 24)):
         edited = {**plain, "search": {**plain["search"], name: value}}
-        (told,) = other_search(checkpoint, model_files(tmp_path, edited))
+        (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
         assert told.startswith(f"{name} {value} for ")
     (tmp_path / "generation_config.json").unlink()
-    assert other_search(checkpoint, model_files(tmp_path, plain)) == ("do_sample True for False",)
+    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == (
+        "do_sample True for False",
+    )

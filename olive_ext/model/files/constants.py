@@ -202,6 +202,10 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
     purpose, as norms are by AWQ and weights by training: then they are left out, and any text shows what they do. A
     table of rotary positions is one unless all else is of another model.
     """
+    tables = {name for name in model.keys() & reference.keys() if _ROTARY.search(name) and model[name].ndim == 2}
+    for name in tables:  # of other lengths as far as both reach
+        rows = min(len(model[name]), len(reference[name]))
+        model, reference = {**model, name: model[name][:rows]}, {**reference, name: reference[name][:rows]}
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
     rotary = {name for name in shared if _ROTARY.search(name)}

@@ -188,18 +188,18 @@ def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, d
 
 def digest_of(parts: Iterable[tuple[str, Path | bytes]]) -> str:
     """32 hex digits of labels and contents, a file's or the bytes themselves. A file that was read before in this
-    process, and has its size and time of change still, is not read again."""
+    process, and has its size and times still, is not read again; nobody can set the time of its status (ctime)."""
     digest = hashlib.sha256()
     for label, part in parts:
         if isinstance(part, Path):
             facts = part.stat()
-            part = _content(os.path.realpath(part), facts.st_size, facts.st_mtime_ns)
+            part = _content(os.path.realpath(part), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
         digest.update(f"{label} {len(part)}\n".encode() + part)
     return digest.hexdigest()[:32]
 
 
 @lru_cache(maxsize=1 << 12)
-def _content(path: str, size: int, changed: int) -> bytes:
+def _content(path: str, size: int, changed: int, status_changed: int) -> bytes:
     digest = hashlib.sha256()  # twice as fast as blake2b where the processor has instructions for it
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with Path(path).open("rb", buffering=0) as content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +45,8 @@ class DocumentAnswer:
     scores: tuple[float, ...] = ()
     """Of each choice, in nats by the metric's normalisation; none of other answers."""
 
-    is_generated: bool = False
-    """Whether the text is the model's own."""
+    generated: str = ""
+    """Digest of all texts that the model generated; empty where it generated none."""
 
     def lead_of(self, choice: int) -> float:
         """The score of a choice less the best other one's."""
@@ -118,7 +119,7 @@ def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) 
 
 
 def _generated(answer: DocumentAnswer) -> tuple[str, float | None] | None:
-    return (answer.text, answer.values.get(LENGTHS[-1])) if answer.is_generated else None
+    return (answer.generated, answer.values.get(LENGTHS[-1])) if answer.generated else None
 
 
 def check_same_questions(reference: Answers, candidate: Answers, *, has_same_prompts: bool = True) -> None:
@@ -178,8 +179,9 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
     digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))
-    is_generated = all(isinstance(item, str) for items in line["resps"] for item in items)
-    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores, is_generated)
+    texts = [item for items in line["resps"] for item in items if isinstance(item, str)]
+    generated = hashlib.sha256(repr([*map(str, texts)]).encode()).hexdigest()[:16] if texts else ""
+    return DocumentAnswer(digest, values, text[:_MAX_TEXT], margin, scores, generated)
 
 
 def share_cut_off(line: Sample) -> float | None:

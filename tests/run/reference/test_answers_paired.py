@@ -169,3 +169,19 @@ def test_a_document_that_two_tasks_ask_alike_counts_once_over_all() -> None:
     outcomes, *_ = compare_answers(*both, lines, {"a": TASK, "part": TASK})
     assert [(item.task, item.num_documents, item.right_to_wrong) for item in outcomes][-1] == (ALL, 4, 2)
     assert changed_answers(*both) == 0
+
+
+def test_answers_that_differ_anywhere_are_changed() -> None:
+    """Beyond what is kept of a text, and in the second of two answers to a document."""
+    task = SimpleNamespace(higher_is_better=dict, aggregation=dict, **vars(TASK))
+    hashes = dict.fromkeys(("doc_hash", "prompt_hash", "target_hash"), "h")
+
+    def read(*responses: str) -> list[Answers]:
+        lines = samples("solve", 1)
+        lines["solve"][0] |= {"resps": [list(responses)], **hashes}
+        return read_answers(lines, {"solve": task})
+
+    long = "a" * 4800
+    assert changed_answers(read(long, "b"), read(long, "b")) == 0
+    assert changed_answers(read(long), read(f"{long}.")) == 1
+    assert changed_answers(read("a", "b"), read("a", "c")) == 1
