@@ -229,10 +229,12 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(_kind, model.keys() & reference.keys())), Counter(map(_kind, model))
     layers = {_layer(name) for name in model if known[_kind(name)] > 1}  # builders count the last norm as a layer
+    last = max((_number(name) for name in model if known[_kind(name)] > 1), default=-1)
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
-        if _kind(name) in kinds and _layer(name) in layers and reference[name].any() and not is_there:
+        is_within = _layer(name) in layers or _number(name) < last
+        if _kind(name) in kinds and is_within and reference[name].any() and not is_there:
             told[name] = "is missing"
     return told
 
@@ -287,6 +289,10 @@ def meant_others(names: Collection[str], others: Collection[str], kind: Callable
 
 def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
+
+
+def _number(name: str) -> int:
+    return int(next(iter(re.findall(r"\d+", name)), -1))
 
 
 def _layer(name: str) -> str:
