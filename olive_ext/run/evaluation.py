@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, RunError, UnwrittenError, counted
+from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
@@ -96,8 +96,11 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     """With what the comparison has reached of the model, and the constants of its files, reached or not."""
     if report.comparison is None:
         return report
-    vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
-    reach = None if observer is None else observer.reach(models.own.context_length, vocab_size)
+    vocab_size = length = None
+    with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
+        vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
+        length = models.own.context_length
+    reach = None if observer is None else observer.reach(length, vocab_size)
     return replace(report, comparison=replace(report.comparison, damaged=models.damage(), reach=reach))
 
 
