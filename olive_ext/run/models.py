@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
     from olive_ext.text.tokenizer import Tokenizer
+    from olive_ext.text.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
-_ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args")
+_ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
 """Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
 too."""
 
@@ -287,38 +288,38 @@ class Models:
 
     @cached_property
     def asked_otherwise(self) -> Asked | None:
-        """How both models' own files ask them otherwise; None where they ask them alike. Raises `ConfigError` where the
-        tokenizers give other ids to a text."""
-        from olive_ext.text.tokenizer_fit import asked_traits, deciding_files, refuse_other_tokenizer, tokenizer_traits
+        """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
+        `ConfigError` where the tokenizers give other ids to a text."""
+        from olive_ext.text.tokenizer_fit import refuse_other_tokenizer
 
-        if self.records_file is not None or self.given.files.tokenizer == self.given_reference.files.tokenizer:
+        if self.records_file is not None:
+            name, theirs = self.records_file.path, self.records_file.asking
+        elif self.given.files.tokenizer == self.given_reference.files.tokenizer:
             return None
-        both = self.given_reference, self.given
-        tokenizers = [self._tokenizer(model) for model in both]
-        traits = [tokenizer_traits(tokenizer) for tokenizer in tokenizers]
-        refuse_other_tokenizer(traits[0], traits[1], *(model.settings.model for model in both))
-        template = self._template_variables() if self.config.apply_chat_template else None
-        reference, own = (asked_traits(tokenizer, template) for tokenizer in tokenizers)
-        if not (what := tuple(name for name in own if own[name] != reference[name])):
+        else:
+            name, theirs = self.given_reference.settings.model, self.asking(self.given_reference)
+        if theirs is None:
             return None
-        return Asked(what, deciding_files(what, [str(model.files.tokenizer) for model in both]))
+        own = self.asking(self.given)
+        refuse_other_tokenizer(theirs.ids, own.ids, name, self.given.settings.model)
+        what, files, texts = theirs.differing(own)
+        return Asked(what, files, *texts) if what else None
 
-    def _template_variables(self) -> Mapping[str, Any]:
-        if self.given.kind == "hf":
-            return {}
+    def asking(self, model: ResolvedModel) -> Asking:
+        """How the files of `model` and this evaluation's settings have a model asked."""
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+        from olive_ext.text.tokenizer_fit import Asking
 
-        return OrtLMArguments.parse(self.config.model_args, where="model_args").template_variables()
+        given = OrtLMArguments.parse(self.config.model_args, where="model_args")
+        template = self.config.apply_chat_template
+        variables = {**given.template_variables(), **({"chat_template": template} if template is not True else {})}
+        texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
+        return Asking.of(self._tokenizer(model, **texts), variables if template else None)
 
-    def _tokenizer(self, model: ResolvedModel) -> Tokenizer:
+    def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
         from olive_ext.text.tokenizer import load_tokenizer
 
-        settings = model.settings
-        bos, prefix = settings.add_bos_token, settings.prefix_token_id
-        trusts = settings.trust_remote_code
-        return load_tokenizer(
-            model.files.tokenizer, add_bos_token=bos, prefix_token_id=prefix, trust_remote_code=trusts
-        )
+        return load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code, **texts)
 
     def stops(self, lm: LM) -> Stops | None:
         """Where both models end their answers, of which `lm` is the evaluated one; None where `lm` is a model of

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
         "computed_in": computed_in(models.own),
+        "asking": asdict(models.asking(models.given)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }
 

@@ -14,6 +14,7 @@ from olive_ext.records import Records
 from olive_ext.records.travelling import unpack
 from olive_ext.report.page import SIZE
 from olive_ext.run.reference.observer import Observer
+from olive_ext.text.tokenizer_fit import Asking
 
 
 class RecordsFile:
@@ -55,6 +56,12 @@ class RecordsFile:
         """The ids at which the recorded model ended its answers, and the file that named them; None of older files."""
         known: Sequence[int] | None = self.manifest.get("stop_ids")
         return None if known is None else (known, str(self.manifest.get("stop_ids_file", "")))
+
+    @property
+    def asking(self) -> Asking | None:
+        """How the recorded model was asked; None of older files."""
+        known: Any = self.manifest.get("asking")
+        return None if known is None else Asking(**known)
 
     def shorter_than(self, length: int | None) -> int | None:
         """`max_length` where a model that sees `length` tokens must be held to it; else None."""

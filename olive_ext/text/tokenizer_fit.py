@@ -7,10 +7,14 @@ import hashlib
 import json
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
+
+from typing_extensions import Self
 
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
@@ -138,43 +142,57 @@ _FILES = {
     "special tokens around a text": _SPECIALS,
     "token for an empty context": _SPECIALS,
     "text of tokens": _SPECIALS,
-    "chat template": (
-        "chat_template.jinja",
-        "chat_template.json",
-        "additional_chat_templates",
-        "tokenizer_config.json",
-    ),
+    "chat template": ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json"),
 }
-"""What `asked_traits` hold, and the files that decide it."""
+"""What `Asking.asks` holds, and patterns of the files that decide it."""
 
 
-def asked_traits(tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What `tokenizer_traits` leave out of how a model is asked and its answers are read. The chat template counts by
-    what it makes of conversations, with the variables `template`; None where none is used."""
-    prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
-    ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
-    chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
-    rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
-    texts = [tokenizer.decode(one) for one in ids]
-    return dict(zip(_FILES, (tokenizer.encode("a"), prefix, texts, rendered), strict=True))
+@dataclass(frozen=True)
+class Asking:
+    """How a model is asked and its answers are read; JSON-ready."""
+
+    ids: Traits
+    """`tokenizer_traits`."""
+
+    asks: Traits
+    """What these leave out, by the names of `_FILES`."""
+
+    files: Mapping[str, str]
+    """Digests of the tokenizer's files that decide `asks`."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> Self:
+        """The chat template counts by what it makes of conversations, with the variables `template` and no date; None
+        where none is used."""
+        prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
+        chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
+        rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
+        texts = [tokenizer.decode(one) for one in ids]
+        around = "".join(map(str, tokenizer.hf.convert_ids_to_tokens(tokenizer.encode("a"))))
+        folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
+        files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+        digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
+        asks = dict(zip(_FILES, (around, prefix, texts, rendered), strict=True))
+        return cls(tokenizer_traits(tokenizer), asks, digests)
+
+    def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
+        """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
+        several texts one that differs."""
+        what = tuple(name for name in self.asks if self.asks[name] != other.asks.get(name))
+        patterns = {pattern for name in what for pattern in _FILES[name]}
+        changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
+        files = tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
+        one, two = (each.asks.get(what[0]) if what else "" for each in (self, other))
+        if isinstance(one, list) and isinstance(two, list):
+            one, two = next(pair for pair in zip(one, two, strict=True) if pair[0] != pair[1])
+        return what, files, (str(one), str(two))
 
 
-def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str:
-    try:
-        return tokenizer.render_chat(turns, is_open, **template)
-    except ConfigError as error:
-        return f"refused: {error}"
-
-
-def deciding_files(names: Sequence[str], folders: Sequence[str]) -> tuple[str, ...]:
-    """The files of two tokenizers' folders that may decide the traits `names` and hold something else."""
-    files = dict.fromkeys(file for name in names for file in _FILES[name])
-    contents = {file: [_content(Path(folder, file)) for folder in folders] for file in files}
-    return tuple(file for file, (one, other) in contents.items() if one != other)
-
-
-def _content(file: Path) -> bytes | None:
-    return file.read_bytes() if file.is_file() else None
+def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str | None:
+    with suppress(ConfigError):  # its words name the folder, which decides nothing
+        return tokenizer.render_chat(turns, is_open, strftime_now=str, **template)
+    return None
 
 
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:

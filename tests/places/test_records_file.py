@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -171,6 +172,28 @@ def test_what_was_not_recorded_is_one_line(
         compared(str(file), **settings)
     assert said in str(error.value)
     assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "what", "shown"),
+    [
+        ("post_processor", "special tokens around a text", "'<s>a' and 'a'"),
+        ("decoder", "text of tokens", "'The quick brown"),
+    ],
+)
+def test_a_model_that_is_asked_otherwise_is_refused_by_its_file(
+    part: str, what: str, shown: str, file: Path, tmp_path: Path
+) -> None:
+    """Records answer what their model was asked; a lost decoder would give both models the candidate's texts."""
+    model = tmp_path / "model"
+    shutil.copytree(exported(), model)
+    content = json.loads((model / "tokenizer.json").read_text())
+    (model / "tokenizer.json").write_text(json.dumps({**content, part: None}))
+    with pytest.raises(RecordsError) as error:
+        compared(str(file), model, **ALL)
+    assert f"the two models are asked otherwise: {what}" in str(error.value)
+    assert "(tokenizer.json)" in str(error.value)
+    assert shown in str(error.value)
 
 
 @pytest.mark.long

@@ -25,9 +25,10 @@ from olive_ext.config import EvaluationConfig, ExecutionSettings
 from olive_ext.errors import ConfigError
 from olive_ext.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import ALL, Comparison, Divergence
+from olive_ext.report.comparison import ALL, Asked, Comparison, Divergence
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
+from olive_ext.run.models import Models
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
 
@@ -360,3 +361,33 @@ def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -
     assert (two.what, two.files) == (("chat template",), ("chat_template.jinja",))
     assert "Say: " in two.candidate_prompt
     assert "Say: " not in two.reference_prompt
+
+
+def asked(model: Path, reference: Path, **settings: Any) -> Asked | None:
+    config = {"model": {"path": str(model)}, "reference": str(reference), "tasks": ["t"], **settings}
+    return Models(EvaluationConfig.parse(config)).asked_otherwise
+
+
+def test_what_a_chat_template_refuses_is_refused_alike(tmp_path: Path) -> None:
+    """The words of a refusal name the folder, which decides nothing."""
+    template = "{% if messages | length > 2 %}{{ raise_exception('two turns') }}{% endif %}{{ messages[-1].content }}"
+    one, two = (copied(tmp_path, name, template=template) for name in ("one", "two"))
+    assert asked(one, two, apply_chat_template=True) is None
+
+
+def test_a_chat_template_is_the_one_that_is_named(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    one, two = (copied(tmp_path, name, template=template) for name in ("one", "two"))
+    for path, text in ((one, template), (two, f"Say: {template}")):
+        (path / "additional_chat_templates").mkdir()
+        (path / "additional_chat_templates" / "rag.jinja").write_text(text)
+    assert asked(one, two, apply_chat_template=True) is None
+    differing = asked(one, two, apply_chat_template="rag")
+    assert differing is not None
+    assert (differing.what, differing.files) == (("chat template",), ("additional_chat_templates/rag.jinja",))
+
+
+def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:
+    lost = copied(tmp_path, "lost", tokenizer=lambda content: content.update(post_processor=None))
+    assert asked(lost, genai_export("llama")) is not None
+    assert asked(lost, genai_export("llama"), model_args={"add_bos_token": True}) is None

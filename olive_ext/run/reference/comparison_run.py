@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from olive_ext.config import INPUT_MODEL, ReferenceConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, RecordsError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.records.journal import Journal
@@ -273,6 +273,8 @@ def comparer_of(
         if is_foreign:
             raise ConfigError(f"'reference' = '{file.path}': records are for models that this package runs")
         file.refuse_other_tasks(tasks.tasks)
+        if models.asked_otherwise is not None:
+            raise RecordsError(f"'reference' = '{file.path}': {models.asked_otherwise.sentence()}")
     if is_same and (is_foreign or models.given.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
             return None
