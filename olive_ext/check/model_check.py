@@ -7,21 +7,20 @@ against opening it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.verification import verify_graphs, verify_steps
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import OliveExtError, ProviderError, listed
+from olive_ext.errors import ModelError, OliveExtError, ProviderError, listed
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.spec.media_types import MediaEncoderSpec
-from olive_ext.report.comparison import Stops
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
@@ -116,15 +115,17 @@ def check_model(
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
     from olive_ext.run.conversion import hold_against
+    from olive_ext.run.models import stops_of
     from olive_ext.session.texts import open_tokenizer
-    from olive_ext.text.generation_bounds import other_search, read_search, read_stop_ids
+    from olive_ext.text.generation_bounds import read_stop_ids
+
+    def ends(one: ResolvedModel) -> Mapping[str, Any]:
+        return read_stop_ids(one.processor_files, lambda: open_tokenizer(one).eos_token_id).facts
 
     other = resolve(model.settings.of_reference(checkpoint))
-    one, two = (read_stop_ids(open_tokenizer(each), each.processor_files) for each in (other, model))
-    search = other_search(*(read_search(each.processor_files) for each in (other, model)))
-    stops = Stops(tuple(one.ids), one.file, tuple(two.ids), two.file, search)
-    if stops.differ:
-        findings.problems.append(stops.sentence())
+    with suppress(ModelError):  # a checkpoint without a tokenizer, whose configurations name no end either
+        if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
+            findings.problems.append(stops.sentence())
     found = hold_against(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)

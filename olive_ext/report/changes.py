@@ -127,10 +127,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
 
 
 def judged(changes: Sequence[Change]) -> list[Change]:
-    """The changes in which a loss that matters must be excluded: all but lengths that did
-    not clearly change, and but the first answers' metric
-    where a document has several answers, which `avg@n` is the mean of, with all answers together, which are first ones.
-    """
+    """The changes in which a loss that matters must be excluded. Left out are lengths that did not clearly change, and,
+    where a document has several answers, the first answers' metric, which `avg@n` is the mean of, and all answers
+    together, which are first ones."""
     averaged = {(item.task, item.outcome.filter) for item in changes if item.outcome and item.metric.startswith("avg@")}
     superseded = {(ALL, "none")} if averaged else set()
     kept = []

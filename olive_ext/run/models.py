@@ -330,11 +330,10 @@ class Models:
         if self.records_file is not None:
             known: Mapping[str, Any] = self.records_file.manifest
         else:
-            from olive_ext.text.generation_bounds import read_search, read_stop_ids
+            from olive_ext.text.generation_bounds import read_stop_ids
 
-            files = self.other.processor_files
-            stops = read_stop_ids(self._tokenizer(self.other), files)
-            known = {"stop_ids": sorted(stops.ids), "stop_ids_file": stops.file, "search": read_search(files)}
+            other = self.other
+            known = read_stop_ids(other.processor_files, lambda: self._tokenizer(other).eos_token_id).facts
         return stops_of(known, own)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -52,12 +52,6 @@ class RecordsFile:
         return int(self.manifest["max_length"])
 
     @property
-    def stops(self) -> tuple[Sequence[int], str] | None:
-        """The ids at which the recorded model ended its answers, and the file that named them; None of older files."""
-        known: Sequence[int] | None = self.manifest.get("stop_ids")
-        return None if known is None else (known, str(self.manifest.get("stop_ids_file", "")))
-
-    @property
     def asking(self) -> Asking | None:
         """How the recorded model was asked; None of older files."""
         known: Any = self.manifest.get("asking")
@@ -84,7 +78,7 @@ class RecordsFile:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
         from olive_ext.session.replayed import replayed
 
-        stop_ids = candidate.session.stop_ids if self.stops is None else self.stops[0]
+        stop_ids = self.manifest.get("stop_ids", candidate.session.stop_ids)  # older files name none
         records = Records.read(self.folder), self.max_length, self.manifest["answers"]
         session = replayed(candidate.session, *records, stop_ids)
         if session.journal is not None:

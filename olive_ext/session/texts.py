@@ -13,7 +13,7 @@ from olive_ext.records import Records
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.session import Session
 from olive_ext.text.encoder_decoder import Encoding, read_encoding
-from olive_ext.text.generation_bounds import StopIds, read_search, read_stop_ids
+from olive_ext.text.generation_bounds import StopIds, read_stop_ids
 from olive_ext.text.placeholders import MediaText, read_markers
 from olive_ext.text.token_ids import Rows
 from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
@@ -56,9 +56,7 @@ class Texts:
         beside: Session | None = None,
     ) -> Session:
         """A session whose requests `executor` runs."""
-        stops = {"stop_ids": sorted(self.stops.ids), "stop_ids_file": self.stops.file}
-        search = {"search": read_search(self.model.processor_files)}
-        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **stops, **search}
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **self.stops.facts}
         if self.tokenizer.note:
             facts["tokenizer_note"] = self.tokenizer.note
         return Session(
@@ -78,7 +76,8 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
     """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
     that opening the model refuses of its tokenizer and of the configurations of a generation."""
     tokenizer = tokenizer or open_tokenizer(model)
-    stops = read_stop_ids(tokenizer, model.processor_files)
+    eos = tokenizer.eos_token_id
+    stops = read_stop_ids(model.processor_files, lambda: eos)
     return Texts(model, tokenizer, stops, read_encoding(tokenizer, model, model.source or (None, None)))
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,10 +43,17 @@ def too_long(setting: str, value: int, max_length: int) -> str:
 
 @dataclass(frozen=True)
 class StopIds:
-    """The token ids that end every generation of a model, and the file that names them."""
+    """The token ids that end every generation of a model, the file that names them, and how it says to search."""
 
     ids: frozenset[int]
     file: str
+    search: Mapping[str, Any]
+    """As `read_search`."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """JSON-ready, for the facts of an execution."""
+        return {"stop_ids": sorted(self.ids), "stop_ids_file": self.file, "search": self.search}
 
     def described(self, tokenizer: Tokenizer, ids: frozenset[int] | None = None) -> str:
         """The ids, or some of them, with their texts: "2 '</s>'"."""
@@ -54,13 +61,14 @@ class StopIds:
         return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
 
 
-def read_stop_ids(tokenizer: Tokenizer, files: ModelFiles) -> StopIds:
+def read_stop_ids(files: ModelFiles, eos: Callable[[], int | None]) -> StopIds:
     """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
-    generation_config.json, or config.json where there is none. Where that names none, the tokenizer's EOS ends."""
+    generation_config.json, or config.json where there is none. Where that names none, `eos` is asked: the tokenizer's
+    EOS, which costs a tokenizer."""
     named, file = named_end(files)
     if named is None:
-        named = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    return StopIds(frozenset(named), file)
+        named = () if (end := eos()) is None else (end,)
+    return StopIds(frozenset(named), file, read_search(files))
 
 
 _SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0}

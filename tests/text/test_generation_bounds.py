@@ -153,13 +153,13 @@ def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
     for name, content in (("generation_config.json", generation), ("config.json", config)):
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
-    assert read_stop_ids(byte_level(), model_files(tmp_path, genai)).ids == {*expected}
+    assert read_stop_ids(model_files(tmp_path, genai), lambda: EOS).ids == {*expected}
 
 
 def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
-        read_stop_ids(byte_level(), model_files(tmp_path, {}))
+        read_stop_ids(model_files(tmp_path, {}), lambda: EOS)
 
 
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:

@@ -203,9 +203,8 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
     table of rotary positions is one unless all else is of another model.
     """
     tables = {name for name in model.keys() & reference.keys() if _ROTARY.search(name) and model[name].ndim == 2}
-    for name in tables:  # of other lengths as far as both reach
-        rows = min(len(model[name]), len(reference[name]))
-        model, reference = {**model, name: model[name][:rows]}, {**reference, name: reference[name][:rows]}
+    rows = {name: min(len(model[name]), len(reference[name])) for name in tables}  # as far as both reach
+    model, reference = ({**own, **{name: own[name][: rows[name]] for name in tables}} for own in (model, reference))
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
     rotary = {name for name in shared if _ROTARY.search(name)}
@@ -228,13 +227,13 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     told = {name: what for name, array in model.items() if (what := _broken(array))}
     told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(_kind, model.keys() & reference.keys())), Counter(map(_kind, model))
-    layers = {_layer(name) for name in model if known[_kind(name)] > 1}  # builders count the last norm as a layer
-    last = max((_number(name) for name in model if known[_kind(name)] > 1), default=-1)
+    # The highest layer of each stem; builders count the last norm as a layer more.
+    last = dict(sorted(_layer(name) for name in model if known[_kind(name)] > 1))
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
-        is_within = _layer(name) in layers or _number(name) < last
-        if _kind(name) in kinds and is_within and reference[name].any() and not is_there:
+        stem, number = _layer(name)
+        if _kind(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
             told[name] = "is missing"
     return told
 
@@ -291,13 +290,10 @@ def _kind(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _number(name: str) -> int:
-    return int(next(iter(re.findall(r"\d+", name)), -1))
-
-
-def _layer(name: str) -> str:
-    """The name up to its number; the whole of one without."""
-    return re.sub(r"(\d+).*", r"\1", name)
+def _layer(name: str) -> tuple[str, int]:
+    """What is before a name's first number, and that; 0 of a name without."""
+    stem, *rest = re.split(r"(\d+)", name, maxsplit=1)
+    return stem, int(rest[0]) if rest else 0
 
 
 def _blocks(array: Array) -> Iterator[tuple[int, Array]]:

@@ -316,6 +316,16 @@ def test_command_ends_with_the_difference_and_status_2(tmp_path: Path, capsys: p
     assert "options are for models" in capsys.readouterr().err
 
 
+def test_checkpoint_without_a_tokenizer_is_held_against_as_well(tmp_path: Path) -> None:
+    """Its own files say where answers end; no text is encoded."""
+    hf = shutil.copytree(hf_model("llama"), tmp_path / "hf")
+    for file in hf.glob("*token*"):
+        file.unlink()
+    config = EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, "tasks": ["a"], "max_length": 16})
+    assert check_model(config, against=str(hf)).problems == []
+
+
+
 def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
     path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64})
