@@ -325,7 +325,6 @@ def test_checkpoint_without_a_tokenizer_is_held_against_as_well(tmp_path: Path) 
     assert check_model(config, against=str(hf)).problems == []
 
 
-
 def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
     path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
     config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64})
