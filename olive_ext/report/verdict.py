@@ -376,7 +376,8 @@ def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Dive
 def band_of(item: Divergence, sign: int = 0) -> Band:
     """The nearest band that holds the mean KL, which must be finite; by `sign` -1 or 1 the nearest or the farthest
     within its 95 % interval."""
-    kl = item.kl.mean + (sign * item.margin(item.kl.stderr) if sign else 0.0)
+    low, high = item.kl_interval
+    kl = low if sign < 0 else high if sign else item.kl.mean
     return next(band for band in BANDS if kl <= band.most_kl)
 
 
