@@ -96,7 +96,7 @@ class Divergence:
         """95 % interval of the mean KL; infinite of too few documents. Upwards it is that of the logarithm (delta
         method), because values are positive and skewed."""
         mean, margin = self.kl.mean, self.margin(self.kl.stderr)
-        if not self.is_text and self.num_documents < LEAST_ANSWERS:
+        if math.isinf(margin) or (not self.is_text and self.num_documents < LEAST_ANSWERS):
             return -math.inf, math.inf
         return mean - margin, mean * math.exp(min(margin / mean, 700.0)) if mean > 0 else mean + margin
 
