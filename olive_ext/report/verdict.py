@@ -13,7 +13,7 @@ top tokens is a figure and sets no band: of a weak model, whose tokens nearly ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -233,6 +233,12 @@ def verdict(comparison: Comparison) -> Verdict:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
+
+
+def worst_status(comparisons: Iterable[Comparison]) -> int:
+    """The exit status of a command that compared: that of a loss, else of what is not known, else 0."""
+    statuses = {EXIT_STATUS[verdict(comparison).status] for comparison in comparisons}
+    return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 
 def _of_places(place: Place, answers: Verdict, comparison: Comparison) -> Verdict:
