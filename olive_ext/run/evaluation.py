@@ -14,6 +14,7 @@ from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.registry import hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -23,7 +24,6 @@ from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
-from olive_ext.run.place import with_place
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -80,7 +80,8 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
             report = _with_constants(report, models, evaluated.observers[0])
-            report = with_place(report, models, *evaluated.observers)
+            for finished in hooks("finish_report").values():
+                report = finished(report, models, *evaluated.observers)
         report = _named(report, names)
         try:
             evaluated.write_logs()

@@ -20,10 +20,9 @@ from olive_ext.config import (
     METRICS_TYPE,
     PASS_TYPE,
     EvaluationSettings,
-    LocationSettings,
-    MendingSettings,
     MetricSettings,
     ModelSettings,
+    PassSettings,
     ReferenceConfig,
     WorkflowSettings,
 )
@@ -44,7 +43,7 @@ _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
 
 
-def environment(settings: EvaluationSettings | LocationSettings, day: date | None = None) -> str:
+def environment(settings: PassSettings, day: date | None = None) -> str:
     """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
 
     Task files count by size and time of change, since data sets lie among them; a reference by `model_digest`. Where
@@ -57,10 +56,10 @@ def environment(settings: EvaluationSettings | LocationSettings, day: date | Non
     reference = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
         reference.append(_reference(ReferenceConfig(path=own.float_model)))
-    if isinstance(settings, MendingSettings) and settings.like is not None:
-        like = Path(settings.like)  # of which the size counts, whatever it is
+    if (named := getattr(settings, "like", None)) is not None:  # a mended model's
+        like = Path(named)  # of which the size counts, whatever it is
         sizes = [(path.name, path.stat().st_size) for path in sorted(like.rglob("*")) if path.is_file()]
-        reference.append([settings.like, sizes or (like.stat().st_size if like.is_file() else None)])
+        reference.append([named, sizes or (like.stat().st_size if like.is_file() else None)])
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
     facts = {"versions": versions(), "numbers": NUMBERS, "date": printed}
@@ -128,7 +127,7 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _task_files(settings: EvaluationSettings | LocationSettings) -> Iterator[Path]:
+def _task_files(settings: PassSettings) -> Iterator[Path]:
     """What lies in the folders of tasks, and what task files name from elsewhere: includes, Python and data."""
     written = settings.include_path or []
     folders = [written] if isinstance(written, str) else written
