@@ -20,7 +20,7 @@ FLOORS = {
     "olive_ext": [
         ["errors", "python_processes"],
         ["registry"],
-        ["config", "report", "records", "sandbox", "graph"],
+        ["config", "report", "records", "graph"],
         ["model", "stats"],
         ["engine"],
         ["media"],
@@ -33,7 +33,7 @@ FLOORS = {
         ["cli"],
         ["plugins"],
     ],
-    "olive_ext.plugins": [["diagnose", "gate", "jobs", "suites"]],
+    "olive_ext.plugins": [["code", "diagnose", "gate", "jobs", "mlflow", "suites"]],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],
     "olive_ext.model.files": [
         ["package_files"],
@@ -142,7 +142,7 @@ DOORS = {
     "mteb": ["olive_ext.plugins.suites.mteb.*"],
     "lmms_eval": ["olive_ext.plugins.suites.*"],
     "ray": ["olive_ext.session.workers.ray_worker"],
-    "mlflow": ["olive_ext.run.mlflow_log"],
+    "mlflow": ["olive_ext.plugins.mlflow.mlflow_log"],
     "jinja2": [
         "olive_ext.report.html.render",
         "olive_ext.plugins.diagnose.remedy.page",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +22,6 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
@@ -74,7 +73,9 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         _refuse_missing(config, models)
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
-    with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run, file:
+    with models.clock.told(progress), on_hub, ExitStack() as logging_runs, file:
+        name = Path(config.model.path).name
+        runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         evaluated = _evaluate(models, lm, log_folder)
         report = evaluated.report
         if lm is None:
@@ -89,7 +90,8 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
                 write(report, config.output_dir)
         except RunError as error:
             raise UnwrittenError(str(error), report) from error
-        run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
+        for run in runs:
+            run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
 
 

@@ -30,8 +30,8 @@ from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
+from olive_ext.registry import hooks
 from olive_ext.report import from_json
-from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
@@ -231,7 +231,8 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     if signal is not None:
         logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
         if (report := evaluation.report) is not None:
-            log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
+            for log_cached in hooks("log_cached").values():
+                log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
     return signal
 
 

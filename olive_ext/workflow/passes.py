@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 
 from olive_ext.config import PASS_TYPE, WorkflowSettings
 from olive_ext.errors import RequirementError
-from olive_ext.registry import passes
+from olive_ext.registry import hooks, passes
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND
-from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
@@ -94,7 +93,8 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
-        log_cached(lambda: reports[-1])
+        for log_cached in hooks("log_cached").values():
+            log_cached(lambda: reports[-1])
         if all(item.created != reports[-1].created for item in run.reports):  # of a cache, or of another process
             run.reports.append(reports[-1])
         steps = chain_steps(reports)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.run.mlflow_log import VARIABLE
+from olive_ext.plugins.mlflow.mlflow_log import VARIABLE
 
 SERVER = os.environ.get("MLFLOW_SERVER")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from olive_ext.plugins.mlflow.mlflow_log import logged_run
 from olive_ext.report import Metric, Report, from_json
-from olive_ext.run.mlflow_log import logged_run
+from tests.plugins.mlflow.mlflow_server import Server, children, client, serving
 from tests.report.chromium import Chromium, find_chromium
 from tests.report.synthetic import comparison, report
-from tests.run.mlflow_server import Server, children, client, serving
 
 pytestmark = pytest.mark.other_env
 

@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
+from olive_ext.plugins.mlflow.mlflow_log import (
+    VARIABLE,
+    legal_name,
+    log_cached,
+    logged_run,
+    metrics_of,
+    params_of,
+    tags_of,
+)
 from olive_ext.report import Metric, Report
 from olive_ext.report import write as write_report
-from olive_ext.run.mlflow_log import VARIABLE, legal_name, log_cached, logged_run, metrics_of, params_of, tags_of
 from tests.report.synthetic import comparison, report
 
 

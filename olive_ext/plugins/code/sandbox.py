@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olive_ext.errors import RunError
+from olive_ext.plugins.code import child
 from olive_ext.python_processes import import_path, python_command, usable_processors
-from olive_ext.sandbox import child
 
 MODES = {
     "namespaces": "no network, no files but Python's own, an empty folder in memory, namespaces of its own",

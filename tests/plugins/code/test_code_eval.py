@@ -13,13 +13,13 @@ import lm_eval.tasks
 import pytest
 from lm_eval.api.model import LM
 
-from olive_ext.backends.code_eval import CODE_EVAL, CodeEval
 from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import OliveExtError, TaskError
+from olive_ext.plugins.code.code_eval import CODE_EVAL, CodeEval
+from olive_ext.plugins.code.sandbox import Outcome, Sandbox
 from olive_ext.report import Report
 from olive_ext.run import evaluate
-from olive_ext.sandbox import Outcome, Sandbox
 from tests.backends.known_answers import Knows
 
 RIGHT, WRONG, STOPPED = "    return a + b\n", "    return a - b\n", "    import os\n    os._exit(0)\n"

@@ -12,7 +12,7 @@ import pytest
 from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
-from tests.run.mlflow_server import Server, children, client, serving
+from tests.plugins.mlflow.mlflow_server import Server, children, client, serving
 from tests.workflow.recipes import recipe, saved, search_blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
