@@ -33,7 +33,7 @@ FLOORS = {
         ["cli"],
         ["plugins"],
     ],
-    "olive_ext.plugins": [["code", "diagnose", "gate", "jobs", "mlflow", "suites"]],
+    "olive_ext.plugins": [["cluster", "code", "diagnose", "gate", "jobs", "mlflow", "suites"]],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],
     "olive_ext.model.files": [
         ["package_files"],
@@ -61,7 +61,7 @@ FLOORS = {
     ],
     "olive_ext.session.workers": [
         ["worker"],
-        ["crew", "process_worker", "ray_worker"],
+        ["crew", "process_worker"],
         ["pool"],
     ],
     "olive_ext.engine": [
@@ -141,7 +141,7 @@ DOORS = {
     "evalution": ["olive_ext.plugins.suites.*"],
     "mteb": ["olive_ext.plugins.suites.mteb.*"],
     "lmms_eval": ["olive_ext.plugins.suites.*"],
-    "ray": ["olive_ext.session.workers.ray_worker"],
+    "ray": ["olive_ext.plugins.cluster.ray_worker"],
     "mlflow": ["olive_ext.plugins.mlflow.mlflow_log"],
     "jinja2": [
         "olive_ext.report.html.render",

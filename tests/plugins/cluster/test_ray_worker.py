@@ -227,7 +227,7 @@ def test_actors_import_nothing_from_the_drivers_working_directory(tmp_path: Path
 
 DRIVER = """
 import json, sys
-from tests.session.workers.test_ray_worker import answers, open_tiny
+from tests.plugins.cluster.test_ray_worker import answers, open_tiny
 given = json.loads(sys.argv[1])
 with open_tiny(**given) as session:
     session.keep_answers(sys.argv[2])
@@ -321,7 +321,7 @@ def test_a_node_that_leaves_costs_its_chunks_only(expected: Any) -> None:
 import time
 from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster
-from tests.session.workers.test_ray_worker import answers, open_tiny, told
+from tests.plugins.cluster.test_ray_worker import answers, open_tiny, told
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 second = cluster.add_node(num_cpus=1)
 with open_tiny(workers={"count": 2, "address": cluster.address}) as session, ThreadPoolExecutor() as pool:
@@ -344,7 +344,7 @@ def test_workers_that_ray_ends_for_memory_cost_their_chunks_only(expected: Any) 
 import os, time
 import psutil
 from concurrent.futures import ThreadPoolExecutor
-from tests.session.workers.test_ray_worker import actors, answers, open_tiny, told
+from tests.plugins.cluster.test_ray_worker import actors, answers, open_tiny, told
 memory = psutil.virtual_memory()
 least = memory.available - (3 << 30)
 os.environ["RAY_memory_usage_threshold"] = str(1 - least / memory.total)
@@ -382,8 +382,8 @@ MANY = [
 LONG_DRIVER = """
 import json, sys
 from olive_ext.errors import RunError
-from olive_ext.session.workers import ray_worker
-from tests.session.workers.test_ray_worker import MANY, open_tiny
+from olive_ext.plugins.cluster import ray_worker
+from tests.plugins.cluster.test_ray_worker import MANY, open_tiny
 assert {"_LOOK_S", "BEAT_S"} <= vars(ray_worker).keys()
 ray_worker._LOOK_S = ray_worker.BEAT_S = 0.05
 with open_tiny(workers={"count": 2, "address": sys.argv[1]}) as session:
