@@ -108,7 +108,7 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
     packed = tuple(_packed(item) for item in answers if item.metrics)
     if not packed:
         raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
-    facts = ("path", "kind", "content_hash", "mode", "stop_ids", "stop_ids_file", "search")
+    facts = ("path", "kind", "content_hash", "mode", "stop_ids", "unused_stop_ids", "stop_ids_file", "search")
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
         format=FORMAT,

@@ -286,6 +286,9 @@ class Stops:
     search: tuple[str, ...] = ()
     """What the candidate's file says otherwise of how answers are searched for: "min_length 60 for 0"."""
 
+    unused: tuple[int, ...] = ()
+    """Ends that files of the reference name which its runtime does not read: exports stop there, too."""
+
     @property
     def differ(self) -> bool:
         """Whether the candidate's own runtime would give other answers than the reference's, by these files alone."""
@@ -297,10 +300,15 @@ class Stops:
         return tuple(sorted({*self.reference} - {*self.candidate}))
 
     @property
-    def more(self) -> str:
+    def more(self) -> tuple[int, ...]:
+        """Those of the candidate at which the reference goes on."""
+        return tuple(sorted({*self.candidate} - {*self.reference}))
+
+    @property
+    def more_sentence(self) -> str:
         """Says which ids end the candidate's answers and not the reference's; empty without any."""
-        ids = sorted({*self.candidate} - {*self.reference})
-        return f"the candidate also stops at {', '.join(map(str, ids))} ({self.candidate_file})" if ids else ""
+        ids = ", ".join(map(str, self.more))
+        return f"the candidate also stops at {ids} ({self.candidate_file})" if ids else ""
 
     def sentence(self) -> str:
         """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
