@@ -26,8 +26,45 @@ NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
 
 
+class _OverDocuments:
+    """A mean over positions of documents, whose standard error has `degrees` of freedom."""
+
+    num_documents: int
+    degrees: float | None
+
+    def margin(self, stderr: float | None) -> float:
+        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
+        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
+
+    def p(self, estimate: float, stderr: float | None) -> float:
+        """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
+        if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
+            return 1.0
+        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
+
+    @property
+    def _degrees(self) -> float:
+        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
+
+
 @dataclass(frozen=True)
-class Divergence:
+class TextChange(_OverDocuments):
+    """The perplexity of a task's whole texts, of both models, by their log-likelihoods alone."""
+
+    task: str
+    metric: str
+    """The task's: "word_perplexity"."""
+
+    num_documents: int
+    perplexity_ratio: Number
+    """Candidate's over reference's, per word or byte."""
+
+    perplexity_ratio_stderr: float | None
+    degrees: float | None = None
+
+
+@dataclass(frozen=True)
+class Divergence(_OverDocuments):
     """How far the candidate's next-token distributions are from the reference's, on the same tokens of one task."""
 
     task: str
@@ -82,20 +119,6 @@ class Divergence:
     degrees: float | None = None
     """Degrees of freedom of the standard errors (`stats.distances.degrees_of_freedom`); None in reports that lack
     them."""
-
-    def margin(self, stderr: float | None) -> float:
-        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
-        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
-
-    def p(self, estimate: float, stderr: float | None) -> float:
-        """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
-        if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
-            return 1.0
-        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
-
-    @property
-    def _degrees(self) -> float:
-        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
 
 
 @dataclass(frozen=True)
@@ -387,12 +410,15 @@ class Comparison:
     changed_answers: int = 0
     """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
 
+    texts: tuple[TextChange, ...] = ()
+    """Of tasks of whole texts, where no distributions were compared."""
+
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in self.divergences if item.task != ALL}
+        numbers = {item.task: item.num_documents for item in (*self.divergences, *self.texts) if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:
