@@ -62,7 +62,17 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
-    names = ("path", "kind", "content_hash", SIZE, "max_length", "stop_ids", "stop_ids_file", "search")
+    names = (
+        "path",
+        "kind",
+        "content_hash",
+        SIZE,
+        "max_length",
+        "stop_ids",
+        "unused_stop_ids",
+        "stop_ids_file",
+        "search",
+    )
     return {
         "facts": facts,
         **{name: report.model[name] for name in names if name in report.model},
