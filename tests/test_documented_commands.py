@@ -53,9 +53,9 @@ ELSEWHERE = {
     "python recipes/quickstart/make/make_data.py": ("tests/recipes/test_quickstart.py", "make_data"),
     "python recipes/gate/make.py": ("tests/recipes/test_gate.py", '"make.py"'),
     "python -m mkdocs build": ("tests/test_site.py", "mkdocs"),
-    "olive-ext evalution": ("tests/backends/evalution/test_spec_runner.py", "evalution"),
+    "olive-ext evalution": ("tests/plugins/suites/evalution/test_spec_runner.py", "evalution"),
     "olive-ext quickstart": (".ci/wheel.sh", "quickstart"),
-    "olive-ext check FLOAT --against": ("tests/run/conversion/test_checkpoint.py", '"--against"'),
+    "olive-ext check FLOAT --against": ("tests/plugins/diagnose/conversion/test_checkpoint.py", '"--against"'),
     "olive-ext compare out/float out/int4": ("docs/start/shell.md", "olive-ext compare out/float out/int4"),
 }
 """What a command begins with; the file that runs it, and what stands in that file."""
@@ -137,4 +137,5 @@ def _run(folder: Path, command: list[str]) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    verdicts = (0, 1, 3) if re.search("--reference|olive-ext (compare|run)|--against", command[-1]) else (0,)
+    assert done.returncode in verdicts, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
