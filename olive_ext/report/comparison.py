@@ -431,7 +431,8 @@ class Comparison:
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in (*self.divergences, *self.texts) if item.task != ALL}
+        scored: list[Divergence | TextChange] = [*self.divergences, *self.texts]
+        numbers = {item.task: item.num_documents for item in scored if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:

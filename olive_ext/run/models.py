@@ -351,6 +351,10 @@ class Models:
         return stops_of(known, own)
 
 
+STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
+"""Facts of an execution that `stops_of` reads."""
+
+
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
     """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
     from olive_ext.text.generation_bounds import other_search
