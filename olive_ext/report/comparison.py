@@ -33,6 +33,7 @@ NAME = "name"
 class _OverDocuments:
     """A mean over positions of documents, whose standard error has `degrees` of freedom."""
 
+    task: str
     num_documents: int
     degrees: float | None
 

@@ -32,7 +32,8 @@ assert not any(hasattr(olive_ext, name) for name in gone["functions"]), "functio
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == main(["schema", "recipe"]) == main(["check", model, "--max-length", "64"]) == 0
     assert all(main([name]) == 2 for name in gone["commands"])
-report = olive_ext.evaluate(model, tasks=["tiny_choice"], include_path=tasks, max_length=64, reference=model, progress=False)
+settings = {"tasks": ["tiny_choice"], "include_path": tasks, "max_length": 64, "progress": False}
+report = olive_ext.evaluate(model, reference=model, **settings)
 assert report.metrics and report.comparison.overall_divergence().kl.mean < 1e-6
 import olive_ext.workflow
 print("done")
