@@ -1,8 +1,8 @@
-"""Requests in, results out, in the order of the requests. Knows no text, and no step: a `StepLoop` runs those."""
+"""Requests in, results out as they become complete. Knows no text, and no step: a `StepLoop` runs those."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -10,7 +10,7 @@ from typing import Any
 
 from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Lost, Request, Result
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step_loop import StepLoop
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
@@ -18,9 +18,6 @@ from olive_ext.model.providers.devices import trim_host_memory
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
-
-OnResult = Callable[[int, Result], None]
-Put = Callable[[int, Result | Lost], None]
 
 
 class Engine:
@@ -30,7 +27,6 @@ class Engine:
     with all its slots. Engines whose runners share a `Residency` may be used in turns.
     """
 
-    needs_chunks = False
     at_work = ""
 
     def __init__(
@@ -66,47 +62,43 @@ class Engine:
         """Positions that a scored sequence may occupy at most."""
         return self._scoring.traits.context_length
 
-    def run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result]:
-        """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete. Raises
-        `LostRequestsError` behind all others where an encoder fails on a picture or a sound of some."""
-        found = self._run(requests, on_result)
-        if lost := {place: result.reason for place, result in enumerate(found) if isinstance(result, Lost)}:
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
+        of some."""
+        answers, lost = dict[int, Result](), dict[int, str]()
+        for place, answer in self.run_slices([list(enumerate(requests))]):
+            if isinstance(answer, Lost):
+                lost[place] = answer.reason
+            else:
+                answers[place] = answer
+        if lost:
             raise LostRequestsError(lost)
-        return [result for result in found if isinstance(result, Result)]
+        return [answers[place] for place in range(len(requests))]
 
-    def _run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result | Lost]:
-        results: dict[int, Result | Lost] = {}
-
-        def put(place: int, result: Result | Lost) -> None:
-            results[place] = result
-            if on_result is not None and isinstance(result, Result):
-                on_result(place, result)
-
-        if self._is_deterministic:
-            self.reset()
-        items = list(enumerate(requests))
-        has_two = self._generating is not self._scoring
-        generated = [item for item in items if item[1].generation is not None] if has_two else []
-        scored = [item for item in items if item[1].generation is None] if has_two else items
-        with self._running():
-            self._score(scored, put)
-            self._drive(self._generating, generated, put)
-        return [results[place] for place in range(len(requests))]
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
+        own, are planned together; a slice is read when the one before it is complete. A request is `Lost` where an
+        encoder fails on a picture or a sound of it."""
+        for items in slices:
+            if self._is_deterministic:
+                self.reset()
+            yield from self._run(items)
 
     @property
     def num_slots(self) -> int:
         """Sequences that are decoded together at most."""
         return self.runner.capacity.num_slots
 
-    def run_chunks(
-        self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result | Lost]], None]
-    ) -> None:
-        """Runs each chunk by itself, from an empty cache; `done(number, results)` is called as each is complete."""
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
+        """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
+        cache; an empty one is complete at once."""
         for number, requests in enumerate(chunks):
-            self.reset()
-            done(number, self._run(requests))
+            if requests:
+                self.reset()
+            answers = dict(self._run(list(enumerate(requests))))
+            yield number, [answers[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
         one plan needs.
 
@@ -117,7 +109,7 @@ class Engine:
         window = WINDOW_PER_SLOT * self.num_slots
         with self._running():
             self._enter(loop)
-            batch: list[tuple[Hashable, Request]] | None = []
+            batch: list[KeyedRequest] | None = []
             while batch is not None or loop.has_work:
                 if batch == [] and loop.num_waiting == 0:
                     batch = _read(source, window)
@@ -161,23 +153,27 @@ class Engine:
             "counters": counters,
         }
 
-    def _score(self, items: Sequence[tuple[int, Request]], put: Put) -> None:
+    def _run(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+        has_two = self._generating is not self._scoring
+        generated = [item for item in items if item[1].generation is not None] if has_two else []
+        scored = [item for item in items if item[1].generation is None] if has_two else items
+        with self._running():
+            yield from self._score(scored)
+            yield from self._drive(self._generating, generated)
+
+    def _score(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
         known, rest = self._tap.prepare(items)
-        for place, result in known.items():
-            put(place, result)
-
-        def finish(place: int, result: Result | Lost) -> None:
-            put(place, result if isinstance(result, Lost) else self._tap.finish(place, result))
-
+        yield from known.items()
         try:
-            self._drive(self._scoring, rest, finish)
+            for key, result in self._drive(self._scoring, rest):
+                yield key, result if isinstance(result, Lost) else self._tap.finish(key, result)
         finally:
             self._tap.flush()
 
-    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: Put) -> None:
-        """Runs numbered requests until none is left. Where an encoder fails on an item, requests that have it are lost,
-        and all others without an answer are begun anew: a step that failed leaves nothing to go on from."""
+    def _drive(self, loop: StepLoop, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+        """Runs requests until none is left. Where an encoder fails on an item, requests that have it are lost, and all
+        others without an answer are begun anew: a step that failed leaves nothing to go on from."""
         waiting = dict(items)
         while waiting:
             self._enter(loop)
@@ -186,9 +182,8 @@ class Engine:
                 loop.admit(list(waiting.items()))
                 while loop.has_work:
                     for answer in loop.advance():
-                        assert isinstance(answer.key, int)
-                        put(answer.key, answer.result())
                         del waiting[answer.key]
+                        yield answer.key, answer.result()
             except LostItemError as error:
                 lost = [key for key, request in waiting.items() if error.key in {run.item.key for run in request.media}]
                 if not lost:
@@ -196,8 +191,8 @@ class Engine:
                 loop.reset()
                 for key in lost:
                     del waiting[key]
-                    put(key, Lost(str(error)))
                 self.counters.requests = num_before + begun - len(waiting)  # the rest is admitted once more
+                yield from ((key, Lost(str(error))) for key in lost)
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
@@ -218,9 +213,9 @@ class Engine:
             raise
 
 
-def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
+def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedRequest] | None:
     """The next items, `count` at most, up to the first None; None where there are no more."""
-    found: list[tuple[Hashable, Request]] = []
+    found: list[KeyedRequest] = []
     for item in islice(source, count):
         if item is None:
             return found

@@ -1,7 +1,7 @@
-"""One call of a session: its turn at the engine, from whatever thread, and its results put together.
+"""One call of a session: its turn at the engine, from whatever thread, and the requests under way.
 
 A call from another thread waits; a call from the thread whose own call is still open could wait forever, so it is
-refused. Knows no engine and no text.
+refused. Knows no engine run and no text.
 """
 
 from __future__ import annotations
@@ -10,34 +10,20 @@ import difflib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import ConfigError, LostRequestsError, MediaError, OliveExtError, SessionError, TaskError
-from olive_ext.session.executor import Executor, OpenModel
-from olive_ext.text.conversion import Converted, convert_generation, convert_rolling, convert_scoring
+from olive_ext.errors import ConfigError, MediaError, OliveExtError, SessionError
+from olive_ext.text.conversion import OpenModel, SessionOutput, SessionRequest, convert, output_of
 from olive_ext.text.prompts import Prompt, Text
-from olive_ext.text.requests import (
-    GenerationOutput,
-    GenerationRequest,
-    RollingOutput,
-    RollingRequest,
-    ScoringOutput,
-    ScoringRequest,
-)
-from olive_ext.text.tokenizer_fit import refuse_unknown
+from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
 
 logger = logging.getLogger(__name__)
-
-Asked = TypeVar("Asked")
-Output = TypeVar("Output")
-OnOutput: TypeAlias = Callable[[int, Output], None]
-OnLost: TypeAlias = Callable[[int, str], None]
 
 
 class Turns:
@@ -88,85 +74,77 @@ class Turns:
             return was_open
 
 
-class RequestBatch(Generic[Output]):
-    """`requests` go to the engine, their results to `take`. `on_output` and `on_lost` are told of each of `converted`,
-    by its number. What is complete is forgotten."""
+class Window(NamedTuple):
+    """The key of a request of the engine: part `part` of the call's request `number`."""
 
-    def __init__(
-        self, converted: Mapping[int, Converted[Output]], on_output: OnOutput[Output], on_lost: OnLost
-    ) -> None:
-        self._converted = dict(converted)
-        self._on_output = on_output
-        self._on_lost = on_lost
-        counts = {index: len(item.requests) for index, item in self._converted.items()}
-        self._owners = [(index, part) for index, count in counts.items() for part in range(count)]
-        self.requests: list[Request] = [self._converted[index].requests[part] for index, part in self._owners]
-        self._parts: dict[int, dict[int, Result]] = {index: {} for index in self._converted}
-        for index in [index for index, item in self._converted.items() if not item.requests]:
-            self._complete(index)
+    number: int
+    part: int
 
-    def run(self, executor: Executor) -> None:
-        """Has the requests run together; those that have no result are lost."""
-        try:
-            executor.run(self.requests, self.take)
-        except LostRequestsError as error:
-            for number, reason in error.lost.items():
-                self.take(number, Lost(reason))
+    def __repr__(self) -> str:
+        return str(self.number)  # as errors of the engine name it
 
-    def take(self, number: int, result: Result | Lost) -> None:
-        """Takes the result of `requests[number]`."""
-        index, part = self._owners[number]
+
+class Call:
+    """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
+
+    def __init__(self, model: OpenModel, ask: Callable[[Any], SessionRequest]) -> None:
+        """`ask` makes a session's request of what a caller gives for one."""
+        self._model, self._ask = model, ask
+        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...], dict[int, Result]]] = {}
+        self.lost: dict[int, str] = {}
+        """The reasons of those that will have no output, by their indices."""
+
+    def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
+        """The engine's requests for one of the call, and whether its text was cut to fit."""
+        request = self._ask(item)
+        requests, is_cut = convert(self._model, request)
+        self._waiting[index] = request, requests, {}
+        return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut
+
+    def take(self, key: Window, result: Result | Lost) -> SessionOutput | None:
+        """The output of a request whose last result this is."""
         if isinstance(result, Lost):
-            self._on_lost(index, result.reason)
-            return
-        self._parts[index][part] = result
-        if len(self._parts[index]) == len(self._converted[index].requests):
-            self._complete(index)
+            self.lost[key.number] = result.reason
+            return None
+        request, requests, results = self._waiting[key.number]
+        results[key.part] = result
+        if len(results) < len(requests):
+            return None
+        del self._waiting[key.number]
+        return output_of(self._model, request, requests, [results[part] for part in range(len(requests))])
 
-    def _complete(self, index: int) -> None:
-        parts = self._parts.pop(index)
-        output = self._converted.pop(index).output([parts[part] for part in range(len(parts))])
-        self._on_output(index, output)
+    def put_all(
+        self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
+    ) -> Iterator[list[tuple[Window, Request]]]:
+        """The engine's requests of each slice. A request whose picture or sound cannot be read is lost, and costs no
+        other its answer. Warns of those that lost their beginning; `whose` names a request's task."""
+        count = 0
+        for items in slices:
+            windows: list[tuple[Window, Request]] = []
+            cut = []
+            for index, item in enumerate(items, count):
+                try:
+                    with naming(f"request {index}", index):
+                        more, is_cut = self.put(index, item)
+                except MediaError as error:
+                    self.lost[index] = str(error.__cause__)
+                    continue
+                windows += more
+                cut += [index] if is_cut else []
+            if cut:
+                tasks = Counter(map(whose, cut)) if whose is not None else {}
+                listed = f": {', '.join(f'{number} of {name}' for name, number in tasks.items())}" if tasks else ""
+                text = "%d of %d requests were cut on the left to fit into %d tokens%s"
+                logger.warning(text, len(cut), len(items), self._model.max_length, listed)
+            count += len(items)
+            if windows:
+                yield windows
 
-
-def batches(
-    slices: Iterable[Sequence[Asked]],
-    convert: Callable[[Asked], Converted[Output]],
-    on_output: OnOutput[Output],
-    on_lost: OnLost,
-    warn: Callable[[Mapping[int, bool]], None],
-) -> Iterator[RequestBatch[Output]]:
-    """A batch for each of `slices`, when it is asked for. Requests are numbered on from slice to slice. One whose
-    picture or sound cannot be read is lost, and costs no other its answer; `warn` is told which were cut."""
-    count = 0
-    for requests in slices:
-        converted: dict[int, Converted[Output]] = {}
-        for index, request in enumerate(requests, count):
-            with _noting_bad_media(on_lost, index), naming(f"request {index}", index):
-                converted[index] = convert(request)
-        warn({index: item.is_truncated for index, item in converted.items()})
-        batch = RequestBatch(converted, on_output, on_lost)
-        count += len(requests)
-        if batch.requests:
-            yield batch
-
-
-@contextmanager
-def _noting_bad_media(on_lost: OnLost, index: int) -> Iterator[None]:
-    try:
-        yield
-    except MediaError as error:
-        on_lost(index, str(error.__cause__))
-
-
-def warn_of_cuts(length: int, whose: Callable[[int], str] | None, are_cut: Mapping[int, bool]) -> None:
-    """Warns of requests that lost their beginning to fit into `length` tokens; `whose` tells a request's task."""
-    if any(are_cut.values()):
-        cut = [index for index, is_cut in are_cut.items() if is_cut]
-        tasks = Counter(map(whose, cut)) if whose is not None else {}
-        listed = f": {', '.join(f'{count} of {name}' for name, count in tasks.items())}" if tasks else ""
-        text = "%d of %d requests were cut on the left to fit into %d tokens%s"
-        logger.warning(text, len(cut), len(are_cut), length, listed)
+    def rest(self) -> Iterator[tuple[int, SessionOutput]]:
+        """The outputs of those that took no request of the engine: of empty texts."""
+        for index, (request, requests, _) in self._waiting.items():
+            if not requests:
+                yield index, output_of(self._model, request, (), ())
 
 
 @contextmanager
@@ -200,68 +178,25 @@ def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}")
 
 
-def to_generation(
-    session: OpenModel, item: ToGenerate, settings: Mapping[str, Any] | None = None
-) -> Converted[GenerationOutput]:
+def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -> GenerationRequest:
     """A prompt alone is continued with `settings`, fields of a `GenerationRequest`, and the defaults of the others.
     Raises `ConfigError` for settings beside a whole request."""
-    settings = settings or {}
-    if settings and isinstance(item, GenerationRequest):
+    if not isinstance(item, GenerationRequest):
+        return GenerationRequest(item, **(settings or {}))
+    if settings:
         raise ConfigError(f"'{next(iter(settings))}' beside a GenerationRequest, which has its own: give it there")
-    request = item if isinstance(item, GenerationRequest) else GenerationRequest(item, **settings)
-    about = session.stop_ids, session.max_length, session.encoding, session.media
-    return _known(session, convert_generation(session.tokenizer, request, *about))
+    return item
 
 
-def to_scoring(session: OpenModel, item: ToScore) -> Converted[ScoringOutput]:
+def to_scoring(item: ToScore) -> ScoringRequest:
     """Raises `ConfigError` for what is neither a pair nor a request."""
-    if not isinstance(item, ScoringRequest):
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise ConfigError(f"{type(item).__name__}: a (context, target) pair or a ScoringRequest is expected")
-        item = ScoringRequest(*item)
-    about = session.max_length, session.encoding, session.media
-    return _known(session, convert_scoring(session.tokenizer, item, *about))
+    if isinstance(item, ScoringRequest):
+        return item
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise ConfigError(f"{type(item).__name__}: a (context, target) pair or a ScoringRequest is expected")
+    return ScoringRequest(*item)
 
 
-def to_rolling(session: OpenModel, item: ToRoll) -> Converted[RollingOutput]:
-    """Raises `TaskError` for an encoder-decoder."""
-    if session.encoding is not None:
-        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
-    request = item if isinstance(item, RollingRequest) else RollingRequest(item)
-    return _known(session, convert_rolling(session.tokenizer, request, session.max_length, session.media))
-
-
-def _known(session: OpenModel, converted: Converted[Output]) -> Converted[Output]:
-    """The same; raises `TaskError` for a token that the model has no row for."""
-    for request in converted.requests if session.model is not None else ():  # else it is not known what it has
-        refuse_unknown(request, session.tokenizer, () if session.media is None else session.media.placeholders)
-    return converted
-
-
-class ContinuousRequests:
-    """The requests of a `generate_continuous`, converted as they are read, until their results come."""
-
-    def __init__(self, session: OpenModel) -> None:
-        self._session = session
-        self._in_flight: dict[Hashable, tuple[Hashable, Converted[GenerationOutput]]] = {}
-
-    def feed(self, items: Iterable[tuple[Hashable, ToGenerate] | None]) -> Iterator[tuple[Hashable, Request] | None]:
-        """The engine's requests under numbers of their own. Raises `TaskError` for a sound of several windows."""
-        for number, item in enumerate(items):
-            if item is None:
-                yield None
-                continue
-            key, request = item
-            with naming(f"request {key!r}"):
-                converted = to_generation(self._session, request)
-            if converted.is_truncated:
-                logger.warning("request %r was cut on the left to fit", key)
-            if len(converted.requests) > 1:
-                raise TaskError(f"request {key!r}: its sound has {len(converted.requests)} windows: use `generate`")
-            self._in_flight[number] = (key, converted)
-            yield number, converted.requests[0]
-
-    def take(self, number: Hashable, result: Result) -> tuple[Hashable, GenerationOutput]:
-        """The key and the output of a request whose result is there."""
-        key, converted = self._in_flight.pop(number)
-        return key, converted.output([result])
+def to_rolling(item: ToRoll) -> RollingRequest:
+    """A text is scored after the prefix token."""
+    return item if isinstance(item, RollingRequest) else RollingRequest(item)

@@ -1,4 +1,4 @@
-"""Conversion of a session's requests to the engine's, and of the engine's results back: above strings, below tokens.
+"""Conversion of a session's requests to the engine's, and of the engine's results to the session's outputs.
 
 A request that must be scored in several windows becomes several engine requests, whose results are joined again. A
 window's last token is never fed, so a window may hold `max_length` + 1 tokens. Knows no engine run, and no audio:
@@ -8,14 +8,14 @@ features are made by whoever has the sound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, ThinkingBudget, join_compared
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
+from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.text.encoder_decoder import (
     NO_SOUND,
@@ -40,19 +40,73 @@ from olive_ext.text.requests import (
 )
 from olive_ext.text.thinking import ThinkingEnd
 from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.text.tokenizer_fit import refuse_unknown
 
-Output = TypeVar("Output")
+SessionRequest: TypeAlias = GenerationRequest | ScoringRequest | RollingRequest
+SessionOutput: TypeAlias = GenerationOutput | ScoringOutput | RollingOutput
 
 
-@dataclass(frozen=True)
-class Converted(Generic[Output]):
-    """One request of the session as requests of the engine, and the function from their results, in that order, to the
-    session's output."""
+class OpenModel(Protocol):
+    """What conversions and the journal of answers read of a session."""
 
-    requests: tuple[Request, ...]
-    output: Callable[[Sequence[Result]], Output]
-    is_truncated: bool = False
-    """Whether the text was cut on the left to fit."""
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's texts."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end every generation."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model sees at once at most."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How an encoder-decoder's sources are encoded."""
+
+    @property
+    def media(self) -> MediaText | None:
+        """How pictures and sounds stand in texts."""
+
+    @property
+    def model(self) -> ResolvedModel | None:
+        """The opened model, where it was resolved."""
+
+    @property
+    def reference(self) -> OpenModel | None:
+        """The resident reference."""
+
+    def describe_execution(self) -> dict[str, Any]:
+        """Facts of the execution."""
+
+
+def convert(model: OpenModel, request: SessionRequest) -> tuple[tuple[Request, ...], bool]:
+    """The engine's requests for one of the session, none for an empty text, and whether the text was cut on the left to
+    fit. Raises `ConfigError`, `TaskError` and `MediaError` for what the model cannot take."""
+    if isinstance(request, GenerationRequest):
+        requests, is_truncated = _convert_generation(model, request)
+    elif isinstance(request, ScoringRequest):
+        requests, is_truncated = _convert_scoring(model, request)
+    else:
+        requests, is_truncated = _convert_rolling(model, request), False
+    for one in requests if model.model is not None else ():  # else it is not known which tokens the model has
+        refuse_unknown(one, model.tokenizer, () if model.media is None else model.media.placeholders)
+    return requests, is_truncated
+
+
+def output_of(
+    model: OpenModel, request: SessionRequest, requests: Sequence[Request], results: Sequence[Result]
+) -> SessionOutput:
+    """The session's output for `request` from the `results` of the engine's `requests` for it, in their order."""
+    if isinstance(request, GenerationRequest):
+        return _generation_output(model.tokenizer, request, requests[0], results)
+    logprobs = tuple(logprob for result in results for logprob in result.logprobs)
+    total, compared = math.fsum(logprobs), join_compared(requests, results)
+    if isinstance(request, RollingRequest):
+        return RollingOutput(total, len(logprobs), logprobs, compared)
+    is_greedy = all(greedy for result in results for greedy in result.is_greedy)
+    return ScoringOutput(total, is_greedy, len(logprobs), logprobs, compared)
 
 
 def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
@@ -70,15 +124,9 @@ def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: Media
     return with_placeholders(media, tokens or [tokenizer.prefix_token_id], request)
 
 
-def convert_generation(
-    tokenizer: Tokenizer,
-    request: GenerationRequest,
-    stop_ids: frozenset[int],
-    max_length: int,
-    encoding: Encoding | None = None,
-    media: MediaText | None = None,
-) -> Converted[GenerationOutput]:
+def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[tuple[Request, ...], bool]:
     """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
+    tokenizer, encoding, media, max_length = model.tokenizer, model.encoding, model.media, model.max_length
     request = request if encoding is None else spoken(request, encoding)
     sources = make_sources(tokenizer, request, encoding, max_length)
     items: Media = ()
@@ -91,27 +139,34 @@ def convert_generation(
         request = replace(request, max_new_tokens=min(request.max_new_tokens, room))
     kept = fit_prompt(tokens, request.max_new_tokens, max_length)
     items = cut_media(items, len(tokens) - len(kept), len(tokens))
-    stop_ids = stop_ids.union(() if media is None else media.placeholders)  # behind one nothing can be computed
+    stop_ids = model.stop_ids.union(() if media is None else media.placeholders)  # after one nothing can be computed
     think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
-    has_ended = think is not None and think.has_ended(kept)
-    budget = None if think is None or has_ended else think.budget(request)
-    read = None if think is None else partial(think.read, stops=request.stop, budget=budget, has_ended=has_ended)
+    budget = None if think is None or think.has_ended(kept) else think.budget(request)
     generation = _generation(request, stop_ids, checker, encoding, budget)
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
-
-    def output(results: Sequence[Result]) -> GenerationOutput:
-        text = " ".join(text for result in results if (text := checker.text(result.tokens).strip()))
-        text = checker.text(results[0].tokens) if len(results) == 1 else text
-        tokens = tuple(token for result in results for token in result.tokens)
-        best = results[0].hypotheses if len(results) == 1 else ()
-        sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
-        text, reasoning = (text, None) if read is None else read(tokens)
-        return GenerationOutput(text, tokens, results[-1].finish_reason, results[-1].stop_id, sequences, reasoning)
-
     requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
-    return Converted(requests, output, len(kept) < len(tokens))
+    return requests, len(kept) < len(tokens)
+
+
+def _generation_output(
+    tokenizer: Tokenizer, request: GenerationRequest, asked: Request, results: Sequence[Result]
+) -> GenerationOutput:
+    """`asked`: the engine's request for the first window of a sound, as for all others."""
+    assert asked.generation is not None
+    checker, last = StopChecker(tokenizer, asked.generation.stops), results[-1]
+    tokens = tuple(token for result in results for token in result.tokens)
+    texts = [checker.text(result.tokens) for result in results]
+    text = texts[0] if len(texts) == 1 else " ".join(filter(None, map(str.strip, texts)))
+    best = last.hypotheses if len(results) == 1 else ()
+    sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
+    reasoning = None
+    if request.think_end_token is not None:
+        think = ThinkingEnd.of(request.think_end_token, tokenizer, asked.generation.stop_ids)
+        has_ended, budget = think.has_ended(asked.tokens), asked.generation.thinking
+        text, reasoning = think.read(tokens, request.stop, budget, has_ended=has_ended)
+    return GenerationOutput(text, tokens, last.finish_reason, last.stop_id, sequences, reasoning)
 
 
 def _windows(count: int, encoding: Encoding | None) -> str:
@@ -182,39 +237,32 @@ def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked
     return tokens, ()
 
 
-def convert_scoring(
-    tokenizer: Tokenizer,
-    request: ScoringRequest,
-    max_length: int,
-    encoding: Encoding | None = None,
-    media: MediaText | None = None,
-) -> Converted[ScoringOutput]:
+def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[Request, ...], bool]:
     """Raises `ConfigError` where a source is missing or not taken."""
+    tokenizer, encoding, max_length = model.tokenizer, model.encoding, model.max_length
     request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
         raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
     items: Media = ()
     if encoding is None:
-        context, target, items = scoring_tokens(tokenizer, request, media)
+        context, target, items = scoring_tokens(tokenizer, request, model.media)
     else:
         context, target = answer_tokens(tokenizer, request, encoding)
     is_truncated = len(context) + len(target) > max_length + 1
-    requests = target_windows(context, target, max_length, source, items)
-    return Converted(requests, partial(_scoring_output, requests), is_truncated)
+    return target_windows(context, target, max_length, source, items), is_truncated
 
 
-def convert_rolling(
-    tokenizer: Tokenizer, request: RollingRequest, max_length: int, media: MediaText | None = None
-) -> Converted[RollingOutput]:
-    """An empty text becomes no request of the engine at all."""
-    prefix = tokenizer.prefix_token_id if request.prefix is None else request.prefix
+def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
+    """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
+    if model.encoding is not None:
+        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+    prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
-    target = tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
-    if media is not None:
-        media.refuse_placeholders(target)
-    requests = target_windows([prefix], target, max_length)
-    return Converted(requests, partial(_rolling_output, requests))
+    target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
+    if model.media is not None:
+        model.media.refuse_placeholders(target)
+    return target_windows([prefix], target, model.max_length)
 
 
 def target_windows(
@@ -248,15 +296,3 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
     if problem := too_long("max_new_tokens", max_new_tokens, max_length):
         raise ConfigError(problem)
     return tuple(tokens[max_new_tokens - max_length :])
-
-
-def _scoring_output(requests: Sequence[Request], results: Sequence[Result]) -> ScoringOutput:
-    logprobs = tuple(logprob for result in results for logprob in result.logprobs)
-    is_greedy = all(greedy for result in results for greedy in result.is_greedy)
-    compared = join_compared(requests, results)
-    return ScoringOutput(math.fsum(logprobs), is_greedy, len(logprobs), logprobs, compared)
-
-
-def _rolling_output(requests: Sequence[Request], results: Sequence[Result]) -> RollingOutput:
-    scored = _scoring_output(requests, results)
-    return RollingOutput(scored.logprob, scored.token_count, scored.token_logprobs, scored.compared)

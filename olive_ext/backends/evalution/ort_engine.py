@@ -131,15 +131,11 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
 
     def _score_arrivals(self, arrivals: Arrivals, put: Put) -> None:
         for batch in arrivals.batches():
-            self._score_batch(batch, arrivals, put)
-
-    def _score_batch(self, batch: Sequence[Item], arrivals: Arrivals, put: Put) -> None:
-        def take(index: int, output: ScoringOutput) -> None:
-            arrivals.check()
-            key, request = batch[index]
-            put(key, _scored(request, output))
-
-        self._session.loglikelihood(self._encoder.scoring([request for _, request in batch]), on_result=take)
+            asked = self._encoder.scoring([request for _, request in batch])
+            for index, output in self._session.as_completed("loglikelihood", [asked]):
+                arrivals.check()
+                key, request = batch[index]
+                put(key, _scored(request, output))
 
     def _generation(self, prepared: base.GenerationRequest) -> GenerationRequest:
         if prepared.do_sample and not prepared.temperature:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.scheduling.chunks import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
@@ -58,19 +58,21 @@ class ChunkFeed:
         """Chunks that nobody has taken yet."""
         return len(self._waiting)
 
-    def read(self) -> bool:
-        """Reads the next chunk; False where there is no room for it, or none left."""
+    def read(self) -> tuple[int, Sequence[Request]] | None:
+        """Reads the next chunk, which is to be computed unless it is empty; None where there is no room for it, or none
+        left."""
         is_full = self.num_waiting >= self._num_ahead or (self._chunks and self._num_tokens >= HELD_TOKENS)
         if not self._has_more or is_full:
-            return False
+            return None
         number, requests = next(self._source, (0, None))
         if requests is None:
             self._has_more = False
-            return False
-        self._chunks[number] = requests
-        self._num_tokens += _held_tokens(requests)
-        self._put(number)
-        return True
+            return None
+        if requests:
+            self._chunks[number] = requests
+            self._num_tokens += _held_tokens(requests)
+            self._put(number)
+        return number, requests
 
     def take(self) -> tuple[int, Sequence[Request]] | None:
         """Waits for a chunk, and gives its number and its requests; None when there are no more."""
@@ -182,12 +184,13 @@ class Crew:
         latest = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
         return [execution for execution in latest if execution] or [self.served.models[which].execution]
 
-    def run(self, which: str, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
-        """Runs all chunks; `done(number, results)` is called from here as each is complete, and `chunks` is read from
-        here. Raises what a model raises, and `RunError` where no worker is left."""
+    def run(self, which: str, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+        """Runs all chunks: the number and the results of each as it is complete. `chunks` is read in the thread that
+        reads the results; where that stops early, all workers end. Raises what a model raises, and `RunError` where no
+        worker is left."""
         call = _Call(which, ChunkFeed(chunks, len(self.workers)))
         try:
-            self._collect(call, done)
+            yield from self._collect(call)
         except BaseException:
             call.is_over.set()
             self.stop()  # whatever a worker is doing
@@ -238,24 +241,29 @@ class Crew:
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
         return [opened[worker.name] for worker in self.workers]
 
-    def _collect(self, call: _Call, done: OnChunk) -> None:
+    def _collect(self, call: _Call) -> Iterator[ChunkResults]:
         """Reads chunks, and between them takes outcomes in, until every chunk is complete. All workers' threads start
         with the first chunk, however little there is to do: those that begin may be lost, or not come up."""
         while True:
-            was_read = call.feed.read()
+            read = call.feed.read()
+            if read is not None and not read[1]:
+                yield read[0], []
+                continue
             if not call.feed.has_work:
                 return
-            if was_read and not call.threads:
+            if read is not None and not call.threads:
                 for worker in self.workers:
                     call.threads.append(_started(worker, self._work, worker, call))
             try:
-                outcome = call.outcomes.get(block=not was_read)
+                outcome = call.outcomes.get(block=read is None)
             except queue.Empty:
                 continue
-            self._take_in(call, outcome, done)
+            if (complete := self._take_in(call, outcome)) is not None:
+                yield complete
 
-    def _take_in(self, call: _Call, outcome: Outcome, done: OnChunk) -> None:
-        """Notes the outcome of a chunk; of no chunk, that a worker cannot be opened again."""
+    def _take_in(self, call: _Call, outcome: Outcome) -> ChunkResults | None:
+        """Notes the outcome of a chunk, which may be complete now; of no chunk, that a worker cannot be opened
+        again."""
         worker, number, reply = outcome
         if number is None:
             assert isinstance(reply, BaseException)
@@ -263,14 +271,14 @@ class Crew:
             call.num_gone += 1
             if call.num_gone == len(call.threads):
                 raise reply
-            return
+            return None
         results: Sequence[Result | Lost]
         if isinstance(reply, WorkerLostError):
             self._retire_counters(worker)
             self.num_lost += 1
             if call.feed.put_back(number):
                 logger.warning("a worker %s; its chunk is run again", reply)
-                return
+                return None
             requests = call.feed.complete(number)
             reason = f"each worker that ran its chunk of {counted(len(requests), 'request')} {reply}"
             logger.error("a chunk is given up: %s", reason)
@@ -282,7 +290,7 @@ class Crew:
             self._executions[f"{worker.name} {call.which}"] = reply.execution
             results = reply.results
             call.feed.complete(number)
-        done(number, results)
+        return number, results
 
     def _work(self, worker: Worker, call: _Call) -> None:
         """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""

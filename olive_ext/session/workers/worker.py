@@ -184,9 +184,8 @@ class ServedModel:
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
         session = self._sessions[which]
-        results: list[Result | Lost] = []
         chunk = [_received(request, session) for request in requests]
-        session.executor.run_chunks([chunk], lambda _, of_chunk: results.extend(of_chunk))
+        ((_, results),) = session.executor.run_chunks([chunk])
         return Reply(results, asdict(session.counters), session.executor.describe())
 
     def call(self, which: str, name: str) -> Any:

@@ -72,9 +72,8 @@ def test_a_killed_worker_costs_the_chunk_in_flight_only(
     assert worker.pid is not None
     timer = threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL))
     timer.start()
-    found: dict[int, Any] = {}
     slow = [token(SLOW), GOOD, GOOD]  # the largest chunk, so it is the one in flight
-    crew.run(OWN, [slow, [GOOD, token(CRASH)]], found.__setitem__)
+    found: dict[int, Any] = dict(crew.run(OWN, [slow, [GOOD, token(CRASH)]]))
     timer.join()
     assert [type(result) for result in found[0] + found[1]] == [Result, Result, Result, Lost, Lost]
     assert found[1][1] == Lost("each worker that ran its chunk of 2 requests ended by SIGSEGV")
