@@ -90,7 +90,10 @@ class Call:
     def __init__(self, model: OpenModel, ask: Callable[[Any], SessionRequest]) -> None:
         """`ask` makes a session's request of what a caller gives for one."""
         self._model, self._ask = model, ask
-        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...], dict[int, Result]]] = {}
+        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
+        self._results: dict[int, dict[int, Result]] = {}
+        """Those of requests of several parts."""
+
         self.lost: dict[int, str] = {}
         """The reasons of those that will have no output, by their indices."""
 
@@ -98,7 +101,7 @@ class Call:
         """The engine's requests for one of the call, and whether its text was cut to fit."""
         request = self._ask(item)
         requests, is_cut = convert(self._model, request)
-        self._waiting[index] = request, requests, {}
+        self._waiting[index] = request, requests
         return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut
 
     def take(self, key: Window, result: Result | Lost) -> SessionOutput | None:
@@ -106,11 +109,13 @@ class Call:
         if isinstance(result, Lost):
             self.lost[key.number] = result.reason
             return None
-        request, requests, results = self._waiting[key.number]
+        request, requests = self._waiting[key.number]
+        results = {0: result} if len(requests) == 1 else self._results.setdefault(key.number, {})
         results[key.part] = result
         if len(results) < len(requests):
             return None
         del self._waiting[key.number]
+        self._results.pop(key.number, None)
         return output_of(self._model, request, requests, [results[part] for part in range(len(requests))])
 
     def put_all(
@@ -142,7 +147,7 @@ class Call:
 
     def rest(self) -> Iterator[tuple[int, SessionOutput]]:
         """The outputs of those that took no request of the engine: of empty texts."""
-        for index, (request, requests, _) in self._waiting.items():
+        for index, (request, requests) in self._waiting.items():
             if not requests:
                 yield index, output_of(self._model, request, (), ())
 
