@@ -38,6 +38,7 @@ from olive_ext.config import (  # noqa: E402
     accepts,
 )
 from olive_ext.model.providers.table import TABLE  # noqa: E402
+from olive_ext.report.verdict import EXIT_STATUS  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
 BY_HAND = REFERENCE / "python.md"
@@ -161,9 +162,16 @@ def cli() -> str:
     """The command line, a table for each command."""
     return _page(
         "Command line",
-        f"{ABOUT} Exit status: 0; 2 for a user's error, with one line on stderr that names it; 130 after Ctrl-C; 1 for "
-        "any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback). Progress is a bar on a terminal, else a "
-        "line a minute on stderr.",
+        f"{ABOUT} Progress is a bar on a terminal, else a line a minute on stderr.",
+        "| exit status | of every command |\n| --: | --- |\n"
+        f"| {EXIT_STATUS['ok']} | done; of a comparison: no loss, or a small one |\n"
+        f"| {EXIT_STATUS['loss']} | a loss, a bound (`require`, `--within`) that is not kept, requests without an "
+        "answer, or any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback) |\n"
+        "| 2 | a mistake in what was given: one line on stderr names it |\n"
+        f"| {EXIT_STATUS['unknown']} | a comparison that decides nothing: the last lines say what would decide |\n"
+        "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
+        "`olive run` itself ends with 0 on a loss, because Olive has no status for it: use `olive-ext run`, or a bound "
+        "in `require`.",
         "## `olive-ext quickstart DIR`",
         _arguments("quickstart"),
         "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",

@@ -6,9 +6,9 @@ Settings, the JSON files of a package, the bytes and the fields of a graph, task
 reference are damaged, journals and reports forged (values replaced under right checksums), folders poisoned (files that
 are links, pipes and sockets, options that name libraries), and inputs made that would hardly end
 (`tests.fuzz_inputs`), each case in a process that is forked from one that has imported everything and opened nothing. A
-case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0
-and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful change, and a
-task without metrics has no numbers. A folder that is poisoned must end with status 2.
+case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0,
+or a verdict's 1 or 3, and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be
+a lawful change, and a task without metrics has no numbers. A folder that is poisoned must end with status 2.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def judged(case: Case, here: Path, root: Root, status: int, seconds: float, err:
         return f"a traceback: {lines[-1]}"
     if status == 2:
         return "" if len(lines) == 1 and lines[0].startswith("olive-ext: error: ") else f"other lines: {lines}"
-    if status != 0 or case.must_end:
+    if status not in (0, 1, 3) or (status and lines) or case.must_end:  # 1 and 3 are verdicts, without a line
         return f"status {status}: {lines[-3:]}"
     if not case.has_metrics:
         return ""

@@ -137,4 +137,5 @@ def _run(folder: Path, command: list[str]) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    verdicts = (0, 1, 3) if re.search("--reference|olive-ext (compare|run)|--against", command[-1]) else (0,)
+    assert done.returncode in verdicts, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"

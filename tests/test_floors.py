@@ -110,7 +110,6 @@ FLOORS = {
         ["inputs", "placement"],
         ["head", "bound_weights", "plain_graph"],
         ["ort_runner"],
-        ["sessions"],
         ["opening"],
     ],
     "olive_ext.engine.reference": [["kernels"], ["tap"], ["recorded"]],
@@ -128,7 +127,7 @@ DOORS = {
         "olive_ext.places.place",  # gives parts of graphs their inputs
         "olive_ext.remedy.precision",  # ONNX Runtime's quantizer, which makes a mended model's integers
     ],
-    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_model"],
+    "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_runner"],
     # runners.hf: a reference in its original form runs on transformers
     "transformers": [
         "olive_ext.text.tokenizer",
@@ -155,7 +154,7 @@ DOORS = {
     "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
     "onnx": [
         "olive_ext.engine.forms.packed.*",
-        "olive_ext.engine.forms.tree.rewrite",
+        "olive_ext.engine.forms.tree.graph",
         "olive_ext.graph",
         "olive_ext.graph.*",
         "olive_ext.remedy.*",
@@ -167,7 +166,7 @@ DOORS = {
         "olive_ext.model.files.constants",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.step_choices",
-        "olive_ext.model.spec.positional_nodes",
+        "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.media_spec",
         "olive_ext.model.spec.attention",

@@ -15,8 +15,8 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
-    """Runs `olive-ext`; returns 0, 2 for a user's error, 130 after Ctrl-C, 143 after SIGTERM, 1 for requests without
-    an answer, a worker that cannot be started, and any other failure.
+    """Runs `olive-ext`; returns 0, 1 for a loss, a bound that is not kept, requests without an answer and any other
+    failure, 2 for a user's error, 3 for a comparison that decides nothing, 130 after Ctrl-C, 143 after SIGTERM.
 
     With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
     """

@@ -65,7 +65,7 @@ def evaluate_command(arguments: Namespace) -> int:
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
     from olive_ext.report import page_of_report, print_table
-    from olive_ext.report.verdict import EXIT_STATUS, verdict
+    from olive_ext.report.verdict import worst_status
     from olive_ext.run import check_complete, evaluate
 
     try:
@@ -75,9 +75,7 @@ def evaluate_command(arguments: Namespace) -> int:
         raise
     print_table(report, page=page_of_report(report))
     check_complete(report, config.on_error)
-    if report.comparison is None or report.comparison.place is None:
-        return 0
-    return EXIT_STATUS[verdict(report.comparison).status]
+    return worst_status([report.comparison] if report.comparison is not None else [])
 
 
 def record_command(arguments: Namespace) -> int:
@@ -98,6 +96,7 @@ def record_command(arguments: Namespace) -> int:
 def compare_command(arguments: Namespace) -> int:
     """Prints one table over the reports, and writes the page where a folder for it is named."""
     from olive_ext.report import check_writable, print_page, write_page
+    from olive_ext.report.verdict import worst_status
     from olive_ext.run import compare
 
     if arguments.output is not None:
@@ -107,7 +106,7 @@ def compare_command(arguments: Namespace) -> int:
         print_page(page)
         if arguments.output is not None:
             sys.stdout.write(f"{write_page(page, arguments.output)}\n")
-    return 0
+    return worst_status([contrast.comparison for contrast in page.contrasts])
 
 
 def gate_command(arguments: Namespace) -> int:

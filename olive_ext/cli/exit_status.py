@@ -24,7 +24,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.errors import ConfigError, IncompleteError, OliveExtError, WorkerError, one_line, printable, raised_at
+from olive_ext.errors import (
+    ConfigError,
+    IncompleteError,
+    OliveExtError,
+    RequirementError,
+    WorkerError,
+    one_line,
+    printable,
+    raised_at,
+)
 
 if TYPE_CHECKING:
     from olive_ext.cli.commands import Command
@@ -162,7 +171,7 @@ def _ended(error: BaseException, interruption: int) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as in `olive-ext schema | head`
         return FAILED
     if isinstance(error, OliveExtError):
-        is_failure = isinstance(error, (IncompleteError, WorkerError))
+        is_failure = isinstance(error, (IncompleteError, RequirementError, WorkerError))
         return _end(f"error: {error}", FAILED if is_failure else USER_ERROR)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # of a path that is no setting
         name = str(error.filename)

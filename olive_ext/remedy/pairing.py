@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.model.files.constants import differences, meant_others, outliers, plain_name, shares_beyond
+from olive_ext.model.files.constants import differences, distances, meant_others, outliers, plain_name
 from olive_ext.remedy.weights import GraphWeights, Matrix, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -124,7 +124,7 @@ class Pairing:
     """Constants, and weights, that are farther from the float graph's than any rounding, and how."""
 
     shares: dict[str, float] = field(default_factory=dict)
-    """Of weights the share of their numbers beyond rounding (`shares_beyond`)."""
+    """Of weights the share of their numbers beyond rounding (`Distance`)."""
 
     def add(self, other: Pairing, part: str) -> None:
         """Takes what cannot be paired, and what is damaged, of another part of the package."""
@@ -187,9 +187,9 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
         pairing.targets.append(target)
     missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
     pairing.unpaired |= missing
-    shares = shares_beyond(floats, quantized)
-    pairing.shares = {name + what: share for name, share in shares.items()}
-    pairing.damaged = {**{name + what: how for name, how in outliers(shares).items()}, **pairing.damaged}
+    far = distances(floats, quantized)
+    pairing.shares = {name + what: one.share for name, one in far.items()}
+    pairing.damaged = {**{name + what: how for name, how in outliers(far).items()}, **pairing.damaged}
     return pairing
 
 

@@ -45,7 +45,7 @@ class Stage:
     """Whether the verdict on this stage alone is a loss."""
 
     kl_margin: float | None = None
-    """Half of the 95 % interval of the mean KL; None in old reports."""
+    """How far the 95 % interval of the mean KL reaches above it; None in old reports."""
 
     @property
     def is_exact(self) -> bool:

@@ -13,7 +13,7 @@ top tokens is a figure and sets no band: of a weak model, whose tokens nearly ti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -235,6 +235,12 @@ def verdict(comparison: Comparison) -> Verdict:
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
+def worst_status(comparisons: Iterable[Comparison]) -> int:
+    """The exit status of a command that compared: that of a loss, else of what is not known, else 0."""
+    statuses = {EXIT_STATUS[verdict(comparison).status] for comparison in comparisons}
+    return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
+
+
 def _of_places(place: Place, answers: Verdict, comparison: Comparison) -> Verdict:
     """The verdict on one model in two places; that on its answers is evidence, unless they cannot be compared. What is
     lost as of two models, or has no answer, is never green."""
@@ -376,7 +382,8 @@ def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Dive
 def band_of(item: Divergence, sign: int = 0) -> Band:
     """The nearest band that holds the mean KL, which must be finite; by `sign` -1 or 1 the nearest or the farthest
     within its 95 % interval."""
-    kl = item.kl.mean + (sign * item.margin(item.kl.stderr) if sign else 0.0)
+    low, high = item.kl_interval
+    kl = low if sign < 0 else high if sign else item.kl.mean
     return next(band for band in BANDS if kl <= band.most_kl)
 
 

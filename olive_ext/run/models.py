@@ -16,9 +16,7 @@ from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.comparison import Asked, Stops
-from olive_ext.run.clock import Clock
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
-from olive_ext.run.records_file import RecordsFile
 from olive_ext.run.reference.observer import Observer
 
 if TYPE_CHECKING:
@@ -27,6 +25,23 @@ if TYPE_CHECKING:
     from olive_ext.run.export import Exported
     from olive_ext.text.tokenizer import Tokenizer
     from olive_ext.text.tokenizer_fit import Asking
+
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Collection
+from contextlib import ExitStack, contextmanager
+from typing import Literal, get_args
+
+from olive_ext.backends.progress import LINE_SECONDS, silence
+from olive_ext.errors import RecordsError
+from olive_ext.records import Records
+from olive_ext.records.travelling import unpack
+from olive_ext.report.numbers import duration
+from olive_ext.report.page import SIZE
+from olive_ext.report.scores import PHASES
+from olive_ext.text.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -346,3 +361,151 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
     both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
     search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
     return Stops(*both[0], *both[1], search)
+
+
+Phase = Literal["tasks", "export", "load", "reference", "candidate", "statistics"]
+
+
+class Clock:
+    """Seconds by phase since it was made. A phase inside of another is not counted twice: its time is its own."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begin = self._since = now()
+        self._spent = dict.fromkeys(get_args(Phase), 0.0)
+        self._open: list[Phase] = []
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Counts the time inside as `name`'s."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def move(self, seconds: float, source: Phase, target: Phase) -> None:
+        """Counts `seconds` of `source` as `target`'s: what was measured inside."""
+        self._spent[source] -= seconds
+        self._spent[target] += seconds
+
+    def spent(self, name: Phase) -> float:
+        """Seconds of an ended phase so far."""
+        return self._spent[name]
+
+    def seconds(self) -> dict[str, float]:
+        """`seconds` in all, and `seconds_<phase>` of each that took any; the rest belongs to none."""
+        spent = {f"seconds_{name}": value for name, value in self._spent.items() if value > 0}
+        return {"seconds": self._now() - self._begin, **spent}
+
+    def state(self) -> str:
+        """What is done now, and for how long the evaluation has run."""
+        doing = PHASES[self._open[-1]] if self._open else "working"
+        return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
+
+    @contextmanager
+    def told(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
+        """Says `state` on stderr after every `every` seconds in which nothing else was said, where `progress` is shown
+        and no terminal has bars."""
+        done, begin = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(every / 10):
+                if min(silence(), time.monotonic() - begin) >= every:
+                    say(self.state())
+
+        if progress and not sys.stderr.isatty():
+            threading.Thread(target=tell, name="progress", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _turn(self) -> None:
+        now = self._now()
+        if self._open:
+            self._spent[self._open[-1]] += now - self._since
+        self._since = now
+
+
+class RecordsFile:
+    """The records in the file at `path`, unpacked when they are first needed, until the end of `in_use`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+
+    @cached_property
+    def _unpacked(self) -> tuple[Path, Mapping[str, Any]]:
+        root = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="olive-ext-"))
+        self._folder, manifest = unpack(Path(self.path), Path(root))
+        return self._folder, manifest
+
+    @property
+    def folder(self) -> Path:
+        """Where the records lie."""
+        return self._unpacked[0]
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What they were made of, by and on."""
+        return self._unpacked[1]
+
+    @property
+    def digest(self) -> str:
+        """Of the recorded model's content."""
+        return str(self.manifest["facts"].get("model"))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the recorded model saw at once at most."""
+        return int(self.manifest["max_length"])
+
+    @property
+    def asking(self) -> Asking | None:
+        """How the recorded model was asked; None of older files."""
+        known: Any = self.manifest.get("asking")
+        return None if known is None else Asking(**known)
+
+    def shorter_than(self, length: int | None) -> int | None:
+        """`max_length` where a model that sees `length` tokens must be held to it; else None."""
+        return self.max_length if length is None or self.max_length < length else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the report: which model was recorded, when, by what, and where."""
+        names = ("versions", "providers", "hardware", "created", "content_hash", "kind", SIZE)
+        return {name: self.manifest[name] for name in names if name in self.manifest}
+
+    def refuse_other_tasks(self, tasks: Collection[str]) -> None:
+        """Raises `RecordsError` where a task is none of those recorded."""
+        recorded = self.manifest["tasks"]
+        if missing := sorted(set(tasks) - set(recorded)):
+            known = ", ".join(sorted(recorded))
+            raise RecordsError(f"the records '{self.path}' hold nothing of task '{missing[0]}': they are of {known}")
+
+    def answering(self, candidate: Any, observer: Observer) -> Any:
+        """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
+        from olive_ext.session.replayed import replayed
+
+        stop_ids = self.manifest.get("stop_ids", candidate.session.stop_ids)  # older files name none
+        records = Records.read(self.folder), self.max_length, self.manifest["answers"]
+        session = replayed(candidate.session, *records, stop_ids)
+        if session.journal is not None:
+            self._stack.callback(session.journal.close)
+        return candidate.over(session, observer)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Removes what was unpacked at the end; an error that names that folder names the file instead."""
+        try:
+            yield
+        except (RecordsError, ConfigError) as error:
+            if self._folder is None:
+                raise
+            raise type(error)(str(error).replace(str(self._folder), self.path)) from error
+        finally:
+            self._stack.close()

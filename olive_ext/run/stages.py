@@ -107,7 +107,7 @@ def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
         divergence.top1_agreement,
         *flips,
         top1_agreement_stderr=divergence.top1_agreement_stderr,
-        kl_margin=divergence.margin(divergence.kl.stderr),
+        kl_margin=divergence.kl_interval[1] - divergence.kl.mean,
         is_loss=judged.status in ("loss", "small_loss") or judged.code == "distant" or _breaks(alone, whole.certainty),
     )
 

@@ -9,14 +9,14 @@ values.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined, limits
-from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues
+from olive_ext.stats.sampling_design import FloatArray, IntArray, Population, Queues, draw_probabilities
 
 _LEAST_BATCH = 16
 _ROUNDING = 1e-12
@@ -190,3 +190,197 @@ def _estimate(values_T: FloatArray, num_documents: int) -> float:
     """
     left = num_documents - np.arange(len(values_T))
     return float(np.average(values_T, weights=1.0 / left**2))
+
+
+ABOVE, BELOW = 0, 1
+"""Sides of the first axis S: evidence that the population mean is above the bound, and that it is below."""
+
+SIGNS_S = np.array([1.0, -1.0])
+
+_DISTANCES_K = np.array([0.5, 1.0, 3.0])
+_PORTIONS_K = np.array([0.25, 0.5, 0.25])
+"""Bets on a population mean that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
+
+_MIDDLE = 1
+"""Of the bets, the one that draws are allocated for."""
+
+_MOST_LOST = 0.9
+"""Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
+
+_GUARDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+"""Least scores of strata where any share can still be harmful; those of the least certain strata are at most 0.5."""
+
+_LEAST_SPREAD = 0.03
+"""Least score of every stratum: beliefs can be wrong about the harmless ones, too."""
+
+_PRECISION = 1e-6
+"""Of limits, in units of the population mean."""
+
+_GUESSED = 2.0
+"""Documents that the first guess of a stratum counts for."""
+
+
+@dataclass(frozen=True)
+class Bet:
+    """One draw: `values_R` are the Z_t, `stakes_SKR` what was bet on them."""
+
+    values_R: FloatArray
+    stakes_SKR: FloatArray
+
+
+@dataclass(frozen=True)
+class _Odds:
+    """What is known of Z before a draw."""
+
+    centres_R: FloatArray
+    """Its mean where the guesses are right."""
+
+    ratios_RH: FloatArray
+    """U_h / p_h: how far one whole share moves it."""
+
+    variances_R: FloatArray
+    reaches_SR: FloatArray
+    """How far below the bound (ABOVE) or over it (BELOW) it can lie: what a bet on that side can lose."""
+
+
+class Evidence:
+    """Evidence of the draws so far that the population mean is above `bound`, and that it is below.
+
+    Bets are made for a population mean about `distance` away from the bound: the distance of a candidate that equals
+    its reference. Another one costs draws, not validity.
+    """
+
+    def __init__(self, population: Population, bound: float, distance: float, num_runs: int = 1) -> None:
+        if not distance > 0:
+            raise ValueError("the distance between the bound and a candidate that equals its reference is not positive")
+        self._population = population
+        self._bound = bound
+        self._gains_K1 = (distance * _DISTANCES_K)[:, None]
+        strata = (num_runs, len(population.expected_H))
+        self.unseen_RH = np.tile(population.unseen_H, (num_runs, 1))
+        self.seen_R = np.zeros(num_runs)
+        self._counts_RH, self._sums_RH, self._squares_RH = np.zeros(strata), np.zeros(strata), np.zeros(strata)
+        self._log_wealth_SKR = np.zeros((len(SIGNS_S), len(_DISTANCES_K), num_runs))
+        self.peaks_SR = np.zeros((len(SIGNS_S), num_runs))
+        """Logarithm of the greatest wealth so far: bets may be stopped at it, so evidence is never lost again."""
+
+    def logical_limits(self, run: int = 0) -> tuple[float, float]:
+        """Least and greatest population mean that is still possible, whatever the unseen documents of the run hold."""
+        low = self._population.offset + float(self.seen_R[run])
+        return low, low + float(self.unseen_RH[run].sum())
+
+    def scores(self) -> FloatArray:
+        """For `draw_probabilities`, [R, H]: believed standard deviations, and a guard against what is not believed.
+
+        Stakes are bounded by the worst that a draw can bring, so a stratum where everything seems sure must be drawn
+        often enough for stakes of a useful size, and sure documents that break are caught. The worst is a lost
+        answer where the mean seems to lie above the bound, and a gained one where it seems to lie below. Of a few
+        guards each run takes the one with which its wealth is expected to grow fastest.
+        """
+        means_RH, variances_RH = self._beliefs()
+        spreads_RH = np.maximum(np.sqrt(variances_RH), _LEAST_SPREAD)
+        is_above_R = self._odds(spreads_RH).centres_R >= self._bound
+        harms_RH = np.where(is_above_R[:, None], means_RH, 1 - means_RH)
+        candidates_GRH = [np.maximum(spreads_RH, guard * harms_RH) for guard in _GUARDS]
+        growths_GSR = np.array([self._growths(self._odds(scores_RH)) for scores_RH in candidates_GRH])
+        best_R = np.where(is_above_R, growths_GSR[:, ABOVE], growths_GSR[:, BELOW]).argmax(axis=0)
+        scores_RH: FloatArray = np.array(candidates_GRH)[best_R, np.arange(len(best_R))]
+        return scores_RH
+
+    def observe(self, strata_R: IntArray, shares_R: FloatArray, weights_R: FloatArray, scores_RH: FloatArray) -> Bet:
+        """Settles the bets on one drawn document of each run, and learns from it.
+
+        `scores_RH` are those it was drawn with; `weights_R` and `shares_R` are the document's. A share that is NaN
+        counts as its stratum's mean.
+        """
+        cells = np.arange(len(strata_R)), strata_R
+        odds, means_R = self._odds(scores_RH), self._beliefs()[0][cells]
+        shares_R = np.where(np.isnan(shares_R), means_R, shares_R)
+        values_R = odds.centres_R + (shares_R - means_R) * odds.ratios_RH[cells]
+        stakes_SKR = self._stakes(odds)
+        self._log_wealth_SKR += np.log1p(SIGNS_S[:, None, None] * stakes_SKR * (values_R - self._bound))
+        self.peaks_SR = np.maximum(self.peaks_SR, mixed(self._log_wealth_SKR))
+        self._counts_RH[cells] += 1
+        self._sums_RH[cells] += shares_R
+        self._squares_RH[cells] += shares_R**2
+        self.seen_R += weights_R * shares_R
+        self._population.remove(self.unseen_RH, strata_R, weights_R)
+        return Bet(values_R, stakes_SKR)
+
+    def _beliefs(self) -> tuple[FloatArray, FloatArray]:
+        """Mean and variance of each stratum's shares, [R, H] each; the first guess is of shares that are 0 or 1."""
+        counts_RH, expected_H = self._counts_RH + _GUESSED, self._population.expected_H
+        means_RH = (self._sums_RH + _GUESSED * expected_H) / counts_RH
+        squares_RH = (self._squares_RH + _GUESSED * expected_H) / counts_RH
+        return means_RH, np.maximum(squares_RH - means_RH**2, 0)
+
+    def _odds(self, scores_RH: FloatArray) -> _Odds:
+        means_RH, variances_RH = self._beliefs()
+        probabilities_RH = draw_probabilities(self.unseen_RH, scores_RH)
+        ratios_RH = self.unseen_RH / np.where(probabilities_RH > 0, probabilities_RH, 1)
+        centres_R = self._population.offset + self.seen_R + np.sum(self.unseen_RH * means_RH, axis=1)
+        below_R = np.max(means_RH * ratios_RH, axis=1) - (centres_R - self._bound)
+        above_R = np.max((1 - means_RH) * ratios_RH, axis=1) + (centres_R - self._bound)
+        variances_R = np.sum(self.unseen_RH * ratios_RH * variances_RH, axis=1)
+        return _Odds(centres_R, ratios_RH, variances_R, np.stack([below_R, above_R]))
+
+    def _stakes(self, odds: _Odds) -> FloatArray:
+        """Kelly's (1956) stakes for mean gains d with variance v, about d / (v + d^2), below what a draw can cost."""
+        kelly_KR = self._gains_K1 / (odds.variances_R + self._gains_K1**2)
+        most_SR = _MOST_LOST / np.maximum(odds.reaches_SR, 1e-300)
+        stakes: FloatArray = np.minimum(kelly_KR, most_SR[:, None])
+        return stakes
+
+    def _growths(self, odds: _Odds) -> FloatArray:
+        """Expected growth [S, R] of the logarithm of the middle bet's wealth, to the second order."""
+        stakes_SR, gain = self._stakes(odds)[:, _MIDDLE], self._gains_K1[_MIDDLE]
+        growths: FloatArray = stakes_SR * gain - stakes_SR**2 * (odds.variances_R + gain**2) / 2
+        return growths
+
+
+def joined(bets: Sequence[Bet], run: int = 0) -> Bet:
+    """Successive bets of one run as one, draws on its axis R."""
+    none = Bet(np.zeros(0), np.zeros((len(SIGNS_S), len(_DISTANCES_K), 0)))
+    own = [none, *(Bet(bet.values_R[[run]], bet.stakes_SKR[:, :, [run]]) for bet in bets)]
+    values = np.concatenate([bet.values_R for bet in own])
+    return Bet(values, np.concatenate([bet.stakes_SKR for bet in own], axis=2))
+
+
+def mixed(log_wealth: FloatArray) -> FloatArray:
+    """Logarithm [..., R] of the sum of the portions' wealths [..., K, R]: a mixture of martingales is one."""
+    greatest = log_wealth.max(axis=-2, keepdims=True)
+    wealth = np.sum(_PORTIONS_K[:, None] * np.exp(log_wealth - greatest), axis=-2)
+    together: FloatArray = np.log(wealth) + greatest.squeeze(-2)
+    return together
+
+
+def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: float) -> tuple[float, float]:
+    """Interval that contains the population mean at every stopping time with probability `confidence`.
+
+    Values up to the bound are tested by the bets ABOVE only, values over it by the bets BELOW only, each at full level:
+    the population mean is one of them, so no level is divided between the two ends. The price is that an interval on
+    one side of the bound ends at the bound. `logical` are the limits that hold without bets.
+    """
+    needed = -math.log1p(-confidence)
+    low = _last_rejected(bets, ABOVE, (logical[0], min(bound, logical[1])), needed)
+    return low, _last_rejected(bets, BELOW, (logical[1], max(bound, logical[0])), needed)
+
+
+def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
+    """Of the values from one end, which cannot be, to the other the last that is rejected: wealth falls on the way."""
+    rejected, kept = ends
+    if (kept - rejected) * SIGNS_S[side] <= 0:
+        return rejected
+    if _peak(bets, side, kept) >= needed:
+        return kept
+    while abs(rejected - kept) > _PRECISION:
+        middle = (rejected + kept) / 2
+        rejected, kept = (middle, kept) if _peak(bets, side, middle) >= needed else (rejected, middle)
+    return rejected
+
+
+def _peak(bets: Bet, side: int, null: float) -> float:
+    """Logarithm of the greatest wealth against `null`, from the bound on to where the side's evidence points away from:
+    no bet can lose more there than against the bound itself, for which the stakes were made."""
+    gains_KT = SIGNS_S[side] * bets.stakes_SKR[side] * (bets.values_R - null)
+    return float(mixed(np.cumsum(np.log1p(gains_KT), axis=1)).max(initial=0))

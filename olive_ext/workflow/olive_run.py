@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from olive_ext.errors import ConfigError, RequirementError, RunError, one_line, raised_at
 from olive_ext.report import page_of_report, print_verdicts
+from olive_ext.report.verdict import worst_status
 from olive_ext.run.mlflow_log import logged_run
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
@@ -106,7 +107,8 @@ def _with_best(name: str, objective: Any, nodes: Any) -> str:
 
 
 def cli_run(argv: Sequence[str]) -> int:
-    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on.
+    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on, else that of
+    the last evaluation's verdict where no search tried models.
 
     Raises `OliveExtError` for a user's error, in one line.
     """
@@ -124,7 +126,8 @@ def cli_run(argv: Sequence[str]) -> int:
         except FileNotFoundError as error:
             raise ConfigError(f"'{error.filename}': no such file") from error
     if not any(run.gave_up for run in runs):
-        return 0
+        last = [run.reports[-1].comparison for run in runs if run.reports and not run.is_search]
+        return worst_status(comparison for comparison in last if comparison is not None)
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 

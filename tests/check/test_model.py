@@ -14,8 +14,7 @@ import onnx
 import pytest
 
 from olive_ext.check import Findings, check_model
-from olive_ext.check.model_check import Section
-from olive_ext.check.verification import verify_graphs
+from olive_ext.check.model_check import Section, verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError

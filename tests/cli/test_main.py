@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from olive_ext.cli import main
-from olive_ext.errors import IncompleteError, ModelError
+from olive_ext.errors import ConfigError, IncompleteError, ModelError, RequirementError, WorkerError
 from olive_ext.python_processes import ChildProcess
 
 
@@ -151,6 +151,17 @@ def test_own_warnings_are_shown_once_and_only_while_a_command_runs(capsys: pytes
     assert main(["schema"], {"schema": command}) == 0
     assert capsys.readouterr().err == "olive-ext: WARNING: no CUDA\n"
     assert logging.getLogger("olive_ext").handlers == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError, 2), (ModelError, 2), (RequirementError, 1), (IncompleteError, 1), (WorkerError, 1), (KeyError, 1)],
+)
+def test_errors_end_with_the_status_of_their_kind(error: type[Exception], status: int) -> None:
+    def command(arguments: Namespace) -> int:
+        raise error("x")
+
+    assert main(["schema"], {"schema": command}) == status
 
 
 def test_closed_pipe_ends_quietly(tmp_path: Path) -> None:

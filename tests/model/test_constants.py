@@ -9,19 +9,23 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from olive_ext.model.files.constants import (
     Constants,
+    Distance,
     apart,
     broken,
     checkpoint_floats,
     differences,
+    distances,
     hidden,
     outliers,
-    shares_beyond,
 )
+from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
 
 Array = np.ndarray
@@ -165,25 +169,63 @@ def test_checkpoint_s_tensors_are_mapped_by_name(tmp_path: Path) -> None:
     assert list(differences(tensors, changed(NORM, lambda array: array * np.float32(1.05)))) == [NORM]
 
 
-def test_products_farther_off_than_rounding_are_outliers_among_the_others() -> None:
-    shares = {f"layer {n}": 0.0 for n in range(6)}
-    assert outliers(shares) == {}
-    assert outliers({**shares, "layer 3": 0.49}) == {
-        "layer 3": "has 49 % of its numbers farther off than rounding puts any"
+def test_weights_farther_off_than_rounding_are_outliers_among_the_others() -> None:
+    layers = {f"layer {n}": Distance(0.0, [], 8) for n in range(6)}
+    assert outliers(layers) == {}
+    far = outliers({**layers, "layer 3": Distance(0.49, [], 8), "head": Distance(0.01, [2, 5], 8)})
+    assert far == {
+        "layer 3": "has 49 % of its numbers farther off than rounding puts any",
+        "head": "has 2 of the rows 2 to 5 of 8 farther off than rounding puts any",
     }
-    assert outliers(dict.fromkeys(shares, 0.4)) == {}, "all are, as AWQ's"
+    assert outliers(dict.fromkeys(layers, Distance(0.4, [], 8))) == {}, "all are, as AWQ's"
 
 
-@pytest.mark.parametrize("edit", [lambda a: a * 3, lambda a: -a], ids=["three times", "negative"])
-@pytest.mark.parametrize(("bits", "has_zeros"), [(2, True), (4, True), (4, False), (8, False)])
-def test_scales_that_are_others_put_numbers_beyond_their_grid(bits: int, has_zeros: bool, edit: Edit) -> None:
-    stored = graphs.nbits(bits, 32, has_zero_points=has_zeros)
-    own = Constants(graphs.plain(stored.matrix.astype(np.float32)), Path())
-    assert set(shares_beyond(own, Constants(stored.model, Path())).values()) == {0.0}
-    scales = next(one for one in stored.model.graph.initializer if one.name == "w_scales")
-    scales.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(scales)), "w_scales"))
-    (share,) = shares_beyond(own, Constants(stored.model, Path())).values()
-    assert share > 0.2
+def forms() -> dict[str, tuple[onnx.ModelProto, onnx.ModelProto, str]]:
+    """Graphs with a quantized weight, the float ones, and the names of what is stored for a number's block."""
+    made = {f"{bits} bits, {z}": graphs.nbits(bits, 32, has_zero_points=z) for bits in (2, 4, 8) for z in (True, False)}
+    made |= {"channels": graphs.qdq(None), "turned": graphs.qdq(None, transposed=True)}
+    made |= {"blocks": graphs.qdq(32), "int4": graphs.qdq(32, int4=True)}
+    pairs = {name: (one.model, graphs.plain(one.matrix.astype(np.float32)), "scale") for name, one in made.items()}
+    for bits in (4, 8):
+        table = graphs.table(bits, 16)
+        pairs[f"table, {bits} bits"] = table.model, graphs.plain(table.matrix), "scale"
+        pairs[f"table, {bits} bits"][1].graph.node[0].op_type = "Gather"
+        del pairs[f"table, {bits} bits"][1].graph.node[0].input[0]
+        experts, float_model = graphs.experts(bits, 32, has_zero_points=bits == 4)
+        weights = GraphWeights(experts, Path())
+        floats = {use.part: weights.matrix(use) for use in weights.uses.values()}
+        pairs[f"experts, {bits} bits"] = experts, float_model(floats), "fc1_s"
+    return pairs
+
+
+@pytest.mark.parametrize("form", forms())
+def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: str) -> None:
+    model, reference, name = forms()[form]
+    own, usual = Constants(reference, Path()), distances(Constants(reference, Path()), Constants(model, Path()))
+    assert usual
+    assert all(one.share == 0 and not one.rows for one in usual.values())
+    scales = next(tensor for tensor in model.graph.initializer if name in tensor.name)
+    numbers = numpy_helper.to_array(scales)
+
+    def damaged(edit: Edit) -> Distance:
+        scales.CopyFrom(numpy_helper.from_array(edit(numbers.copy()), scales.name))
+        return max(distances(own, Constants(model, Path())).values(), key=lambda one: (len(one.rows), one.share))
+
+    assert damaged(lambda a: a * -3).share > 0.2
+    row: Any = (0, 0) if form.startswith("experts") else (slice(None), 0) if form in ("blocks", "int4") else 0
+    assert damaged(put(row, lambda of_row: of_row * -3)).rows == [0]
+
+
+def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
+    rng = np.random.default_rng(0)
+    for weight in (rng.normal(size=(256, 128)), rng.standard_t(3, (256, 128)), np.exp(rng.normal(size=(256, 1))) + 0):
+        matrix = np.broadcast_to(weight, (256, 128)).astype(np.float32)
+        for bits in (4, 8):
+            config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=bits == 4, bits=bits)
+            quantizer = MatMulNBitsQuantizer(graphs.plain(matrix), algo_config=config)
+            quantizer.process()
+            of_graphs = (Constants(one, Path()) for one in (graphs.plain(matrix), quantizer.model.model))
+            assert outliers(distances(*of_graphs)) == {}
 
 
 def test_layout_and_counted_names_decide_which_constants_are_one() -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from olive_ext.model.files.constants import Array, shares_beyond
+from olive_ext.model.files.constants import Array, distances
 from olive_ext.remedy.loss_map import doubt
 from olive_ext.remedy.weights import GraphWeights
 from tests.remedy import graphs
@@ -27,8 +27,8 @@ def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True)
         GraphWeights(graphs.plain(floats), Path()),
         GraphWeights(rounded(others, bits, is_symmetric=is_symmetric), Path()),
     )
-    (share,) = shares_beyond(*of_graph).values()
-    return share
+    (distance,) = distances(*of_graph).values()
+    return distance.share
 
 
 @pytest.mark.parametrize("bits", [4, 8])

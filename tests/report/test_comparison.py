@@ -95,3 +95,16 @@ def test_text_that_is_no_report_is_refused_with_the_key() -> None:
         from_json('{"metrics": [], "newer": 1}')
     with pytest.raises(ValueError, match=r"^as a whole: "):
         from_json("[]")
+
+
+@pytest.mark.parametrize(
+    ("documents", "is_text", "has_interval"), [(4, True, 0), (5, True, 1), (19, False, 0), (20, False, 1)]
+)
+def test_interval_of_the_mean_kl_is_longer_upwards_and_of_few_documents_none(
+    documents: int, is_text: bool, has_interval: bool
+) -> None:
+    item = divergence(kl=0.01, num_documents=documents, is_text=is_text)
+    low, high = item.kl_interval
+    assert math.isfinite(low) == math.isfinite(high) == has_interval
+    if has_interval:
+        assert high - 0.01 > 0.01 - low > 0

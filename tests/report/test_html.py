@@ -15,8 +15,7 @@ import pytest
 from olive_ext.report import Metric, Report, to_html
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
-from olive_ext.report.html.facts import CHUNK, MAX_CHARACTERS, flip_data
-from olive_ext.report.html.render import render
+from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render
 from olive_ext.report.page import Column, Contrast, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 

@@ -11,7 +11,7 @@ from olive_ext.cli.options import written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import EvaluationConfig
 from olive_ext.report import Report
-from olive_ext.report.html.facts import command
+from olive_ext.report.html.render import command
 
 MODEL = {"path": "models/my model"}
 

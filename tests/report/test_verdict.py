@@ -9,7 +9,7 @@ import pytest
 
 from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Outcome, Reach, Spread, Stops
 from olive_ext.report.place import Place
-from olive_ext.report.verdict import band_of, verdict
+from olive_ext.report.verdict import band_of, verdict, worst_status
 from olive_ext.stats.paired_answers import compare_outcomes
 from tests.report.test_comparison import divergence, outcome
 
@@ -42,6 +42,15 @@ def test_no_difference_names_the_positions_and_the_vocabulary_that_were_reached(
     lost = verdict(Comparison({}, (), (outcome(difference=-0.1, low=-0.15, high=-0.05),), damaged=damaged))
     assert lost.code == "loss"
     assert any("'cos_cache'" in line for line in lost.evidence)
+
+
+def test_exit_status_is_the_worst_of_all_comparisons() -> None:
+    kept, open_, lost = (
+        Comparison({}, (), (outcome(**values),))
+        for values in (SAFE, {}, {"difference": -0.1, "low": -0.15, "high": -0.05})
+    )
+    lost = replace(lost, outcomes=(replace(lost.outcomes[0], mcnemar_p=0.0),))
+    assert [*map(worst_status, ([], [kept], [kept, open_], [kept, open_, lost]))] == [0, 0, 3, 1]
 
 
 def test_interval_that_reaches_a_loss_that_matters_cannot_be_green() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from olive_ext.run.clock import Clock
+from olive_ext.run.models import Clock
 
 
 def test_inner_phase_is_not_counted_twice() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olive_ext.stats.betting import ABOVE, BELOW, Bet, Evidence, joined, limits
 from olive_ext.stats.sampling_design import difference_population
+from olive_ext.stats.stopping import ABOVE, BELOW, Bet, Evidence, joined, limits
 
 SIGNS = {ABOVE: 1, BELOW: -1}
 

@@ -32,9 +32,8 @@ from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.text.requests import GenerationRequest
 from olive_ext.workflow import OrtEvaluator, cli_run
-from olive_ext.workflow.answer_scores import compared, scored
 from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents
-from olive_ext.workflow.metrics_evaluator import refuse_metrics
+from olive_ext.workflow.metrics_evaluator import compared, refuse_metrics, scored
 from tests.exports.genai import speech_export
 from tests.exports.media import media_export
 from tests.workflow.recipes import recipe, saved

@@ -13,20 +13,23 @@ and tokens are taken in when it is read. Knows no runner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
-from olive_ext.engine.forms.base import ScoredBatches, ScoredSteps
-from olive_ext.engine.requests import Counters
+from olive_ext.engine.forms.base import ReadySequences, ScoredBatches, ScoredSteps
+from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
+from olive_ext.engine.scheduling.beams import BeamGroup
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.scheduling.planned_step import NonFinite, PlannedStep, planned, put_scores
 from olive_ext.engine.scheduling.sequences import PendingAnswer, Sequence
-from olive_ext.engine.scheduling.slot_steps import SlotSteps
-from olive_ext.engine.step import ONE_SIDE, IntArray, Side, Step, StepOutput
+from olive_ext.engine.scheduling.slots import Slots
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
 
 
 class Scheduler:
@@ -199,3 +202,286 @@ class Scheduler:
         self._counters.moves += len(batch.moves)
         more: dict[str, Any] = {"moves": batch.moves, "first_cell": batch.first_cell, "whole_length": self._side.first}
         return planned(batch.chosen, {}, **more)
+
+
+class SlotSteps:
+    """The sequences that have slots, those that wait for one, and the next step of them."""
+
+    def __init__(
+        self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, answer_tokens: int, side: Side
+    ) -> None:
+        """All sequences are on one `side`. `chunk_size`: tokens of inputs in a step; `answer_tokens`: the most of a
+        text, behind what it shares, that is fed one token a step."""
+        self._form = traits.form.in_slots
+        self.slots = Slots(traits, capacity, answer_tokens)
+        self._traits = traits
+        self._side = side
+        self._chunk_size = chunk_size
+        self._counters = counters
+        self.waiting = Admission(self.slots, traits, counters, answer_tokens)
+        """Sequences without a slot."""
+
+        self._running: dict[int, Sequence] = {}
+        self.beams: dict[int, BeamGroup] = {}
+        """Beam searches by the slots of their sequences."""
+
+        self.limit = UNLIMITED
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is waiting or running."""
+        return bool(self._running) or self.waiting.num_waiting > 0
+
+    def plan(self, before: PlannedStep | None = None) -> PlannedStep | None:
+        """The next step; there is work left. Behind a step `before` that has not been read rows that decode are fed
+        with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
+        host, its sequence is not in the step: that has inputs then, or those that decode stay together. Nor is one
+        whose next token is forced, which happens to few at a time."""
+        found, is_complete = self._expected(before) if before is not None else ({}, True)
+        self._admit()
+        while True:
+            ready = [one for one in self._running.values() if one.computed < one.end]
+            if not ready or not (is_complete or [one for one in ready if not one.is_input_computed]):
+                return None
+            self._close_gaps()
+            chosen = self._rows(ready)
+            if self.slots.make_room(chosen.rows, self.waiting.wanted):
+                return self._step(chosen, found)
+            if before is not None:
+                return None
+            self._preempt()
+
+    def _preempt(self) -> None:
+        """Gives up the sequence that came last: its blocks are free, and it is computed again when there are enough."""
+        last = next(one for one in reversed([*self._running.values()]) if one.num_slots == 1)
+        self.release(last)
+        self.waiting.put_back(last)
+        self._counters.preemptions += 1
+
+    def _expected(self, before: PlannedStep) -> tuple[dict[Sequence, int], bool]:
+        """The sequences whose next token that step finds, with its logits row, and whether these are all that go on.
+        The slot of one whose last token it finds is free."""
+        found: dict[Sequence, int] = {}
+        is_complete = True
+        for number, (sequence, _, is_next) in enumerate(before.readings):
+            if not is_next or sequence.has_ended:
+                continue
+            if sequence.end == len(sequence.tokens) and sequence.num_slots == 1:
+                self.release(sequence)
+            elif sequence.needs_rows or sequence.num_slots > 1:
+                is_complete = False
+            elif sequence.end < sequence.room and sequence.expect():
+                found[sequence] = number
+        return found, is_complete
+
+    def advance_beams(self, sequence: Sequence, found: Candidates) -> None:
+        """Takes in what may follow one of the sequences; forks are made before the next step of slots."""
+        beams = self.beams[sequence.slot]
+        beams.put(sequence, found)
+        self._counters.copies += beams.advance()
+        if sequence.answer is not None and sequence.has_ended:
+            self._counters.tokens_generated += len(sequence.answer.generated)
+
+    def retire(self, sequence: Sequence, overlapped: PlannedStep | None) -> None:
+        """The slot of a generation that is complete is free, unless a step that has begun still writes there."""
+        for one in self.beams[sequence.slot].members if sequence.num_slots > 1 else (sequence,):
+            is_running = self._running.get(one.slot) is one
+            if is_running and (overlapped is None or one not in overlapped.sequences):
+                self.release(one)
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees the sequence's slot."""
+        del self._running[sequence.slot]
+        self.beams.pop(sequence.slot, None)
+        self.slots.release(sequence.slot)
+
+    @property
+    def _most_tokens(self) -> int:
+        most, group = min(self.limit, self._chunk_size), self._traits.row_group
+        return max(group, most - most % group)
+
+    def _admit(self) -> None:
+        """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
+        if not (self.waiting.num_waiting and self.slots.has_free):
+            return
+        inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_answer]
+        room, most = self._form.room(self._most_tokens, sum([one.end - one.computed for one in inputs]))
+        blocks_due = sum([self.slots.blocks_due(one) for one in self._running.values()])
+        for sequence in self.waiting.admit(room, most, blocks_due):
+            self._running[sequence.slot] = sequence
+            if sequence.num_slots > 1:
+                beams = BeamGroup(sequence, self.slots, self.waiting.wanted)
+                self._running |= {one.slot: one for one in beams.members}
+                self.beams |= {one.slot: beams for one in beams.members}
+
+    def _close_gaps(self) -> None:
+        """Moves the last of the sequences that decode into free slots between them, where none waits for these: a copy
+        costs about as much as an idle row, which every step would have. Not where steps overlap, because devices do
+        many rows at once."""
+        if not self._form.spans_slots or self._traits.overlaps_steps or self.waiting.num_waiting or self.beams:
+            return
+        if not all(one.is_input_computed for one in self._running.values()):
+            return
+        taken = sorted(self._running)
+        for target in [slot for slot in range(taken[0], taken[-1]) if self.slots.is_free(slot)]:
+            source = taken.pop()
+            if source < target:
+                return
+            sequence = self._running.pop(source)
+            self.slots.move(source, target)
+            sequence.slot, self._running[target] = target, sequence
+            self._counters.copies += 1
+
+    def _rows(self, ready: list[Sequence]) -> ChosenRows:
+        """The next rows: but for plain ones in the order of their slots, with idle ones where the runner needs them."""
+        traits, limits = self._traits, (self._most_tokens, self.limit, self.slots.capacity)
+        chosen = self._form.next_rows(
+            ReadySequences(ready, *limits, traits.can_rewind, traits.chunked_prefill, traits.row_group)
+        )
+        rows = {row.slot: (sequence, row) for sequence, row in chosen.others}
+        if not rows:
+            return chosen
+        span = self._form.slots_of(sorted(rows), self.slots.num_slots)
+        idle = (Row(slot, self.slots.idle_position(slot), (IDLE_TOKEN,)) for slot in span if slot not in rows)
+        rows |= {row.slot: (None, row) for row in idle}
+        return replace(chosen, others=[rows[slot] for slot in span])
+
+    def _step(self, chosen: ChosenRows, found: Mapping[Sequence, int]) -> PlannedStep:
+        copies, self.slots.copies = tuple(self.slots.copies), []
+        follows = tuple([-1 if one is None else found.get(one, -1) for one in chosen.sequences]) if found else ()
+        more: dict[str, Any] = {"copies": copies, "whole_length": self._side.first, "follows": follows}
+        return planned(chosen, self.beams, **more)
+
+
+LOOK_AHEAD = 256
+"""Waiting sequences that are looked at for one that need not wait longer."""
+
+
+class Admission:
+    """Gives slots to waiting sequences."""
+
+    def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
+        """`answer_tokens`: the most tokens of a text, behind what it shares, that is fed one token a step."""
+        self._slots = slots
+        self._answer_tokens = answer_tokens
+        self._can_share = traits.chunked_prefill
+        self._row_group = traits.row_group
+        self._counters = counters
+        self._inputs: deque[Sequence] = deque()
+        self._answers: deque[Sequence] = deque()
+        self._last: dict[int, Sequence] = {}
+        self.wanted: set[int] = set()
+        """Slots whose content waiting sequences share."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._inputs) + len(self._answers)
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes sequences in sorted order."""
+        is_answer = self._is_answer(sequence, sequence.num_shared, self._answer_tokens)
+        (self._answers if is_answer else self._inputs).append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Takes one that has given up its slot: it comes before all others."""
+        if self._last.get(sequence.slot) is sequence:
+            del self._last[sequence.slot]
+            self.wanted.discard(sequence.slot)
+        sequence.give_up()
+        self._inputs.appendleft(sequence)
+
+    def admit(self, room: int, most: int, blocks_due: int = 0) -> Iterator[Sequence]:
+        """Up to `most` inputs, as long as `room` tokens of the next step are not filled, each in a slot, where what it
+        shares with others is copied to; and any number of short answers. `blocks_due`: blocks that those which run are
+        to get."""
+        while room > 0 and most > 0 and self._slots.has_free and (sequence := self._next()) is not None:
+            blocks_due += self._slots.blocks_due(sequence)
+            if not self._slots.reclaim(blocks_due, self.wanted) and not self._slots.is_idle:
+                self._inputs.appendleft(sequence)
+                return
+            likely = 0
+            if (parent := sequence.parent) is not None:
+                parent.num_children -= 1
+                if self._last.get(parent.slot) is parent:
+                    likely = parent.slot
+                    if not parent.num_children:
+                        self.wanted.remove(parent.slot)
+            limit, source = self._most_shared(sequence), source_key(sequence.source)
+            taken = self._slots.take(sequence.tokens, limit, source, self.wanted, sequence.media, likely)
+            sequence.slot, sequence.computed = taken.slot, taken.shared
+            self._last[taken.slot] = sequence
+            change = self.wanted.add if sequence.num_children else self.wanted.discard
+            change(taken.slot)
+            self._counters.prefix_hits += taken.shared > 0
+            self._counters.tokens_reused += taken.shared
+            self._counters.copies += taken.is_copied
+            most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
+            sequence.is_answer = self._is_answer(sequence, taken.shared, most_fed)
+            if not sequence.is_answer:
+                room -= sequence.pending
+                most -= 1
+            yield sequence
+
+    @staticmethod
+    def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:
+        """Whether it has up to `most` tokens behind those that it shares, all text: it is fed one token a step."""
+        is_text = not sequence.media or sequence.media[-1].stop <= num_shared
+        return sequence.generation is None and sequence.end - num_shared <= most and is_text
+
+    def _most_shared(self, sequence: Sequence) -> int:
+        """Tokens that need not be fed again: not those that are read, and of a prompt so few that a group of rows is
+        left; a text that is scored gets one."""
+        if not self._can_share:
+            return 0
+        group = self._row_group if sequence.generation is not None else 1
+        return max(0, sequence.first_read() + 1 - group)
+
+    def _next(self) -> Sequence | None:
+        """Takes out the first sequence that need not wait for a prefix, nor for a slot: one whose content waiting
+        sequences share is not overwritten, and no more than half of the slots hold such, while anything else runs."""
+        is_idle = self._slots.is_idle
+        found = self._take_out(self.wanted) if self._answers or not is_idle else None
+        return self._take_out(set()) if found is None and is_idle else found
+
+    def _take_out(self, wanted: set[int]) -> Sequence | None:
+        """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""
+        num_free = self._slots.num_free(wanted)
+        kinds = [(self._inputs, 1 if self._answers else LOOK_AHEAD), (self._answers, LOOK_AHEAD)]
+        if self._answers and self._num_children() >= num_free:
+            kinds.reverse()
+        for waiting, look_ahead in kinds:
+            for place in range(min(len(waiting), look_ahead)):
+                sequence = waiting[place]
+                is_due = self._is_prefix_due(sequence)
+                if is_due and sequence.num_slots == 1:
+                    continue
+                has_slot = self._has_slot(sequence, wanted, num_free)
+                if has_slot and not is_due:
+                    del waiting[place]
+                    return sequence
+                if sequence.num_slots > 1 and not has_slot:
+                    return None  # others would take the slots that it waits for, one by one
+        return None
+
+    def _num_children(self) -> int:
+        return sum([last.num_children for last in self._last.values()])
+
+    def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
+        """Whether there is a slot that may be overwritten: one of those that are free and not `wanted`, or that of the
+        parent whose last child this is."""
+        parent, num_wanted = sequence.parent, len(wanted)
+        if parent is not None and parent.num_children == 1 and self._last.get(parent.slot) is parent:
+            is_wanted = parent.slot in wanted
+            num_wanted -= is_wanted
+            num_free += is_wanted and self._slots.is_free(parent.slot)
+        is_kept = not sequence.num_children or 2 * num_wanted < self._slots.num_slots
+        return is_kept and num_free >= sequence.num_slots
+
+    def _is_prefix_due(self, sequence: Sequence) -> bool:
+        """Whether an earlier sequence is still to compute so much of this one's tokens that waiting pays."""
+        parent = sequence.parent
+        if parent is None or parent.computed >= sequence.num_shared:
+            return False
+        is_waiting = parent.slot < 0 and not parent.computed
+        return is_waiting or sequence.num_shared - parent.num_shared >= self._slots.min_copy

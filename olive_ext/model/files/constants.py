@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -55,8 +55,31 @@ to it before, as by a builder that reads a checkpoint in bfloat16 and writes flo
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
 
-SAMPLED = 64
-"""Outputs of a quantized product that are held against the float one's, in four runs."""
+NEAREST_STEPS = 0.3
+"""Mean distance in steps of the grid, of the median row, below which a weight was rounded to nearest: that leaves 0.25.
+Of others (GPTQ: 0.35 to 2) a row is judged by four times its median, and no single block is: one may lie far off."""
+
+ROW_STEPS, BLOCK_STEPS = 0.6, 1.5
+"""Mean distances, in steps, from which on a row, or a block of one, was not rounded to nearest: at 4 bits zero points
+that are off by one make 1, lost numbers 2.7."""
+
+ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
+"""The same, in the mean size of the row's numbers: GPTQ moves small numbers by many steps of 8 bits."""
+
+_NOTHING = 1e-3
+"""Steps below this share of a weight's mean size are counted as this."""
+
+_WEIGHTS: Mapping[str, Mapping[str, int]] = {
+    "MatMul": {"": 1}, "Gemm": {"": 1}, "Gather": {"": 0}, "MoE": {"/fc1": 2, "/fc2": 4, "/fc3": 6},
+}  # fmt: skip
+"""By operator the inputs that are weights, by what is appended to the node's name."""
+
+_QUANTIZED: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
+    "MatMulNBits": {"": (1, 2, 3)},
+    "GatherBlockQuantized": {"": (0, 2, 3)},
+    "QMoE": {"/fc1": (2, 3, 11), "/fc2": (5, 6, 12), "/fc3": (8, 9, 13)},
+}
+"""Of operators that take packed numbers: those, their scales and their zero points."""
 
 _STEP = 1.01
 """Scales in half precision are not exactly those that were rounded by."""
@@ -117,6 +140,24 @@ class Constants:
         path, offset, _ = self.place(tensor)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
+
+    def stored(self, name: str) -> Array:
+        """As `numbers`, and those of 4 bits as integers of a byte each."""
+        tensor = self.initializers[name]
+        if tensor.data_type not in (TensorProto.INT4, TensorProto.UINT4) or not uses_external_data(tensor):
+            return self.numbers(name)
+        path, offset, length = self.place(tensor)
+        inside = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+        inside.raw_data = np.memmap(path, np.uint8, "r", offset, (length,)).tobytes()
+        return onnx.numpy_helper.to_array(inside)
+
+    def packed(self, node: onnx.NodeProto, inputs: Sequence[int]) -> tuple[Array, Array, Array | None] | None:
+        """Stored numbers, scales and zero points (None where left out), which are these inputs; None where the first
+        two are not there or one is no initializer."""
+        stored, scales, zeros = (node.input[i] if i < len(node.input) else "" for i in inputs)
+        if not {stored, scales, zeros or stored} <= self.initializers.keys():
+            return None
+        return self.stored(stored), self.stored(scales), self.stored(zeros) if zeros else None
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """File, offset and bytes of an external tensor's numbers."""
@@ -262,7 +303,7 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
     for part, graph in graphs.items():
         own, other = constants_of(graph), constants_of(others[part]) if part in others else None
         known, constants = other.floats() if other is not None else floats, own.floats()
-        far = {} if other is None else outliers(shares_beyond(other, own))
+        far = {} if other is None else outliers(distances(other, own))
         found = hidden(apart(known, constants), far, constants) | broken(known, constants)
         told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return told
@@ -344,59 +385,183 @@ def _told(rows: list[int], array: Array, what: str) -> str:
     """ "rows 450 to 511 of 512 are others"."""
     if array.ndim < 2 or len(rows) == len(array):
         return f"is {what}"
+    return f"{_rows_of(rows, len(array))} {'is' if len(rows) == 1 else 'are'} {what}"
+
+
+def _rows_of(rows: list[int], num_rows: int) -> str:
+    """ "2 of the rows 3 to 90 of 100"."""
     which = f"row {rows[0]:,}" if len(rows) == 1 else f"rows {rows[0]:,} to {rows[-1]:,}"
     some = f"{len(rows):,} of the " if rows[-1] - rows[0] + 1 > len(rows) else ""
-    return f"{some}{which} of {len(array):,} {'is' if len(rows) == 1 else 'are'} {what}"
+    return f"{some}{which} of {num_rows:,}"
 
 
-def outliers(shares: Mapping[str, float]) -> dict[str, str]:
-    """Those of `shares_beyond` that the rounding of the other products does not explain: how far off they are. Where
-    more than half of a kind are, these were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
-    usual = float(np.median([*shares.values()])) if len(shares) > 2 else 1.0
-    far = {name: share for name, share in shares.items() if share > max(OUTLIER, 10 * usual)}
-    far = {name: far[name] for name in far.keys() - meant_others(shares, far, _kind)}
-    return {name: f"has {100 * far[name]:.0f} % of its numbers farther off than rounding puts any" for name in far}
+class Distance(NamedTuple):
+    """How far a quantized weight lies from its float one, counted in steps of its blocks' grids."""
+
+    share: float
+    """Of the numbers those that are more than a step away: none that was rounded to nearest, half a step away, or a
+    whole one at an end of the grid."""
+
+    rows: list[int]
+    """Outputs, or rows of a table, that lie farther off than the other ones explain."""
+
+    num_rows: int
 
 
-def shares_beyond(reference: Constants, model: Constants) -> dict[str, float]:
-    """Of each MatMulNBits whose float product `reference` has, by the float node's name, the share of the numbers, of
-    `SAMPLED` outputs, that lie more than a step of their block's grid from the float ones: none does that was rounded
-    to nearest, half a step away, or a whole one at an end of the grid."""
-    nodes = [node for node in reference.model.graph.node if node.op_type in ("MatMul", "Gemm")]
-    names = Counter(plain_name(node.name) for node in nodes)
-    products = {name: node for node in nodes if names[name := plain_name(node.name)] == 1}
-    shares = {}
-    for node in (node for node in model.model.graph.node if node.op_type == "MatMulNBits"):
-        own = products.get(plain_name(node.name))
-        weight = None if own is None else reference.view(own.input[1])
-        if own is None or weight is None or not {*filter(None, node.input[1:4])} <= model.initializers.keys():
-            continue
-        weight_NK = weight if own.op_type == "Gemm" and attribute(own, "transB", 0) else weight.T
-        if weight_NK.shape != (attribute(node, "N", 0), attribute(node, "K", 0)):
-            continue
-        firsts = np.linspace(0, max(0, len(weight_NK) - SAMPLED // 4), 4).astype(int)
-        rows = np.unique([first + np.arange(min(SAMPLED // 4, len(weight_NK))) for first in firsts])
-        numbers, steps = _decoded(node, model, rows)
-        with np.errstate(invalid="ignore"):
-            is_near = np.abs(weight_NK[rows].astype(np.float32) - numbers) <= _STEP * steps
-        shares[plain_name(own.name)] = 1 - float(is_near.mean())
-    return shares
+def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
+    """Weights, or rows of them, that the rounding of the others does not explain: how far off they are. Where more than
+    half of a kind are, these were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
+    usual = float(np.median([one.share for one in distances.values()])) if len(distances) > 2 else 1.0
+    limit = max(OUTLIER, 10 * usual)
+    far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}
+    for name, one in distances.items():
+        if one.rows and name not in far:
+            far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
+    meant = meant_others(distances, far, _kind)
+    return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}
 
 
-def _decoded(node: onnx.NodeProto, model: Constants, rows: Array) -> tuple[Array, Array]:
-    """Some outputs of a MatMulNBits [R, K] as its kernel decodes them, and the step of each number's grid [R, K]."""
-    bits, block, num_inputs = (int(attribute(node, name, 4)) for name in ("bits", "block_size", "K"))
-    packed, scales, *zeros = (model.numbers(name) for name in node.input[1:4] if name)
-    num_outputs = len(packed)
-    scales = np.asarray(scales).reshape(num_outputs, -1)[rows].astype(np.float32)[..., None]
-    points: Any = 2 ** (bits - 1)
-    if zeros and zeros[0].dtype != np.uint8:
-        points = np.asarray(zeros[0]).reshape(num_outputs, -1)[rows].astype(np.float32)[..., None]
-    elif zeros:
-        points = unpacked(np.asarray(zeros[0]).reshape(num_outputs, -1)[rows], bits)[:, : scales.shape[1], None]
-    stored = unpacked(packed.reshape(num_outputs, -1)[rows], bits).reshape(len(rows), -1, block)
-    numbers = ((stored.astype(np.float32) - points) * scales).reshape(len(rows), -1)[:, :num_inputs]
-    return numbers, np.repeat(np.abs(scales[..., 0]), block, 1)[:, :num_inputs]
+def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
+    """Of each quantized product, table and experts' weight whose float one `reference` has, by the name of the node."""
+    floats, grids = float_weights(reference), quantized_weights(model)
+    alike = (name for name, grid in grids.items() if name in floats and floats[name].shape == grid.shape)
+    return {name: _distance(floats[name], grids[name]) for name in alike}
+
+
+def float_weights(constants: Constants) -> dict[str, Array]:
+    """Weights of products, tables and experts as rows by outputs [N, K], mapped, by their nodes' plain names."""
+    weights: dict[str, list[Array]] = {}
+    for node in constants.model.graph.node:
+        for part, index in _WEIGHTS.get(node.op_type, {}).items():
+            view = constants.view(node.input[index]) if index < len(node.input) else None
+            if view is not None and view.ndim > 1:
+                rows = view.T if _is_turned(node) else view.reshape(-1, view.shape[-1])
+                weights.setdefault(plain_name(node.name) + part, []).append(rows)
+    return {name: named[0] for name, named in weights.items() if len(named) == 1}
+
+
+def quantized_weights(constants: Constants) -> dict[str, Grid]:
+    """Quantized weights by the names that their float ones have in `float_weights`."""
+    grids: dict[str, Grid] = {}
+    for node in constants.model.graph.node:
+        name = plain_name(node.name).replace("QMoE", "MoE")
+        for part, inputs in _QUANTIZED.get(node.op_type, {}).items():
+            stored = constants.packed(node, inputs)
+            if stored is not None:
+                grids[name + part] = _packed(node, *stored)
+        for index in _WEIGHTS.get(node.op_type, {}).values():
+            is_turned, maker = (
+                _is_turned(node),
+                constants.maker.get(node.input[index] if index < len(node.input) else ""),
+            )
+            if maker is not None and maker.op_type == "Transpose":
+                is_turned, maker = not is_turned, constants.maker.get(maker.input[0])
+            stored = constants.packed(maker, (0, 1, 2)) if maker is not None else None
+            if maker is not None and maker.op_type == "DequantizeLinear" and stored is not None:
+                grid = _dequantized(maker, *stored, is_turned=is_turned)
+                grids |= {name: grid} if grid is not None else {}
+    return grids
+
+
+def _is_turned(node: onnx.NodeProto) -> bool:
+    """Whether the weight's last axis are outputs."""
+    return node.op_type == "MatMul" or (node.op_type == "Gemm" and not attribute(node, "transB", 0))
+
+
+class Grid(NamedTuple):
+    """A quantized weight of N rows of K numbers in blocks that have one scale each."""
+
+    stored: Array
+    """[N, K], or bytes along K of `bits` bits a number, the first in the lowest ones."""
+
+    scales: Array
+    """[N, blocks]."""
+
+    zeros: Array | int
+    """Zero points, as `scales` or packed as `stored`, or the one of all blocks."""
+
+    num_inputs: int
+    block: int
+    bits: int = 0
+    """0 where no numbers share a byte."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return len(self.stored), self.num_inputs
+
+    def rows(self, first: int, last: int) -> tuple[Array, Array]:
+        """Some rows as the kernel decodes them [R, K], and the steps of their blocks [R, blocks]."""
+        num_blocks, points = self.scales.shape[1], self.zeros
+        stored = self.stored[first:last]
+        if isinstance(points, np.ndarray):
+            points = points[first:last]
+            points = unpacked(points, self.bits) if self.bits and points.dtype == np.uint8 else points
+            points = points.astype(np.float32)[:, :num_blocks, None]
+        numbers = (unpacked(stored, self.bits) if self.bits else stored).astype(np.float32)[
+            :, : num_blocks * self.block
+        ]
+        steps = self.scales[first:last].astype(np.float32)
+        numbers = np.pad(numbers, ((0, 0), (0, num_blocks * self.block - numbers.shape[1])))
+        numbers = (numbers.reshape(len(steps), num_blocks, self.block) - points) * steps[..., None]
+        return numbers.reshape(len(steps), -1)[:, : self.num_inputs], np.abs(steps)
+
+
+def _packed(node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None) -> Grid:
+    """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) take it: without zero
+    points that of bytes is the middle of the grid, that of integers of 4 bits is 0."""
+    bits = int(attribute(node, "expert_weight_bits" if node.op_type == "QMoE" else "bits", 4))
+    bits = bits if stored.dtype == np.uint8 else 0
+    num_rows = len(stored) * (stored.shape[1] if node.op_type == "QMoE" else 1)
+    stored, scales = stored.reshape(num_rows, -1), scales.reshape(num_rows, -1)
+    num_inputs = int(attribute(node, "K", stored.shape[1] * (8 // bits if bits else 1)))
+    points = zeros.reshape(num_rows, -1) if zeros is not None else 2 ** (bits - 1) if bits else 0
+    block = int(attribute(node, "block_size", 0)) or -(-num_inputs // scales.shape[1])
+    return Grid(stored, scales, points, num_inputs, block, bits)
+
+
+def _dequantized(
+    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, *, is_turned: bool
+) -> Grid | None:
+    """As DequantizeLinear makes it of a matrix: with one scale for all, for each output or for blocks of inputs; None
+    of others."""
+    axis, outputs = attribute(node, "axis", 1) % 2, int(is_turned)
+    if stored.ndim != 2 or (scales.size > 1 and (axis == outputs) == (scales.ndim == 2)):
+        return None
+    parts = [scales, *([] if zeros is None else [zeros])]
+    if scales.ndim < 2:
+        parts = [np.broadcast_to(part.reshape(-1, 1), (stored.shape[outputs], 1)) for part in parts]
+    elif is_turned:
+        parts = [part.T for part in parts]
+    stored = stored.T if is_turned else stored
+    num_inputs = stored.shape[1]
+    block = int(attribute(node, "block_size", 0)) or num_inputs
+    return Grid(stored, parts[0], parts[1] if zeros is not None else 0, num_inputs, block)
+
+
+def _distance(own: Array, grid: Grid) -> Distance:
+    """Of a float weight [N, K] and its quantized one."""
+    count, in_steps, in_size = 0, [], []
+    for first, rows in _blocks(own):
+        numbers, steps = grid.rows(first, first + len(rows))  # [R, K], [R, blocks]
+        floats = rows.astype(np.float32)
+        # A block of nearly nothing may have a scale that is no number in half precision.
+        steps = np.maximum(steps, _NOTHING * float(np.abs(floats).mean()))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            far = np.abs(floats - numbers)
+            far = np.pad(far, ((0, 0), (0, steps.shape[1] * grid.block - far.shape[1]))).reshape(*steps.shape, -1)
+            count += int((~(far <= _STEP * steps[..., None])).sum())
+            far = far.mean(-1)
+            in_steps.append(np.nan_to_num(far / steps, nan=np.inf))
+            in_size.append(np.nan_to_num(far / np.maximum(np.abs(floats).mean(1, keepdims=True), 1e-30), nan=np.inf))
+    blocks, sizes = np.concatenate(in_steps), np.concatenate(in_size)  # [N, blocks]
+    rows = blocks.mean(1)
+    usual = float(np.median(rows))
+    is_nearest = usual < NEAREST_STEPS
+    is_far = (rows > (ROW_STEPS if is_nearest else 4 * usual)) & (sizes.mean(1) > ROW_SIZE)
+    if is_nearest:
+        is_far |= ((blocks > BLOCK_STEPS) & (sizes > BLOCK_SIZE)).any(1)
+    return Distance(count / own.size, np.flatnonzero(is_far).tolist(), len(rows))
 
 
 def unpacked(bytes_: Array, bits: int) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.config import EngineConfig
-from olive_ext.engine.runners.genai.genai_model import overlay_of, set_providers
+from olive_ext.engine.runners.genai.genai_runner import overlay_of, set_providers
 from olive_ext.errors import ModelError
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.types import ModelFiles

@@ -10,7 +10,7 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.engine.media.items import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
 from olive_ext.engine.runners.ort.inputs import Layout
-from olive_ext.engine.runners.ort.sessions import Sessions
+from olive_ext.engine.runners.ort.opening import Sessions
 from olive_ext.engine.step import Row, Step
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
