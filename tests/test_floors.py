@@ -23,7 +23,6 @@ FLOORS = {
         ["model", "stats"],
         ["engine"],
         ["media"],
-        ["text"],
         ["session"],
         ["backends"],
         ["places"],
@@ -50,7 +49,11 @@ FLOORS = {
         ["ort_session"],
     ],
     "olive_ext.session": [
-        ["executor"],
+        ["executor", "bounded_templates", "token_ids", "prompts"],
+        ["tokenizer", "requests"],
+        ["generation_bounds", "tokenizer_fit", "placeholders"],
+        ["thinking", "encoder_decoder"],
+        ["conversion"],
         ["calls", "answer_journal"],
         ["session"],
         ["texts", "replayed"],
@@ -130,8 +133,8 @@ DOORS = {
     "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_runner"],
     # runners.hf: a reference in its original form runs on transformers
     "transformers": [
-        "olive_ext.text.tokenizer",
-        "olive_ext.text.bounded_templates",  # puts its limits where chat templates are compiled
+        "olive_ext.session.tokenizer",
+        "olive_ext.session.bounded_templates",  # puts its limits where chat templates are compiled
         "olive_ext.media.processors",
         "olive_ext.engine.runners.hf.hf_model",
         "olive_ext.backends.*",
@@ -146,8 +149,8 @@ DOORS = {
     "jinja2": [
         "olive_ext.report.html.render",
         "olive_ext.remedy.page",
-        "olive_ext.text.tokenizer",
-        "olive_ext.text.bounded_templates",
+        "olive_ext.session.tokenizer",
+        "olive_ext.session.bounded_templates",
         "olive_ext.backends.*",
     ],
     "matplotlib": [],
@@ -286,7 +289,7 @@ def test_every_module_stands_on_a_floor(package: str) -> None:
         ),
         ("scheduling/planted", "onnxruntime import InferenceSession", "only olive_ext.model.providers.resolution"),
         ("reference/tap", "onnxruntime import OrtValue", "only olive_ext.model.providers.resolution"),
-        ("runners/genai/planted", "transformers import AutoModel", "only olive_ext.text.tokenizer"),
+        ("runners/genai/planted", "transformers import AutoModel", "only olive_ext.session.tokenizer"),
     ],
 )
 def test_import_is_found_between_rooms_of_the_engine(tmp_path: Path, module: str, text: str, why: str) -> None:
@@ -307,7 +310,7 @@ def test_rooms_of_the_engine_import_themselves_and_what_is_below(tmp_path: Path)
 def test_upward_import_is_found(tmp_path: Path) -> None:
     package = plant(tmp_path, "engine/planted.py", "from olive_ext.session import Session\n")
     assert violations(package) == [
-        "olive_ext.engine.planted imports olive_ext.session.Session: floor 3 may not import floor 6"
+        "olive_ext.engine.planted imports olive_ext.session.Session: floor 3 may not import floor 5"
     ]
 
 
@@ -333,8 +336,8 @@ def test_import_between_modules_of_one_floor_is_found(tmp_path: Path) -> None:
 
 
 def test_public_names_of_the_package_count_as_upward(tmp_path: Path) -> None:
-    package = plant(tmp_path, "text/planted.py", "from olive_ext import __version__, open\n")
-    assert [line.split(":")[0] for line in violations(package)] == ["olive_ext.text.planted imports olive_ext.open"]
+    package = plant(tmp_path, "session/planted.py", "from olive_ext import __version__, open\n")
+    assert [line.split(":")[0] for line in violations(package)] == ["olive_ext.session.planted imports olive_ext.open"]
 
 
 def test_second_door_is_found(tmp_path: Path) -> None:

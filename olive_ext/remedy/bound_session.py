@@ -23,9 +23,9 @@ from olive_ext.remedy.documents import Document
 from olive_ext.remedy.roundings import AnyTarget, Rounding, Switches
 from olive_ext.remedy.weights import Matrix
 from olive_ext.session.local import LocalModel
+from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.session.texts import read_texts
-from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 logger = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from olive_ext.engine.requests import (
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import RecordsError, one_line
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.session.conversion import OpenModel
 from olive_ext.session.executor import Executor
+from olive_ext.session.tokenizer_fit import tokenizer_traits
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.conversion import OpenModel
-from olive_ext.text.tokenizer_fit import tokenizer_traits
 
 _DECIDING = (
     "revision",

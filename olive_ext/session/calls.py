@@ -19,9 +19,9 @@ from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import ConfigError, MediaError, OliveExtError, SessionError
-from olive_ext.text.conversion import OpenModel, SessionOutput, SessionRequest, convert, output_of
-from olive_ext.text.prompts import Prompt, Text
-from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.conversion import OpenModel, SessionOutput, SessionRequest, convert, output_of
+from olive_ext.session.prompts import Prompt, Text
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session import calls
 from olive_ext.session.answer_journal import in_chunks, journal_of
+from olive_ext.session.encoder_decoder import Encoding
 from olive_ext.session.executor import Executor, RecordsElsewhere
-from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.generation_bounds import TextStream
-from olive_ext.text.placeholders import MediaText
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingOutput, ScoringOutput
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.generation_bounds import TextStream
+from olive_ext.session.placeholders import MediaText
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingOutput, ScoringOutput
+from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

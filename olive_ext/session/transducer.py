@@ -19,8 +19,8 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.transducer import blank_penalty, read_pieces, read_transducer, transducer_type
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.session.opening import open_model
+from olive_ext.session.requests import GenerationOutput, GenerationRequest
 from olive_ext.session.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ from olive_ext.run.reference.answers import Answers as TaskAnswers
 from olive_ext.run.reference.answers import DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.transducer import is_transducer, opened
-from olive_ext.text.requests import GenerationRequest
 from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.generated_answers import (

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Counters, FinishReason, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.session import Session
-from tests.text.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
+from tests.session.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
 
 MAX_LENGTH = 48
 

@@ -11,7 +11,7 @@ import pytest
 from docs.benchmarks.speed.job import OURS, BenchJob
 from docs.benchmarks.speed.peers import RecordedRequest, instances
 from docs.benchmarks.speed.worker import inputs_of, perform
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.exports import genai_export
 
 

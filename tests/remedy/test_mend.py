@@ -25,7 +25,7 @@ from olive_ext.remedy.documents import document_key
 from olive_ext.remedy.locate import opened_location
 from olive_ext.remedy.mend import split
 from olive_ext.remedy.variants import Variants
-from olive_ext.text.requests import RollingRequest, ScoringRequest
+from olive_ext.session.requests import RollingRequest, ScoringRequest
 from tests.exports import quickstart
 from tests.remedy.test_mended_package import logits
 

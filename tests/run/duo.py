@@ -20,7 +20,7 @@ from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session
 from tests.backends.reference import ForwardEngine, model
-from tests.text.tiny import TEMPLATE, byte_level
+from tests.session.tiny import TEMPLATE, byte_level
 
 
 @functools.cache

@@ -31,12 +31,12 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.errors import RecordsError
 from olive_ext.session.answer_journal import answer_key, in_chunks, read_result, written
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0, width=32)
 

@@ -30,7 +30,7 @@ from olive_ext.errors import ConfigError, OliveExtError, RequirementError
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow import OrtEvaluator, cli_run
 from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents
 from olive_ext.workflow.metrics_evaluator import compared, refuse_metrics, scored

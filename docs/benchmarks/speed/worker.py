@@ -22,7 +22,7 @@ from olive_ext.errors import one_line
 from olive_ext.model.providers.devices import UnmeasuredError, cuda_reader
 from olive_ext.python_processes import serve
 from olive_ext.run.machine import PeakMemory, resident_memory
-from olive_ext.text.conversion import target_windows
+from olive_ext.session.conversion import target_windows
 
 if TYPE_CHECKING:
     from docs.benchmarks.speed.peers import RecordedRequest
@@ -186,7 +186,7 @@ def _contexts(job: BenchJob) -> dict[str, Any]:
 def _latencies(job: BenchJob) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
     from docs.benchmarks.speed.peers import instances
-    from olive_ext.text.conversion import convert
+    from olive_ext.session.conversion import convert
 
     lm: OrtLM = open_lm(job)
     generations = [one for one in _requests(job) if one.kind == "generate_until"]

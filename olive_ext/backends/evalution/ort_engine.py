@@ -20,7 +20,7 @@ from olive_ext.config.yaml_files import yaml_bytes
 from olive_ext.errors import ConfigError
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringOutput
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringOutput
 
 _STABLE = ("runtime", "providers", "batching", "kv_cache", "scoring_head")
 """Facts of `Session.describe_execution` that depend on the model and the machine only."""

@@ -19,8 +19,8 @@ from lm_eval.api.model import TemplateLM
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError
 from olive_ext.model.providers.devices import trim_host_memory
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -31,7 +31,7 @@ Encoded = TypeVar("Encoded")
 Method = TypeVar("Method", bound=Callable[..., list[Any]])
 
 Observer = Callable[[Any, Any, Any], None]
-"""Called with lm-eval's request, the session's request for it (of `olive_ext.text.requests`), and its output."""
+"""Called with lm-eval's request, the session's request for it (of `olive_ext.session.requests`), and its output."""
 
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""

@@ -40,10 +40,10 @@ from olive_ext.backends.samples import GeneratedText
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
+from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
-from olive_ext.text.encoder_decoder import decoder_tokens
-from olive_ext.text.requests import RollingRequest, ScoringRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.requests import RollingRequest, ScoringRequest
+from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

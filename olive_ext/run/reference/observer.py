@@ -17,10 +17,10 @@ import numpy.typing as npt
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Divergence, Reach
+from olive_ext.session.prompts import Prompt, Text
+from olive_ext.session.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
-from olive_ext.text.prompts import Prompt, Text
-from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 if TYPE_CHECKING:
     from olive_ext.places import Sample

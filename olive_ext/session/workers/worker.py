@@ -20,9 +20,9 @@ from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
+from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
 from olive_ext.session.session import Session
-from olive_ext.text.generation_bounds import StopChecker
 
 OWN, REFERENCE = "own", "reference"
 """Which of a worker's models runs a chunk."""

@@ -19,10 +19,10 @@ import pytest
 import olive_ext
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import LostRequestsError, TaskError
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
-from olive_ext.text.requests import GenerationRequest
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
 from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from olive_ext.engine.requests import Beams, FinishReason
 from olive_ext.errors import ConfigError
-from olive_ext.stats.compared_fields import Compared
-from olive_ext.text.prompts import (
+from olive_ext.session.prompts import (
     Prompt,
     SourceInput,
     Text,
@@ -25,6 +24,7 @@ from olive_ext.text.prompts import (
     checked_text,
     whole_text,
 )
+from olive_ext.stats.compared_fields import Compared
 
 
 @dataclass(frozen=True)

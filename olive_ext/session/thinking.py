@@ -9,9 +9,9 @@ from functools import partial
 
 from olive_ext.engine.requests import ThinkingBudget
 from olive_ext.errors import ConfigError
-from olive_ext.text.generation_bounds import StopChecker
-from olive_ext.text.requests import GenerationRequest, Reasoning
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.generation_bounds import StopChecker
+from olive_ext.session.requests import GenerationRequest, Reasoning
+from olive_ext.session.tokenizer import Tokenizer
 
 _BEHIND_END = 8
 """Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""

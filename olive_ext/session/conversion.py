@@ -17,7 +17,7 @@ from olive_ext.engine.requests import Generation, Request, Result, Sampling, Sou
 from olive_ext.errors import ConfigError, MediaError, TaskError, counted
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
-from olive_ext.text.encoder_decoder import (
+from olive_ext.session.encoder_decoder import (
     NO_SOUND,
     Asked,
     Encoding,
@@ -26,10 +26,10 @@ from olive_ext.text.encoder_decoder import (
     make_sources,
     spoken,
 )
-from olive_ext.text.generation_bounds import StopChecker, too_long
-from olive_ext.text.placeholders import MediaText, cut_media, with_media
-from olive_ext.text.prompts import is_chat
-from olive_ext.text.requests import (
+from olive_ext.session.generation_bounds import StopChecker, too_long
+from olive_ext.session.placeholders import MediaText, cut_media, with_media
+from olive_ext.session.prompts import is_chat
+from olive_ext.session.requests import (
     GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
@@ -38,9 +38,9 @@ from olive_ext.text.requests import (
     ScoringOutput,
     ScoringRequest,
 )
-from olive_ext.text.thinking import ThinkingEnd
-from olive_ext.text.tokenizer import Tokenizer
-from olive_ext.text.tokenizer_fit import refuse_unknown
+from olive_ext.session.thinking import ThinkingEnd
+from olive_ext.session.tokenizer import Tokenizer
+from olive_ext.session.tokenizer_fit import refuse_unknown
 
 SessionRequest: TypeAlias = GenerationRequest | ScoringRequest | RollingRequest
 SessionOutput: TypeAlias = GenerationOutput | ScoringOutput | RollingOutput

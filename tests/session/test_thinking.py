@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerFast
 from olive_ext.engine.requests import FinishReason, Request, Result
 from olive_ext.errors import ConfigError
 from olive_ext.session.answer_journal import answer_key
+from olive_ext.session.conversion import convert, output_of
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, Reasoning
 from olive_ext.session.session import Session
-from olive_ext.text.conversion import convert, output_of
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, Reasoning
-from olive_ext.text.thinking import ThinkingEnd
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.thinking import ThinkingEnd
+from olive_ext.session.tokenizer import Tokenizer
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import IM_END, IM_START, byte_fallback, byte_level
+from tests.session.tiny import IM_END, IM_START, byte_fallback, byte_level
 
 PIECES = st.lists(st.sampled_from(["</think>", "</th", "ink>", "the cat", "\n\n", " 東京", " ", "stop"]), max_size=8)
 
