@@ -1,20 +1,25 @@
 """Conversion of a session's requests to the engine's, and of the engine's results to the session's outputs.
 
 A request that must be scored in several windows becomes several engine requests, whose results are joined again. A
-window's last token is never fed, so a window may hold `max_length` + 1 tokens. Knows no engine run, and no audio:
-features are made by whoever has the sound.
+window's last token is never fed, so a window may hold `max_length` + 1 tokens. Where the reasoning of a model ends is
+read here, too. Knows no engine run, and no audio: features are made by whoever has the sound.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Generation, Request, Result, Sampling, Source, ThinkingBudget, join_compared
-from olive_ext.errors import ConfigError, MediaError, TaskError, counted
+from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, Source, ThinkingBudget, join_compared
+from olive_ext.errors import ConfigError, MediaError, OliveExtError, TaskError, counted
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.session.encoder_decoder import (
@@ -28,19 +33,21 @@ from olive_ext.session.encoder_decoder import (
 )
 from olive_ext.session.generation_bounds import StopChecker, too_long
 from olive_ext.session.placeholders import MediaText, cut_media, with_media
-from olive_ext.session.prompts import is_chat
 from olive_ext.session.requests import (
     GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
+    Reasoning,
     RollingOutput,
     RollingRequest,
     ScoringOutput,
     ScoringRequest,
+    is_chat,
 )
-from olive_ext.session.thinking import ThinkingEnd
 from olive_ext.session.tokenizer import Tokenizer
 from olive_ext.session.tokenizer_fit import refuse_unknown
+
+logger = logging.getLogger(__name__)
 
 SessionRequest: TypeAlias = GenerationRequest | ScoringRequest | RollingRequest
 SessionOutput: TypeAlias = GenerationOutput | ScoringOutput | RollingOutput
@@ -296,3 +303,201 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
     if problem := too_long("max_new_tokens", max_new_tokens, max_length):
         raise ConfigError(problem)
     return tuple(tokens[max_new_tokens - max_length :])
+
+
+_BEHIND_END = 8
+"""Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""
+
+
+@dataclass(frozen=True)
+class ThinkingEnd:
+    """The end of reasoning, as lm-eval's `think_end_token`: a text or a token id."""
+
+    end: str | int
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, end: str | int, tokenizer: Tokenizer, stop_ids: Container[int] = ()) -> ThinkingEnd:
+        """A text that is one special token becomes its id, because decoding leaves special tokens out. Raises
+        `ConfigError` where it has a token that ends the generation, as those of `stop_ids` do, or that the model has no
+        row for.
+        """
+        special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
+        found = end if special is None else special
+        if any(token in stop_ids for token in cls(found, tokenizer)._marker):
+            raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
+        size = tokenizer.rows.embedding
+        if isinstance(found, int) and size is not None and found >= size:
+            raise ConfigError(f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens")
+        return cls(found, tokenizer)
+
+    def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
+        """The texts that may end the generation. Plain text may occur in the reasoning, so that the answer is only cut
+        there afterwards."""
+        return tuple(stop for stop in stops if self._special_id(stop) is not None)
+
+    def has_ended(self, prompt: Sequence[int]) -> bool:
+        """Whether the reasoning has ended in the prompt, as templates write it for answers without any."""
+        tail = self.tokenizer.decode(prompt[-len(self._marker) - _BEHIND_END :], skip_special_tokens=False)
+        text = self._written if isinstance(self.end, int) else self.end.strip()
+        return bool(text) and tail.rstrip().endswith(text)
+
+    def budget(self, request: GenerationRequest) -> ThinkingBudget | None:
+        """The request's budget. Raises `ConfigError` where it leaves no room for an answer, or the tokenizer has no
+        tokens for the end."""
+        number, end, marker = request.thinking_budget, self.end, self._marker
+        if number is None:
+            return None
+        if isinstance(end, str) and not (marker and end.strip() in self._written):
+            raise ConfigError(
+                f"'think_end_token' = {end!r}: the tokenizer writes it as {self._written!r}: give a token's id"
+            )
+        if number + len(marker) >= request.max_new_tokens:
+            raise ConfigError(
+                f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
+                f"it must be below the {request.max_new_tokens} new tokens"
+            )
+        if isinstance(end, int):
+            return ThinkingBudget(number, marker)
+        return ThinkingBudget(number, marker, end, StopChecker(self.tokenizer, (end,)))
+
+    def read(
+        self,
+        tokens: Sequence[int],
+        stops: Sequence[str],
+        budget: ThinkingBudget | None = None,
+        *,
+        has_ended: bool = False,
+    ) -> tuple[str, Reasoning]:
+        """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
+        and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
+        number, thoughts, answer = self._split(tokens)
+        most = len(tokens) if budget is None else budget.num_tokens
+        is_forced = len(tokens) > most and self._split(tokens[:most])[0] is None
+        if number is None and is_forced and budget is not None:  # its bytes are none beside those of a cut character
+            number = min(most + len(budget.marker), len(tokens))
+            thoughts, answer = map(self.tokenizer.decode, (tokens[:most], tokens[number:]))
+        answer = answer.lstrip()
+        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
+        known = number if number is not None else 0 if has_ended else len(tokens)
+        return answer[:cut], Reasoning(thoughts, known, has_ended or number is not None, is_forced)
+
+    @property
+    def _marker(self) -> tuple[int, ...]:
+        end = self.end
+        return (end,) if isinstance(end, int) else tuple(self.tokenizer.encode(end, add_special_tokens=False))
+
+    @property
+    def _written(self) -> str:
+        return self.tokenizer.decode(self._marker, skip_special_tokens=False).strip()
+
+    def _split(self, tokens: Sequence[int]) -> tuple[int | None, str, str]:
+        """The number of tokens up to the last end, the texts in front of it and behind; None without an end."""
+        if isinstance(self.end, int):
+            if self.end not in tokens:
+                return None, "", self.tokenizer.decode(tokens)
+            number = len(tokens) - list(reversed(tokens)).index(self.end)
+            return number, self.tokenizer.decode(tokens[: number - 1]), self.tokenizer.decode(tokens[number:])
+        for skips in (True, False):  # an end may hold special tokens beside others
+            decode = partial(self.tokenizer.decode, skip_special_tokens=skips)
+            text = decode(tokens)
+            if (at := text.rfind(self.end)) >= 0:
+                ends = at + len(self.end)
+                number = bisect_left(range(len(tokens)), ends, key=lambda count: len(decode(tokens[:count])))
+                return number, text[:at], text[ends:] if skips else self.tokenizer.decode(tokens[number:])
+        return None, "", self.tokenizer.decode(tokens)
+
+    def _special_id(self, text: str) -> int | None:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        is_special = len(ids) == 1 and ids[0] in self.tokenizer.special_ids
+        is_unknown = is_special and self.tokenizer.decode(ids, skip_special_tokens=False).strip() != text.strip()
+        return ids[0] if is_special and not is_unknown else None
+
+
+class Window(NamedTuple):
+    """The key of a request of the engine: part `part` of the call's request `number`."""
+
+    number: int
+    part: int
+
+    def __repr__(self) -> str:
+        return str(self.number)  # as errors of the engine name it
+
+
+class Call:
+    """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
+
+    def __init__(self, model: OpenModel, ask: Callable[[Any], SessionRequest]) -> None:
+        """`ask` makes a session's request of what a caller gives for one."""
+        self._model, self._ask = model, ask
+        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
+        self._results: dict[int, dict[int, Result]] = {}
+        """Those of requests of several parts."""
+
+        self.lost: dict[int, str] = {}
+        """The reasons of those that will have no output, by their indices."""
+
+    def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
+        """The engine's requests for one of the call, and whether its text was cut to fit."""
+        request = self._ask(item)
+        requests, is_cut = convert(self._model, request)
+        self._waiting[index] = request, requests
+        return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut
+
+    def take(self, key: Window, result: Result | Lost) -> SessionOutput | None:
+        """The output of a request whose last result this is."""
+        if isinstance(result, Lost):
+            self.lost[key.number] = result.reason
+            return None
+        request, requests = self._waiting[key.number]
+        results = {0: result} if len(requests) == 1 else self._results.setdefault(key.number, {})
+        results[key.part] = result
+        if len(results) < len(requests):
+            return None
+        del self._waiting[key.number]
+        self._results.pop(key.number, None)
+        return output_of(self._model, request, requests, [results[part] for part in range(len(requests))])
+
+    def put_all(
+        self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
+    ) -> Iterator[list[tuple[Window, Request]]]:
+        """The engine's requests of each slice. A request whose picture or sound cannot be read is lost, and costs no
+        other its answer. Warns of those that lost their beginning; `whose` names a request's task."""
+        count = 0
+        for items in slices:
+            windows: list[tuple[Window, Request]] = []
+            cut = []
+            for index, item in enumerate(items, count):
+                try:
+                    with naming(f"request {index}", index):
+                        more, is_cut = self.put(index, item)
+                except MediaError as error:
+                    self.lost[index] = str(error.__cause__)
+                    continue
+                windows += more
+                cut += [index] if is_cut else []
+            if cut:
+                tasks = Counter(map(whose, cut)) if whose is not None else {}
+                listed = f": {', '.join(f'{number} of {name}' for name, number in tasks.items())}" if tasks else ""
+                text = "%d of %d requests were cut on the left to fit into %d tokens%s"
+                logger.warning(text, len(cut), len(items), self._model.max_length, listed)
+            count += len(items)
+            if windows:
+                yield windows
+
+    def rest(self) -> Iterator[tuple[int, SessionOutput]]:
+        """The outputs of those that took no request of the engine: of empty texts."""
+        for index, (request, requests) in self._waiting.items():
+            if not requests:
+                yield index, output_of(self._model, request, (), ())
+
+
+@contextmanager
+def naming(what: str, index: int | None = None) -> Iterator[None]:
+    """Says which request a user's error is about, which is at `index` of its call."""
+    try:
+        yield
+    except OliveExtError as error:
+        named = type(error)(f"{what}: {error}")
+        named.request = index
+        raise named from error

@@ -15,8 +15,7 @@ from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.types import SourceKind, TensorSpec
 from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.placeholders import with_media
-from olive_ext.session.prompts import Prompt, SourceInput, is_chat
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput, is_chat
 from olive_ext.session.token_ids import refuse_named
 from olive_ext.session.tokenizer import Tokenizer
 

@@ -1,6 +1,7 @@
 """The public session: texts or token ids in, texts and log-probabilities out, on one open model.
 
-Knows no evaluation framework. Results come back in the order of the requests.
+A call from another thread waits; a call from the thread whose own call is still open could wait forever, so it is
+refused. Knows no evaluation framework.
 """
 
 from __future__ import annotations
@@ -17,17 +18,30 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
 from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
-from olive_ext.errors import ConfigError, LostRequestsError, TaskError
+from olive_ext.errors import ConfigError, LostRequestsError, SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
-from olive_ext.session import calls
 from olive_ext.session.answer_journal import in_chunks, journal_of
+from olive_ext.session.conversion import Call, Window, naming
 from olive_ext.session.encoder_decoder import Encoding
 from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.generation_bounds import TextStream
 from olive_ext.session.placeholders import MediaText
-from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingOutput, ScoringOutput
+from olive_ext.session.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    RollingOutput,
+    ScoringOutput,
+    ToGenerate,
+    ToRoll,
+    ToScore,
+    is_one,
+    refuse_unknown_settings,
+    to_generation,
+    to_rolling,
+    to_scoring,
+)
 from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -37,11 +51,59 @@ Whose: TypeAlias = Callable[[int], str] | None
 _OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
 
 _ASK: Mapping[str, Callable[[Any], Any]] = {
-    "generate": calls.to_generation,
-    "loglikelihood": calls.to_scoring,
-    "loglikelihood_rolling": calls.to_rolling,
+    "generate": to_generation,
+    "loglikelihood": to_scoring,
+    "loglikelihood_rolling": to_rolling,
 }
 """What makes the request of each call of what callers give."""
+
+
+class Turns:
+    """Hands out turns until closed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._owner: int | None = None
+        self._call = ""
+        self.is_closed = False
+
+    @contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """Waits for the turn of `call`. Raises `SessionError` on a closed session, or inside another call."""
+        me = threading.get_ident()
+        with self._condition:
+            self.refuse_inside(call)
+            self._condition.wait_for(lambda: self._owner is None or self.is_closed)
+            self.check_open()
+            self._owner, self._call = me, call
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._owner = None
+                self._condition.notify_all()
+
+    def refuse_inside(self, call: str) -> None:
+        """Raises `SessionError` inside another call of this thread, for which `call` would wait forever."""
+        if self._owner == threading.get_ident() and not self.is_closed:
+            raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
+
+    def advance(self) -> None:
+        """An iterator that holds the turn goes on, perhaps in another thread than the one that began it."""
+        self.check_open()
+        self._owner = threading.get_ident()
+
+    def check_open(self) -> None:
+        """Raises `SessionError` where no more turns are handed out."""
+        if self.is_closed:
+            raise SessionError("the session is closed: open the model again")
+
+    def close(self) -> bool:
+        """No more turns; those who wait for one get the error. False where it was closed before."""
+        with self._condition:
+            was_open, self.is_closed = not self.is_closed, True
+            self._condition.notify_all()
+            return was_open
 
 
 class Session(AbstractContextManager["Session"]):
@@ -85,7 +147,7 @@ class Session(AbstractContextManager["Session"]):
         self.executor: Executor = engine  # an engine in this process, or workers
         self._facts = dict(facts or {})
         self._beside = beside
-        self._turns: calls.Turns = beside._turns if beside is not None else calls.Turns()
+        self._turns: Turns = beside._turns if beside is not None else Turns()
         # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
         self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
         self._outputs: Generator[tuple[Any, Any], None, None] | None = None
@@ -102,12 +164,12 @@ class Session(AbstractContextManager["Session"]):
         return self.executor.counters
 
     @overload
-    def generate(self, requests: calls.ToGenerate, **settings: Any) -> GenerationOutput: ...
+    def generate(self, requests: ToGenerate, **settings: Any) -> GenerationOutput: ...
 
     @overload
     def generate(
         self,
-        requests: Sequence[calls.ToGenerate],
+        requests: Sequence[ToGenerate],
         on_result: _OnGenerated = None,
         *,
         names: Names = (),
@@ -124,22 +186,22 @@ class Session(AbstractContextManager["Session"]):
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
         as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
         """
-        calls.refuse_unknown_settings(settings)
-        ask = partial(calls.to_generation, settings=settings)
-        is_one = calls.is_one(requests)
-        outputs = self._run("generate", [requests] if is_one else requests, ask, on_result, names)
-        return outputs[0] if is_one else outputs
+        refuse_unknown_settings(settings)
+        ask = partial(to_generation, settings=settings)
+        is_alone = is_one(requests)
+        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result, names)
+        return outputs[0] if is_alone else outputs
 
-    def stream(self, prompt: calls.ToGenerate, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
         """The pieces of the text that `generate` gives for `prompt` and `settings`, as they become certain; together
         they are that text. The engine works ahead of who reads, and stops where reading ends. On workers the text is
         one piece."""
-        calls.refuse_unknown_settings(settings)
+        refuse_unknown_settings(settings)
         self._turns.check_open()
-        return self._stream(_Streamed(self, calls.to_generation(prompt, settings)))
+        return self._stream(_Streamed(self, to_generation(prompt, settings)))
 
     def generate_continuous(
-        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
 
@@ -151,17 +213,17 @@ class Session(AbstractContextManager["Session"]):
 
     @overload
     def as_completed(
-        self, call: Literal["generate"], slices: Iterable[Sequence[calls.ToGenerate]], whose: Whose = None
+        self, call: Literal["generate"], slices: Iterable[Sequence[ToGenerate]], whose: Whose = None
     ) -> Iterator[tuple[int, GenerationOutput]]: ...
 
     @overload
     def as_completed(
-        self, call: Literal["loglikelihood"], slices: Iterable[Sequence[calls.ToScore]], whose: Whose = None
+        self, call: Literal["loglikelihood"], slices: Iterable[Sequence[ToScore]], whose: Whose = None
     ) -> Iterator[tuple[int, ScoringOutput]]: ...
 
     @overload
     def as_completed(
-        self, call: Literal["loglikelihood_rolling"], slices: Iterable[Sequence[calls.ToRoll]], whose: Whose = None
+        self, call: Literal["loglikelihood_rolling"], slices: Iterable[Sequence[ToRoll]], whose: Whose = None
     ) -> Iterator[tuple[int, RollingOutput]]: ...
 
     def as_completed(
@@ -174,11 +236,11 @@ class Session(AbstractContextManager["Session"]):
         The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
         the end where requests have no answer.
         """
-        return self._in_turn(call, self._completed(calls.Call(self, _ASK[call]), slices, call == "generate", whose))
+        return self._in_turn(call, self._completed(Call(self, _ASK[call]), slices, call == "generate", whose))
 
     def loglikelihood(
         self,
-        requests: Sequence[calls.ToScore],
+        requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
         *,
         names: Names = (),
@@ -187,13 +249,13 @@ class Session(AbstractContextManager["Session"]):
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, calls.to_scoring, on_result, names)
+        return self._run("loglikelihood", requests, to_scoring, on_result, names)
 
     def loglikelihood_rolling(
-        self, requests: Sequence[calls.ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
+        self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
-        return self._run("loglikelihood_rolling", requests, calls.to_rolling, on_result)
+        return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
 
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
@@ -263,7 +325,7 @@ class Session(AbstractContextManager["Session"]):
             raise ConfigError(f"{call} takes a list of requests, not one {kind}")
         requests, outputs = list(requests), dict[int, Any]()
         whose = names.__getitem__ if names else None
-        completed = self._completed(calls.Call(self, ask), [requests], call == "generate", whose)
+        completed = self._completed(Call(self, ask), [requests], call == "generate", whose)
         for index, output in self._in_turn(call, completed, is_whole=True):
             outputs[index] = output
             if on_result is not None:
@@ -271,7 +333,7 @@ class Session(AbstractContextManager["Session"]):
         return [outputs[index] for index in range(len(requests))]
 
     def _completed(
-        self, call: calls.Call, slices: Iterable[Sequence[Any]], is_generated: bool, whose: Whose
+        self, call: Call, slices: Iterable[Sequence[Any]], is_generated: bool, whose: Whose
     ) -> Generator[tuple[int, Any], None, None]:
         """Index and output of every request of the call."""
         for key, result in self._results(call.put_all(slices, whose), is_generated):
@@ -287,9 +349,9 @@ class Session(AbstractContextManager["Session"]):
         return self.executor.run_slices(slices)
 
     def _continuous(
-        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Generator[tuple[Hashable, Any], None, None]:
-        call, keys = calls.Call(self, calls.to_generation), dict[int, Hashable]()
+        call, keys = Call(self, to_generation), dict[int, Hashable]()
 
         def asked() -> Iterator[KeyedRequest | None]:
             for number, item in enumerate(items):
@@ -297,7 +359,7 @@ class Session(AbstractContextManager["Session"]):
                     yield None
                     continue
                 keys[number], request = item
-                with calls.naming(f"request {item[0]!r}"):
+                with naming(f"request {item[0]!r}"):
                     (window, *others), is_cut = call.put(number, request)
                     if others:
                         raise TaskError(f"its sound has {len(others) + 1} windows: use `generate`")
@@ -371,12 +433,12 @@ class _LeftError(Exception):
     """Nobody reads on."""
 
 
-class _Streamed(calls.Call):
+class _Streamed(Call):
     """The one request of a `stream`, of which the tokens, then the output, or the error that there was instead, are put
     into `made`. Raises `ConfigError` where the answer is not known before the last token."""
 
     def __init__(self, session: Session, request: GenerationRequest) -> None:
-        super().__init__(session, calls.to_generation)
+        super().__init__(session, to_generation)
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
             raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}")
@@ -391,7 +453,7 @@ class _Streamed(calls.Call):
         self.made: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_left = threading.Event()
 
-    def put(self, index: int, item: object) -> tuple[list[tuple[calls.Window, Request]], bool]:
+    def put(self, index: int, item: object) -> tuple[list[tuple[Window, Request]], bool]:
         self._check()
         generation = replace(self.generation, is_finished=self._watch)
         return [(self._key, replace(self._request, generation=generation))], False

@@ -17,10 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from olive_ext.engine.requests import FinishReason, Request, Result
 from olive_ext.errors import ConfigError
 from olive_ext.session.answer_journal import answer_key
-from olive_ext.session.conversion import convert, output_of
+from olive_ext.session.conversion import ThinkingEnd, convert, output_of
 from olive_ext.session.requests import GenerationOutput, GenerationRequest, Reasoning
 from olive_ext.session.session import Session
-from olive_ext.session.thinking import ThinkingEnd
 from olive_ext.session.tokenizer import Tokenizer
 from tests.session.fake_engine import FakeEngine
 from tests.session.tiny import IM_END, IM_START, byte_fallback, byte_level

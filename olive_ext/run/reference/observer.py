@@ -17,8 +17,15 @@ import numpy.typing as npt
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Divergence, Reach
-from olive_ext.session.prompts import Prompt, Text
-from olive_ext.session.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+from olive_ext.session.requests import (
+    GenerationOutput,
+    Prompt,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    Text,
+)
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
 
