@@ -19,20 +19,20 @@ PACKAGE = Path(__file__).resolve().parents[1] / "olive_ext"
 FLOORS = {
     "olive_ext": [
         ["errors", "python_processes"],
-        ["config", "report", "records", "sandbox", "graph"],
+        ["registry"],
+        ["config", "report", "records", "graph"],
         ["model", "stats"],
         ["engine"],
         ["media"],
         ["session"],
         ["backends"],
-        ["places"],
         ["run"],
-        ["remedy"],
         ["workflow"],
         ["check"],
-        ["gate", "jobs"],
         ["cli"],
+        ["plugins"],
     ],
+    "olive_ext.plugins": [["cluster", "code", "diagnose", "gate", "jobs", "mlflow", "suites"]],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],
     "olive_ext.model.files": [
         ["package_files"],
@@ -64,7 +64,7 @@ FLOORS = {
     ],
     "olive_ext.session.workers": [
         ["worker"],
-        ["crew", "process_worker", "ray_worker"],
+        ["crew", "process_worker"],
         ["pool"],
     ],
     "olive_ext.engine": [
@@ -126,8 +126,8 @@ DOORS = {
         "olive_ext.engine.runners.ort.*",
         "olive_ext.engine.media.*",
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
-        "olive_ext.places.place",  # gives parts of graphs their inputs
-        "olive_ext.remedy.precision",  # ONNX Runtime's quantizer, which makes a mended model's integers
+        "olive_ext.plugins.diagnose.places.place",  # gives parts of graphs their inputs
+        "olive_ext.plugins.diagnose.remedy.precision",  # ONNX Runtime's quantizer
     ],
     "onnxruntime_genai": ["olive_ext.engine.runners.genai.genai_runner"],
     # runners.hf: a reference in its original form runs on transformers
@@ -139,28 +139,28 @@ DOORS = {
         "olive_ext.backends.*",
     ],
     "PIL": ["olive_ext.media.pictures"],
-    "lm_eval": ["olive_ext.backends.*"],
-    "evalution": ["olive_ext.backends.*"],
-    "mteb": ["olive_ext.backends.mteb.*"],
-    "lmms_eval": ["olive_ext.backends.*"],
-    "ray": ["olive_ext.session.workers.ray_worker"],
-    "mlflow": ["olive_ext.run.mlflow_log"],
+    "lm_eval": ["olive_ext.backends.*", "olive_ext.plugins.suites.*"],
+    "evalution": ["olive_ext.plugins.suites.*"],
+    "mteb": ["olive_ext.plugins.suites.mteb.*"],
+    "lmms_eval": ["olive_ext.plugins.suites.*"],
+    "ray": ["olive_ext.plugins.cluster.ray_worker"],
+    "mlflow": ["olive_ext.plugins.mlflow.mlflow_log"],
     "jinja2": [
         "olive_ext.report.html.render",
-        "olive_ext.remedy.page",
+        "olive_ext.plugins.diagnose.remedy.page",
         "olive_ext.session.tokenizer",
         "olive_ext.session.bounded_templates",
         "olive_ext.backends.*",
     ],
     "matplotlib": [],
-    "olive": ["olive_ext.workflow", "olive_ext.workflow.*"],
+    "olive": ["olive_ext.workflow", "olive_ext.workflow.*", "olive_ext.plugins.*.passes"],
     "onnx": [
         "olive_ext.engine.forms.packed.*",
         "olive_ext.engine.forms.tree.graph",
         "olive_ext.graph",
         "olive_ext.graph.*",
-        "olive_ext.remedy.*",
-        "olive_ext.places.*",
+        "olive_ext.plugins.diagnose.remedy.*",
+        "olive_ext.plugins.diagnose.places.*",
         "olive_ext.model.spec.decoder_spec",
         "olive_ext.model.spec.attention",
         "olive_ext.model.spec.encoder_spec",
@@ -309,7 +309,7 @@ def test_rooms_of_the_engine_import_themselves_and_what_is_below(tmp_path: Path)
 def test_upward_import_is_found(tmp_path: Path) -> None:
     package = plant(tmp_path, "engine/planted.py", "from olive_ext.session import Session\n")
     assert violations(package) == [
-        "olive_ext.engine.planted imports olive_ext.session.Session: floor 3 may not import floor 5"
+        "olive_ext.engine.planted imports olive_ext.session.Session: floor 4 may not import floor 6"
     ]
 
 

@@ -20,6 +20,7 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.spec.media_types import MediaEncoderSpec
+from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
@@ -121,7 +122,6 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
-    from olive_ext.run.conversion import hold_against
     from olive_ext.run.models import stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.texts import open_tokenizer
@@ -133,7 +133,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     with suppress(ModelError):  # a checkpoint without a tokenizer, whose configurations name no end either
         if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
             findings.problems.append(stops.sentence())
-    found = hold_against(model, other)
+    found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")

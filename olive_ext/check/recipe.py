@@ -17,10 +17,10 @@ from olive_ext.check.metric_section import metric_mistakes
 from olive_ext.config import (
     EVALUATOR_TYPE,
     METRICS_TYPE,
-    PASSES,
-    LocationSettings,
     MetricSettings,
+    PassSettings,
     WorkflowSettings,
+    pass_settings,
     settings_of_pass,
     with_named_metrics,
 )
@@ -34,7 +34,7 @@ _TASK_FILES = (".yaml", ".yml")
 _TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
 """Types of Olive's models that are nothing without a path; others may have a loader or components."""
 
-Settings: TypeAlias = WorkflowSettings | LocationSettings | MetricSettings
+Settings: TypeAlias = PassSettings | MetricSettings
 SettingsType: TypeAlias = type[Settings]
 _EVALUATORS: Mapping[str, type[WorkflowSettings | MetricSettings]] = {
     EVALUATOR_TYPE: WorkflowSettings,
@@ -222,14 +222,14 @@ def _kind(value: Any) -> str:
 
 
 def _problems_of_type(block: Block) -> list[str]:
-    ours = {name.lower(): name for name in (PASSES if block.is_pass else _EVALUATORS)}
+    ours = {name.lower(): name for name in (pass_settings() if block.is_pass else _EVALUATORS)}
     near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
     if block.is_ours or not near:
         return []
     return [f"'{block.where}.type' = '{block.type}': did you mean '{ours[near[0]]}'?"]
 
 
-def what_is_missing(block: Block, settings: WorkflowSettings | LocationSettings) -> list[str]:
+def what_is_missing(block: Block, settings: PassSettings) -> list[str]:
     """A sentence for each file that the block names and that is not there, seen from the working directory; where all
     are, one for the tasks that no file defines."""
     written = settings.include_path or []

@@ -13,16 +13,16 @@ from olive_ext.check.recipe import Block, blocks, input_model, mapping, mistakes
 from olive_ext.config import (
     EVALUATOR_TYPE,
     METRICS_TYPE,
-    PASSES,
     EvaluationConfig,
     EvaluationSettings,
-    LocationSettings,
     MetricSettings,
+    PassSettings,
     WorkflowSettings,
+    pass_settings,
     with_named_metrics,
 )
 from olive_ext.config.pass_options import unlike
-from olive_ext.config.remedy import NEEDS_ONNX
+from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
@@ -46,7 +46,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     inputs: list[TaskInputs] = []
     if not any(block.is_ours for block in blocks(recipe)):
         findings.problems.append(
-            f"the recipe has no evaluator {EVALUATOR_TYPE} or {METRICS_TYPE} and no pass {' or '.join(PASSES)}"
+            f"the recipe has no evaluator {EVALUATOR_TYPE} or {METRICS_TYPE} and no pass {' or '.join(pass_settings())}"
         )
     for block in blocks(recipe):
         if not block.is_ours:
@@ -71,7 +71,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
 
 
 def _check_block(
-    recipe: Mapping[str, Any], block: Block, settings: WorkflowSettings | LocationSettings, findings: Findings
+    recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings
 ) -> list[TaskInputs]:
     """Adds what stands against a block of ours; what its tasks give a model, where they are known."""
     from olive_ext.run.bounds import refuse_names
@@ -100,9 +100,7 @@ def _check_block(
     return inputs
 
 
-def _check_provider(
-    recipe: Mapping[str, Any], where: str, settings: WorkflowSettings | LocationSettings, section: Section
-) -> None:
+def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSettings, section: Section) -> None:
     """Adds the providers on which a model that passes make runs. Raises `ProviderError` for names and options that no
     machine takes: the recipe may be meant for another one, whose providers this one has not."""
     from olive_ext.model.providers.resolution import available_providers, resolve_providers
@@ -147,7 +145,7 @@ def _unknown_pass(block: Block) -> list[str]:
     from olive_ext.workflow.preflight import nearest_pass
 
     near = nearest_pass(block.type)
-    is_told = near in PASSES  # by `mistakes`
+    is_told = near in pass_settings()  # by `mistakes`
     return [f"'{block.where}.type' = '{block.type}': did you mean '{near}'?"] if near and not is_told else []
 
 
@@ -160,7 +158,7 @@ def _unknown_keys(block: Block) -> list[str]:
     return list(unlike(block.settings(), parameters_of(block.type), block.where, f"'{block.type}'"))
 
 
-def _add_code(settings: WorkflowSettings | LocationSettings, section: Section) -> None:
+def _add_code(settings: PassSettings, section: Section) -> None:
     """The Python that the block's task files bring, which runs with the user's rights."""
     from olive_ext.backends.task_files import functions_in
     from olive_ext.backends.task_names import task_folders
@@ -169,7 +167,7 @@ def _add_code(settings: WorkflowSettings | LocationSettings, section: Section) -
         section.add("code of task files", origin, f"!function {', '.join(functions)}")
 
 
-def _inputs(settings: WorkflowSettings | LocationSettings, where: str) -> list[TaskInputs]:
+def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
     """What the tasks give a model. Raises `TaskError` for tasks that lm-eval and the settings' folders do not have;
     loads no data."""
     from olive_ext.run.costs import COSTS

@@ -17,7 +17,7 @@ from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, 
 from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
-from olive_ext.config.work import ModelWork, Reference, ReferenceConfig, WorkSettings
+from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
 
 
 class ComparedSettings(Strict):
@@ -60,7 +60,7 @@ class JudgedSettings(Strict):
     passes. In a search a candidate that breaks a bound is out."""
 
 
-class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
+class EvaluationSettings(ComparedSettings, PassSettings):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
     their names and meanings."""
 

@@ -17,6 +17,7 @@ from olive_ext.records.files import read_index
 from olive_ext.records.journal import read_facts
 from olive_ext.records.store import REQUEST, TARGET
 from olive_ext.records.travelling import pack
+from olive_ext.registry import hooks
 from olive_ext.report import Report, check_writable
 from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
@@ -58,8 +59,6 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
 
 def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     """What was recorded, of which model, by what and where."""
-    from olive_ext.places.noise import computed_in
-
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
@@ -69,7 +68,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
         **{name: report.model[name] for name in names if name in report.model},
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
-        "computed_in": computed_in(models.own),
+        **{name: value for facts in hooks("recorded_facts").values() for name, value in facts(models.own).items()},
         "asking": asdict(models.asking(models.given)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }

@@ -20,10 +20,9 @@ from olive_ext.config import (
     METRICS_TYPE,
     PASS_TYPE,
     EvaluationSettings,
-    LocationSettings,
-    MendingSettings,
     MetricSettings,
     ModelSettings,
+    PassSettings,
     ReferenceConfig,
     WorkflowSettings,
 )
@@ -31,8 +30,8 @@ from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
+from olive_ext.registry import hooks
 from olive_ext.report import from_json
-from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
@@ -44,7 +43,7 @@ _TASK_FILES = (".yaml", ".yml")
 _DIGEST_BYTES = 8
 
 
-def environment(settings: EvaluationSettings | LocationSettings, day: date | None = None) -> str:
+def environment(settings: PassSettings, day: date | None = None) -> str:
     """Digest (16 hex digits) of the versions in use, and of the task files, adapters and models in the settings.
 
     Task files count by size and time of change, since data sets lie among them; a reference by `model_digest`. Where
@@ -57,10 +56,10 @@ def environment(settings: EvaluationSettings | LocationSettings, day: date | Non
     reference = [] if own is None else [_reference(own)]
     if own is not None and own.float_model is not None:
         reference.append(_reference(ReferenceConfig(path=own.float_model)))
-    if isinstance(settings, MendingSettings) and settings.like is not None:
-        like = Path(settings.like)  # of which the size counts, whatever it is
+    if (named := getattr(settings, "like", None)) is not None:  # a mended model's
+        like = Path(named)  # of which the size counts, whatever it is
         sizes = [(path.name, path.stat().st_size) for path in sorted(like.rglob("*")) if path.is_file()]
-        reference.append([settings.like, sizes or (like.stat().st_size if like.is_file() else None)])
+        reference.append([named, sizes or (like.stat().st_size if like.is_file() else None)])
     # Chat templates may print it; answers to prompts without it are in the journal anyway.
     printed = str(day or date.today()) if settings.apply_chat_template else ""
     facts = {"versions": versions(), "numbers": NUMBERS, "date": printed}
@@ -128,7 +127,7 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _task_files(settings: EvaluationSettings | LocationSettings) -> Iterator[Path]:
+def _task_files(settings: PassSettings) -> Iterator[Path]:
     """What lies in the folders of tasks, and what task files name from elsewhere: includes, Python and data."""
     written = settings.include_path or []
     folders = [written] if isinstance(written, str) else written
@@ -232,7 +231,8 @@ def load_evaluation(engine: Any, given: dict[str, Any], proceed: Callable[..., A
     if signal is not None:
         logger.info("evaluation of model %s taken from Olive's cache: nothing that decides it has changed", model_id)
         if (report := evaluation.report) is not None:
-            log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
+            for log_cached in hooks("log_cached").values():
+                log_cached(lambda: from_json(report.read_text(encoding="utf-8")))
     return signal
 
 

@@ -30,6 +30,7 @@ from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line, 
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import GENAI_CONFIG, is_same_path
 from olive_ext.model.files.package_config import read_json
+from olive_ext.registry import hook
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
@@ -168,7 +169,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
 
     def _embeddings(self, model: Any, declared: Sequence[Any], providers: Any, device: Any) -> Any:
         """Olive's `MetricResult` of mteb's tasks: its evaluator's names and numbers, and the declared priorities."""
-        from olive_ext.backends.mteb import evaluate_tasks
+        evaluate_tasks = hook("embedding_tasks", "'tasks' of an OrtEvaluator")
 
         models = opened_models(model, self.settings, providers, device)
         other = models.other if models.config.reference is not None else None

@@ -21,15 +21,15 @@ from olive_ext.config import (
     EVALUATOR_TYPE,
     EXPORT,
     METRICS_TYPE,
-    PASSES,
-    LocationSettings,
     MetricSettings,
+    PassSettings,
     Strict,
     WorkflowSettings,
+    pass_settings,
     settings_of_pass,
 )
 from olive_ext.config.pass_options import unknown_options
-from olive_ext.config.remedy import NEEDS_ONNX
+from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.run.bounds import refuse_names
@@ -62,7 +62,7 @@ def is_evaluation(pass_type: str) -> bool:
 def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
     """The settings in the configuration of a pass; raises `ConfigError` for unknown keys, which Olive would drop
     silently."""
-    name = next(name for name, known in PASSES.items() if known is kind)
+    name = next(name for name, known in pass_settings().items() if known is kind)
     return kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where or name)
 
 
@@ -85,7 +85,7 @@ def refuse(engine: Any, input_model: Any) -> None:
         elif is_our_pass(config.type):
             if not is_onnx:
                 raise ConfigError(f"'{where}': {NEEDS_ONNX}")
-            _refuse_reference(parse(settings_of_pass(config.type) or LocationSettings, values, where), where)
+            _refuse_reference(parse(settings_of_pass(config.type) or WorkflowSettings, values, where), where)
         is_onnx |= makes_onnx(config.type, engine.olive_config)
     for where, evaluator in evaluators:
         if evaluator.type == METRICS_TYPE:
@@ -113,7 +113,7 @@ def refuse(engine: Any, input_model: Any) -> None:
             evaluator.type_args = _with_named_reference(evaluator.type_args, own, where)
 
 
-def _refuse_reference(settings: WorkflowSettings | LocationSettings | MetricSettings, where: str) -> None:
+def _refuse_reference(settings: PassSettings | MetricSettings, where: str) -> None:
     """Refuses a reference that cannot be found."""
     reference = settings.reference and settled(settings.reference)
     if reference is None or reference.is_same:
@@ -123,7 +123,7 @@ def _refuse_reference(settings: WorkflowSettings | LocationSettings | MetricSett
 
 
 def _with_named_reference(
-    values: dict[str, Any], kind: type[WorkflowSettings | LocationSettings | MetricSettings], where: str
+    values: dict[str, Any], kind: type[PassSettings | MetricSettings], where: str
 ) -> dict[str, Any]:
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
@@ -155,7 +155,7 @@ def nearest_pass(pass_type: str, package: Any = None) -> str:
     Olive knows. `package` is the table of passes in use."""
     passes = (package or OlivePackageConfig.load_default_config()).passes
     names = {name: kind.module_path.rpartition(".")[2] for name, kind in passes.items()}
-    names |= {name.lower(): name for name in PASSES}
+    names |= {name.lower(): name for name in pass_settings()}
     near = difflib.get_close_matches(pass_type.lower(), names, n=1, cutoff=0.8)
     return names[near[0]] if near and pass_type.lower() not in names else ""
 

@@ -25,6 +25,7 @@ from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE, settings_of_pass, wit
 from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import ConfigError
+from olive_ext.registry import load, passes
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
@@ -33,13 +34,10 @@ from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
-from olive_ext.workflow.remedy_passes import OrtLossMap, OrtMending
 
 Hook = Callable[[Any, dict[str, Any], Callable[..., Any]], Any]
 """Takes the object (or the module), the arguments of the call by name, and `proceed(**changes)`, which calls the
 original with these arguments and the changes."""
-
-OWN_PASSES = (OrtLMEvaluation, OrtLossMap, OrtMending)
 
 _MARK = "_wrapped_by_olive_ext"
 
@@ -114,7 +112,8 @@ def get_pass_module_config(package: Any, given: dict[str, Any], proceed: Callabl
     except ValueError:
         if not is_our_pass(given["pass_type"]):
             raise
-    kind = next(one for one in OWN_PASSES if one.settings_type is settings_of_pass(given["pass_type"]))
+    kinds = [OrtLMEvaluation, *(load(one.kind) for one in passes().values())]
+    kind = next(one for one in kinds if one.settings_type is settings_of_pass(given["pass_type"]))
     return PassModuleConfig(
         module_path=f"{kind.__module__}.{kind.__name__}",
         supported_providers=["*"],

@@ -23,7 +23,7 @@ from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ExecutionSettings
 from olive_ext.errors import ConfigError
-from olive_ext.gate.decision import Gated, gate
+from olive_ext.plugins.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import ALL, Asked, Comparison, Divergence
 from olive_ext.report.verdict import verdict

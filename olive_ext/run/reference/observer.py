@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from olive_ext.session.requests import (
 )
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
-
-if TYPE_CHECKING:
-    from olive_ext.places import Sample
 
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
@@ -109,8 +106,8 @@ class Observer:
     the reference's score of every request. Of a reference alone it collects the generations.
     """
 
-    def __init__(self, scores: ReferenceScores | None = None, sample: Sample | None = None) -> None:
-        """`sample` is given every compared request."""
+    def __init__(self, scores: ReferenceScores | None = None, sample: Any = None) -> None:
+        """`sample.note` is given every compared request."""
         self.scores = scores
         self.sample = sample
         self._classes: TokenClasses | None = None

@@ -14,6 +14,7 @@ from olive_ext.errors import RunError
 from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import usable_processors
 from olive_ext.records import Records
+from olive_ext.registry import hook
 from olive_ext.session.answer_journal import in_chunks
 from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.crew import Crew
@@ -105,9 +106,7 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
         return Crew([ProcessWorker(_job_of(model, reference, record_to, 1), Watchdog(limit_s))])
     count = 1 if record_to is not None else wanted.count
     job = _job_of(model, reference, record_to, count if wanted.address is None else 1)
-    from olive_ext.session.workers.ray_worker import ray_workers
-
-    crew = Crew(ray_workers(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
+    crew = Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))
     rooms = {served.models[OWN].room for served in crew.all_served}
     if len(rooms) > 1:
         crew.stop()
