@@ -22,7 +22,7 @@ from olive_ext.media.pictures import media_digest
 from olive_ext.media.sound import read_samples
 from olive_ext.plugins.speech.settings import MetricSettings
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 
 _SPEECH, _VISION = "speech_transcription_pre_process", "vision_vqa_pre_process"
 _COLUMNS = {_SPEECH: ("audio_col", "text_col"), _VISION: ("image_col", "question_col", "answer_col", "options_col")}

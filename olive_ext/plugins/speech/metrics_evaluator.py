@@ -54,7 +54,7 @@ from olive_ext.run.reference.answers import Answers as TaskAnswers
 from olive_ext.run.reference.answers import DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device

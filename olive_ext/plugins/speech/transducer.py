@@ -37,8 +37,8 @@ from olive_ext.plugins.speech.transducer_files import (
     transducer_type,
 )
 from olive_ext.session.opening import open_model
+from olive_ext.session.requests import GenerationOutput, GenerationRequest
 from olive_ext.session.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow import cli_run
 from tests.exports.genai import speech_export
 from tests.exports.media import media_export

@@ -15,7 +15,7 @@ from olive_ext.errors import ConfigError, MediaError, ModelError
 from olive_ext.model import resolve
 from olive_ext.plugins.speech.transducer import TransducerSession
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.plugins.speech.transducers import JOINER, transducer_export
 
 CHUNK, RATE = 8960, 16000

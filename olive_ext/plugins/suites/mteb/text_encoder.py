@@ -18,7 +18,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 from olive_ext.plugins.suites.mteb.encoders import DecoderStates, FeatureGraph
 from olive_ext.plugins.suites.mteb.sentence_files import read_sentence_files
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.session.tokenizer import load_tokenizer
 
 Array = npt.NDArray[np.float32]
 

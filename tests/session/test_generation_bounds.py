@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from olive_ext.errors import ModelError
-from olive_ext.text.generation_bounds import StopChecker, other_search, read_search, read_stop_ids
-from olive_ext.text.tokenizer import Tokenizer
-from tests.text.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
+from olive_ext.session.generation_bounds import StopChecker, other_search, read_search, read_stop_ids
+from olive_ext.session.tokenizer import Tokenizer
+from tests.session.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
 
 TOKENIZERS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 PIECES = ["the", "stop", "s", "t", "op", " ", "\n\n", "here", "é", "東", "京", "🙂", ".", "ab"]

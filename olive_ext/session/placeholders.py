@@ -16,7 +16,7 @@ from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

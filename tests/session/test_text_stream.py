@@ -12,10 +12,10 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from olive_ext.text.generation_bounds import StopChecker, TextStream
-from olive_ext.text.tokenizer import Tokenizer
-from tests.text.test_generation_bounds import Counting
-from tests.text.tiny import IM_END, byte_fallback, byte_level
+from olive_ext.session.generation_bounds import StopChecker, TextStream
+from olive_ext.session.tokenizer import Tokenizer
+from tests.session.test_generation_bounds import Counting
+from tests.session.tiny import IM_END, byte_fallback, byte_level
 
 
 def _word_pieces() -> Tokenizer:

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 from jinja2.exceptions import SecurityError
 
-from olive_ext.text.bounded_templates import LONGEST_TEXT, BoundedEnvironment
+from olive_ext.session.bounded_templates import LONGEST_TEXT, BoundedEnvironment
 
 LARGE = ["{{ 'a' * 9999999999 }}", "{{ [1] * 9999999999 }}", "{% for _ in range(99999) %}{{ 'a' * 9999 }}{% endfor %}"]
 PLAIN = [

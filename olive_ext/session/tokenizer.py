@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import ANY_FAILURE, ConfigError, ModelError, TaskError, one_line, panics_as_errors, why_not_loaded
-from olive_ext.text.bounded_templates import bounded_chat_templates
-from olive_ext.text.token_ids import Rows, refuse_large_ids
+from olive_ext.session.bounded_templates import bounded_chat_templates
+from olive_ext.session.token_ids import Rows, refuse_large_ids
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from lm_eval.api.model import TemplateLM
 
 from olive_ext.errors import ConfigError, ModelError, TaskError
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from tests.text.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
+from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
 
 WORDS = st.lists(st.sampled_from(["the", "thing", "no", " ", "\n", "s", "t", "東", "é", "<eos>"]), max_size=8)
 TEXT = WORDS.map("".join)

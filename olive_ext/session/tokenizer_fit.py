@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
-from olive_ext.text.tokenizer import Tokenizer, tokenizer_file
+from olive_ext.session.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from olive_ext.errors import ConfigError
-from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
-from olive_ext.text.conversion import fit_prompt, target_windows
+from olive_ext.session.conversion import fit_prompt, target_windows
 
 TOKENS = st.lists(st.integers(0, 9), max_size=60)
 CONTEXT = st.lists(st.integers(10, 19), min_size=1, max_size=40)

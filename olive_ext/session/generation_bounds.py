@@ -19,7 +19,7 @@ from typing import Any
 from olive_ext.errors import ConfigError, listed
 from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
 from olive_ext.model.types import ModelFiles
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

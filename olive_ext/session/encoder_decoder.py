@@ -13,12 +13,11 @@ from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.types import SourceKind, TensorSpec
-from olive_ext.text.generation_bounds import read_start
-from olive_ext.text.placeholders import with_media
-from olive_ext.text.prompts import Prompt, SourceInput, is_chat
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
-from olive_ext.text.token_ids import refuse_named
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.generation_bounds import read_start
+from olive_ext.session.placeholders import with_media
+from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput, is_chat
+from olive_ext.session.token_ids import refuse_named
+from olive_ext.session.tokenizer import Tokenizer
 
 NO_SOUND = "the request gives a sound; this model takes none"
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer as Core
 from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.text.tokenizer_fit import hold_to_files, refuse_other_tokenizer, tokenizer_traits
-from tests.text.tiny import TEMPLATE, byte_fallback, byte_level
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
+from olive_ext.session.tokenizer_fit import hold_to_files, refuse_other_tokenizer, tokenizer_traits
+from tests.session.tiny import TEMPLATE, byte_fallback, byte_level
 
 
 def changed(path: list[object], value: object) -> Tokenizer:

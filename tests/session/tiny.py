@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from olive_ext.model.types import ModelFiles
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer
 
 CORPUS = [
     "the cat sat on the mat and the dog ran off with the hat",

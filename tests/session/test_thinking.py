@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +14,15 @@ from tokenizers import Tokenizer as Core
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from olive_ext.engine.requests import FinishReason, Result
+from olive_ext.engine.requests import FinishReason, Request, Result
 from olive_ext.errors import ConfigError
 from olive_ext.session.answer_journal import answer_key
-from olive_ext.text.conversion import Converted, convert_generation
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, Reasoning
-from olive_ext.text.thinking import ThinkingEnd
-from olive_ext.text.tokenizer import Tokenizer
-from tests.text.tiny import IM_END, IM_START, byte_fallback, byte_level
+from olive_ext.session.conversion import ThinkingEnd, convert, output_of
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, Reasoning
+from olive_ext.session.session import Session
+from olive_ext.session.tokenizer import Tokenizer
+from tests.session.fake_engine import FakeEngine
+from tests.session.tiny import IM_END, IM_START, byte_fallback, byte_level
 
 PIECES = st.lists(st.sampled_from(["</think>", "</th", "ink>", "the cat", "\n\n", " 東京", " ", "stop"]), max_size=8)
 
@@ -50,21 +52,36 @@ def test_end_with_special_tokens_among_others_is_found() -> None:
     assert (answer, reasoning.num_tokens) == ("thethe", len(tokens) - 2 * len(the))
 
 
-def _converted(prompt: Any = (9,), end: str | int = "</think>", **settings: Any) -> Converted[GenerationOutput]:
-    request = GenerationRequest(prompt, 20, think_end_token=end, **settings)
-    return convert_generation(byte_level(), request, frozenset({IM_END}), 64)
+def _session(tokenizer: Tokenizer | None = None) -> Session:
+    return Session(FakeEngine(64), tokenizer or byte_level(), stop_ids=[IM_END])
+
+
+def _converted(request: GenerationRequest, session: Session) -> Request:
+    ((converted,), _) = convert(session, request)
+    return converted
+
+
+def _asked(prompt: Any = (9,), end: str | int = "</think>", **settings: Any) -> GenerationRequest:
+    return GenerationRequest(prompt, 20, think_end_token=end, **settings)
+
+
+def _answer(tokens: Sequence[int], request: GenerationRequest, session: Session) -> GenerationOutput:
+    result = Result(tokens=tuple(tokens), finish_reason=FinishReason.LENGTH)
+    output = output_of(session, request, [_converted(request, session)], [result])
+    assert isinstance(output, GenerationOutput)
+    return output
 
 
 def test_answers_under_other_budgets_are_other_answers_in_the_journal() -> None:
-    found = {answer_key(_converted(thinking_budget=budget).requests[0]) for budget in (None, 3, 4)}
+    found = {answer_key(_converted(_asked(thinking_budget=budget), _session())) for budget in (None, 3, 4)}
     assert len(found) == 3
-    assert answer_key(_converted(thinking_budget=3).requests[0]) in found
+    assert answer_key(_converted(_asked(thinking_budget=3), _session())) in found
 
 
 @pytest.mark.parametrize("budget", [-1, 2.5, True, "8"])
 def test_budget_that_is_no_number_of_tokens_is_refused(budget: object) -> None:
     with pytest.raises(ConfigError, match=r"'thinking_budget' = .*a whole number of at least 0"):
-        _converted(thinking_budget=budget)
+        _asked(thinking_budget=budget)
 
 
 @pytest.mark.parametrize(("prompt", "is_over"), [("the</think>\n\n", True), ("</think>", True), ("</think>the", False)])
@@ -74,15 +91,15 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
 ) -> None:
     """As templates write it for answers without reasoning; else the end would be put into the answer."""
     prompt = prompt if isinstance(end, str) else prompt.replace("</think>", "<|im_start|>")
-    converted = _converted(prompt, end, thinking_budget=3)
-    generation = converted.requests[0].generation
+    asked = _asked(prompt, end, thinking_budget=3)
+    generation = _converted(asked, _session()).generation
     assert generation is not None
     assert (generation.thinking is None) is is_over
     answer = byte_level().encode("the cat the", add_special_tokens=False)
-    (reasoning,) = [converted.output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)]).reasoning]
+    reasoning = _answer(answer, asked, _session()).reasoning
     assert reasoning is not None
     assert reasoning.is_forced is (not is_over)
-    (unbound,) = [_converted(prompt, end).output([Result(tokens=tuple(answer), finish_reason=FinishReason.LENGTH)])]
+    unbound = _answer(answer, _asked(prompt, end), _session())
     assert unbound.text == "the cat the"
     assert unbound.reasoning is not None
     assert (unbound.reasoning.num_tokens, unbound.reasoning.has_ended) == (
@@ -102,15 +119,14 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
 def test_end_that_is_never_found_is_refused(end: str | int, named: str) -> None:
     for settings in ({}, {"thinking_budget": 3}):
         with pytest.raises(ConfigError, match=re.escape(named)):
-            _converted(end=end, **settings)
+            _converted(_asked(end=end, **settings), _session())
 
 
 def test_end_without_tokens_of_its_own_cannot_be_put_there() -> None:
     core = Core(models.WordLevel({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]"), "words")
-    request = GenerationRequest([1], 20, think_end_token="done", thinking_budget=3)
     with pytest.raises(ConfigError, match=r"'think_end_token' = 'done': the tokenizer writes it as '\[UNK\]': give a"):
-        convert_generation(tokenizer, request, frozenset(), 64)
+        convert(_session(tokenizer), _asked([1], "done", thinking_budget=3))
 
 
 def test_forced_end_of_bytes_is_found_beside_a_character_that_was_cut() -> None:
@@ -118,13 +134,12 @@ def test_forced_end_of_bytes_is_found_beside_a_character_that_was_cut() -> None:
     tokenizer, end = byte_fallback(), "◁t▷"
     known = tokenizer.hf.get_vocab()
     half, the = known["<0xE6>"], tokenizer.encode("the", add_special_tokens=False)
-    request = GenerationRequest([5], 40, think_end_token=end, thinking_budget=2)
-    converted = convert_generation(tokenizer, request, frozenset(), 64)
-    generation = converted.requests[0].generation
+    request, session = GenerationRequest([5], 40, think_end_token=end, thinking_budget=2), _session(tokenizer)
+    generation = _converted(request, session).generation
     assert generation is not None
     assert generation.thinking is not None
     tokens = (*the[:1], half, *generation.thinking.marker, half, *the)
-    output = converted.output([Result(tokens=tokens, finish_reason=FinishReason.LENGTH)])
+    output = _answer(tokens, request, session)
     assert end not in tokenizer.decode(tokens)
     assert (output.text, output.reasoning) == (
         tokenizer.decode([half, *the]),
