@@ -333,6 +333,18 @@ def test_import_between_modules_of_one_floor_is_found(tmp_path: Path) -> None:
     assert "do not import each other" in violations(package)[0]
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("run/planted", "def f():\n    from olive_ext.plugins.gate import decision\n"),
+        ("cli/planted", "importlib.import_module('olive_ext.plugins.jobs')\n"),
+        ("plugins/gate/planted", "from olive_ext.plugins.jobs.azureml import portable\n"),
+    ],
+)
+def test_import_of_a_plugin_is_found(tmp_path: Path, module: str, text: str) -> None:
+    assert len(violations(plant(tmp_path, f"{module}.py", text))) == 1
+
+
 def test_public_names_of_the_package_count_as_upward(tmp_path: Path) -> None:
     package = plant(tmp_path, "session/planted.py", "from olive_ext import __version__, open\n")
     assert [line.split(":")[0] for line in violations(package)] == ["olive_ext.session.planted imports olive_ext.open"]

@@ -25,7 +25,7 @@ from olive_ext.config import (
 from olive_ext.config.pass_options import unknown_keys, unknown_options
 from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
-from olive_ext.registry import evaluators, load
+from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -129,7 +129,9 @@ def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) ->
     if not isinstance(settings, EvaluatorSettings):
         yield from what_is_missing(block, settings)
         return
-    yield from load(evaluators()[block.type].mistakes)(recipe, block.where, block.keys.get("metrics"), settings)
+    yield from load(offered("evaluators")[block.type].mistakes)(
+        recipe, block.where, block.keys.get("metrics"), settings
+    )
     if (script := block.keys.get("user_script")) and not Path(script).exists():
         yield f"'{block.where}.user_script' = '{script}': does not exist"
 

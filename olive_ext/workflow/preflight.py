@@ -32,7 +32,7 @@ from olive_ext.config.pass_options import unknown_options
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.files.folders import is_hub_name, why_missing
-from olive_ext.registry import evaluators, load
+from olive_ext.registry import load, offered
 from olive_ext.run.bounds import refuse_names
 from olive_ext.run.task_fit import is_onnx_model, refuse_arguments
 from olive_ext.workflow.current_run import logger, settled
@@ -91,7 +91,7 @@ def refuse(engine: Any, input_model: Any) -> None:
         if evaluator.type != EVALUATOR_TYPE:
             declared = evaluator_settings()[evaluator.type].parse(evaluator.type_args, where)
             _refuse_reference(declared, where)
-            load(evaluators()[evaluator.type].refuse)(evaluator.metrics, where, declared)
+            load(offered("evaluators")[evaluator.type].refuse)(evaluator.metrics, where, declared)
             continue
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)
