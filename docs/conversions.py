@@ -5,7 +5,7 @@ Tiny models with random weights, made by the tests' exporters and kept (tests/ex
 from __future__ import annotations
 
 from tests.exports import export, hf_model
-from tests.run.conversion.test_exports import DIFFERING, GOOD, held
+from tests.plugins.diagnose.conversion.test_exports import DIFFERING, GOOD, held
 
 EXPORTERS = {
     "genai_export": "builder 0.14",

@@ -18,19 +18,15 @@ from pydantic import BaseModel  # noqa: E402
 
 from docs import decoders  # noqa: E402
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments  # noqa: E402
-from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, OPTIONS, SET_HELP, Option  # noqa: E402
-from olive_ext.cli.parser import ABOUT, ARGUMENTS, COMMANDS, RUN_HELP  # noqa: E402
+from olive_ext.cli.options import SET_HELP, Option  # noqa: E402
+from olive_ext.cli.parser import ABOUT, RUN_HELP, commands  # noqa: E402
 from olive_ext.config import (  # noqa: E402
     EVALUATOR_TYPE,
     PASS_TYPE,
-    SCHEMA_KINDS,
     Bound,
     EngineConfig,
     EvaluationSettings,
     ExecutionSettings,
-    LocationSettings,
-    MendingSettings,
-    MetricSettings,
     ModelConfig,
     OpenSettings,
     ReferenceConfig,
@@ -38,6 +34,9 @@ from olive_ext.config import (  # noqa: E402
     accepts,
 )
 from olive_ext.model.providers.table import TABLE  # noqa: E402
+from olive_ext.plugins.diagnose.settings import LocationSettings, MendingSettings  # noqa: E402
+from olive_ext.plugins.speech.settings import MetricSettings  # noqa: E402
+from olive_ext.registry import Command, load  # noqa: E402
 from olive_ext.report.verdict import EXIT_STATUS  # noqa: E402
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -172,35 +171,21 @@ def cli() -> str:
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`olive run` itself ends with 0 on a loss, because Olive has no status for it: use `olive-ext run`, or a bound "
         "in `require`.",
-        "## `olive-ext quickstart DIR`",
-        _arguments("quickstart"),
-        "## `olive-ext evaluate MODEL --tasks A,B [OPTION ...]`",
-        _arguments("evaluate", OPTIONS),
-        "## `olive-ext compare REPORT REPORT ... [OPTION ...]`",
-        _arguments("compare"),
-        "## `olive-ext locate MODEL --reference PATH --tasks A,B [OPTION ...]`",
-        _arguments("locate", LOCATE_OPTIONS),
-        "## `olive-ext mend MODEL --reference PATH --tasks A,B --output DIR [OPTION ...]`",
-        _arguments("mend", MEND_OPTIONS),
-        "## `olive-ext evalution SPEC [--output FILE]`",
-        _arguments("evalution"),
-        "## `olive-ext run --config RECIPE ...`",
-        f"{_arguments('run')}\n| `ARGUMENT ...` | {RUN_HELP} |",
-        "## `olive-ext job azureml RECIPE --compute NAME --output DIR [--nodes N]`",
-        _arguments("job"),
-        "## `olive-ext check RECIPE|MODEL [OPTION ...]`",
-        _arguments("check", [item for item in OPTIONS if item.for_check]),
-        f"## `olive-ext schema [{'|'.join(SCHEMA_KINDS)}]`",
-        f"{COMMANDS['schema']} {ARGUMENTS['schema'][0][2]}",
+        *(
+            part
+            for name, command in commands().items()
+            for part in (f"## `olive-ext {name}`", _arguments(name, command))
+        ),
     )
 
 
-def _arguments(command: str, options: Sequence[Option] = ()) -> str:
-    """What a command does, and a table of its arguments; with `options` these, too, and their keys."""
-    rows = [(_called(*argument), text) for *argument, text, _ in ARGUMENTS[command]]
-    if options:
-        return f"{COMMANDS[command]}\n\n{_option_table(rows, options)}"
-    return f"{COMMANDS[command]}\n\n{_table(('argument', 'meaning'), [(f'`{name}`', text) for name, text in rows])}"
+def _arguments(name: str, command: Command) -> str:
+    """What a command does, and a table of its arguments; options with their keys."""
+    rows = [(_called(*argument), text) for *argument, text, _ in command.arguments]
+    if command.options:
+        return f"{command.help}\n\n{_option_table(rows, load(command.options))}"
+    rows += [("ARGUMENT ...", RUN_HELP)] if name == "run" else []
+    return f"{command.help}\n\n{_table(('argument', 'meaning'), [(f'`{name}`', text) for name, text in rows])}"
 
 
 def _called(names: str, metavar: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olive_ext.remedy.locate import locate
-    from olive_ext.remedy.mend import mend
+    from olive_ext.plugins.diagnose.remedy.locate import locate
+    from olive_ext.plugins.diagnose.remedy.mend import mend
     from olive_ext.run import evaluate
     from olive_ext.session import open
 
@@ -54,15 +54,18 @@ switch_off(os.environ)
 
 _HOMES = {
     "evaluate": "olive_ext.run",
-    "locate": "olive_ext.remedy.locate",
-    "mend": "olive_ext.remedy.mend",
     "open": "olive_ext.session",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'olive_ext' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        registry = importlib.import_module("olive_ext.registry")
+        named = [plugin.functions[name] for plugin in registry.plugins().values() if name in plugin.functions]
+        if named:
+            return registry.load(named[0])
+    raise AttributeError(f"module 'olive_ext' has no attribute '{name}'")

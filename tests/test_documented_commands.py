@@ -53,9 +53,9 @@ ELSEWHERE = {
     "python recipes/quickstart/make/make_data.py": ("tests/recipes/test_quickstart.py", "make_data"),
     "python recipes/gate/make.py": ("tests/recipes/test_gate.py", '"make.py"'),
     "python -m mkdocs build": ("tests/test_site.py", "mkdocs"),
-    "olive-ext evalution": ("tests/backends/evalution/test_spec_runner.py", "evalution"),
+    "olive-ext evalution": ("tests/plugins/suites/evalution/test_spec_runner.py", "evalution"),
     "olive-ext quickstart": (".ci/wheel.sh", "quickstart"),
-    "olive-ext check FLOAT --against": ("tests/run/conversion/test_checkpoint.py", '"--against"'),
+    "olive-ext check FLOAT --against": ("tests/plugins/diagnose/conversion/test_checkpoint.py", '"--against"'),
     "olive-ext compare out/float out/int4": ("docs/start/shell.md", "olive-ext compare out/float out/int4"),
 }
 """What a command begins with; the file that runs it, and what stands in that file."""

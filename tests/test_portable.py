@@ -35,7 +35,7 @@ KNOWN = {
 }
 """What is not guarded by a condition that is seen, and why it is safe."""
 
-LINUX_ALONE = PACKAGE / "sandbox"
+LINUX_ALONE = PACKAGE / "plugins" / "code"
 """Imported by `backends.code_eval` alone, behind a condition on the platform."""
 
 

@@ -24,10 +24,10 @@ import numpy as np
 from harness import parser_of, spread, table, timed, turns, write
 from make_models import corpus
 
-from olive_ext.backends.mteb import TextEncoder
 from olive_ext.config import ModelSettings
 from olive_ext.config.olive_metrics import EmbeddingSettings
 from olive_ext.model import resolve
+from olive_ext.plugins.suites.mteb import TextEncoder
 
 INSTRUCTION = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 Encode = Callable[[Sequence[str]], Any]

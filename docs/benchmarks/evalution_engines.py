@@ -64,7 +64,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     from evalution import Model
     from evalution.engines import TransformersCompat
 
-    from olive_ext.backends.evalution import OrtEngine
+    from olive_ext.plugins.suites.evalution import OrtEngine
 
     threads = {"num_threads": given.num_threads} if given.num_threads else {}
     if given.engine == "ours":

@@ -15,8 +15,8 @@ from typing import Any
 import harness
 import numpy as np
 
-from olive_ext.remedy import locate as location
-from olive_ext.remedy.race import Race, estimate
+from olive_ext.plugins.diagnose.remedy import locate as location
+from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 
 SHARES = (16, 8, 4, 2, 1)
 """An interval is of one of so many documents."""

@@ -22,15 +22,15 @@ import numpy as np
 from harness import parser_of, write
 from train_models import exported
 
-from olive_ext.config import MendingConfig
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
-from olive_ext.remedy.locate import Location, opened_location
-from olive_ext.remedy.mend import Mender
-from olive_ext.remedy.mended_package import copy_of
-from olive_ext.remedy.pairing import relative_error
-from olive_ext.remedy.race import Floats, estimate
-from olive_ext.remedy.variants import Material, nats_by_document
+from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
+from olive_ext.plugins.diagnose.remedy.mend import Mender
+from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
+from olive_ext.plugins.diagnose.remedy.pairing import relative_error
+from olive_ext.plugins.diagnose.remedy.race import Floats, estimate
+from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
+from olive_ext.plugins.diagnose.settings import MendingConfig
 
 RANDOM = 20
 BASE = "int4, blocks of 128"

@@ -21,7 +21,7 @@ import numpy as np
 from harness import ROOT, measured, parser_of, spread, timed, write
 from scipy.stats import binomtest
 
-from olive_ext.places.judge import LEAST_DOCUMENTS, LEAST_POSITIONS
+from olive_ext.plugins.diagnose.places.judge import LEAST_DOCUMENTS, LEAST_POSITIONS
 
 TASKS = "quickstart_choice,quickstart_letters,quickstart_perplexity"
 FAULTS = (1.5, 2.0, 3.0, 10.0)
@@ -66,8 +66,8 @@ def rates(given: Any) -> None:
     """Prints the shares of pairs that are called different."""
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
-    from olive_ext.places.decision import held
-    from olive_ext.places.noise import Variant, computed_in, form_of, log_probabilities, moved
+    from olive_ext.plugins.diagnose.places.decision import held
+    from olive_ext.plugins.diagnose.places.noise import Variant, computed_in, form_of, log_probabilities, moved
 
     model = resolve(ModelSettings(model=str(given.model), deterministic=True))
     documents = [[one] for one in requests_of(given, model)]
@@ -107,9 +107,9 @@ def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
     from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
-    from olive_ext.places import Kept
+    from olive_ext.plugins.diagnose.places import Kept
+    from olive_ext.session.requests import RollingRequest, ScoringRequest
     from olive_ext.session.texts import open_tokenizer
-    from olive_ext.text.requests import RollingRequest, ScoringRequest
 
     tokenizer = open_tokenizer(model)
     tasks, folder = given.tasks.split(","), str(given.include_path)

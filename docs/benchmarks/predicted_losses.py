@@ -16,12 +16,12 @@ from pathlib import Path
 
 from harness import parser_of, table, write
 
-from olive_ext.config import MendingConfig
-from olive_ext.remedy.locate import opened_location
-from olive_ext.remedy.mend import Mender
-from olive_ext.remedy.mended_graph import alternative
-from olive_ext.remedy.pairing import Target
-from olive_ext.remedy.variants import Floats, Material
+from olive_ext.plugins.diagnose.remedy.locate import opened_location
+from olive_ext.plugins.diagnose.remedy.mend import Mender
+from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.variants import Floats, Material
+from olive_ext.plugins.diagnose.settings import MendingConfig
 
 HEADS = ("model", "predicted", "sum, all documents", "together", "the model itself")
 

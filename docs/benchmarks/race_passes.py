@@ -20,8 +20,8 @@ from typing import Any
 from harness import parser_of, run_script, write
 from make_models import SHAPES, corpus
 
-from olive_ext.remedy import locate as location
-from olive_ext.remedy.race import Race
+from olive_ext.plugins.diagnose.remedy import locate as location
+from olive_ext.plugins.diagnose.remedy.race import Race
 
 TASK = """task: short_texts
 dataset_path: json

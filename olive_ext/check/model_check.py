@@ -20,12 +20,13 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.spec.media_types import MediaEncoderSpec
+from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
+    from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.texts import Texts
-    from olive_ext.text.generation_bounds import StopIds
-    from olive_ext.text.tokenizer import Tokenizer
+    from olive_ext.session.tokenizer import Tokenizer
 
 import math
 from typing import TYPE_CHECKING
@@ -121,19 +122,20 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
-    from olive_ext.run.conversion import hold_against
     from olive_ext.run.models import stops_of
-    from olive_ext.session.texts import open_tokenizer
-    from olive_ext.text.generation_bounds import read_stop_ids
+    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.tokenizer import load_tokenizer
 
     def ends(one: ResolvedModel) -> Mapping[str, Any]:
-        return read_stop_ids(one.processor_files, lambda: open_tokenizer(one).eos_token_id).facts
+        eos = None
+        with suppress(ModelError):  # a checkpoint without a tokenizer
+            eos = load_tokenizer(one.files.tokenizer, trust_remote_code=one.settings.trust_remote_code).eos_token_id
+        return read_stop_ids(one.processor_files, eos).facts
 
     other = resolve(model.settings.of_reference(checkpoint))
-    with suppress(ModelError):  # a checkpoint without a tokenizer, whose configurations name no end either
-        if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
-            findings.problems.append(stops.sentence())
-    found = hold_against(model, other)
+    if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
+        findings.problems.append(stops.sentence())
+    found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
@@ -147,7 +149,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
     from olive_ext.session.texts import open_tokenizer, read_texts
-    from olive_ext.text.tokenizer_fit import refuse_template
+    from olive_ext.session.tokenizer_fit import refuse_template
 
     section, is_ours = findings.section("Decisions"), model.runtime.runs_graph
     with findings.noting_problems():
@@ -186,10 +188,9 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
 
 def _add_ends(stops: StopIds, tokenizer: Tokenizer, section: Section) -> None:
     section.add("end at", stops.described(tokenizer), stops.file)
-    eos = tokenizer.eos_token_id
-    if eos is not None and eos not in stops.ids:
-        text = stops.described(tokenizer, frozenset((eos,)))
-        section.add("note", f"they do not end at the tokenizer's EOS, {text}: {stops.file} does not name it")
+    for token, file in stops.unused.items():
+        text = stops.described(tokenizer, frozenset((token,)))
+        section.add("note", f"they do not end at {text}, which {file} has for an end: {stops.file} does not name it")
 
 
 def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:
@@ -384,7 +385,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 def _first_layer(model: ResolvedModel) -> str:
     """Where the model's output stops to be finite, or why that cannot be told."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.session.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
@@ -402,7 +403,7 @@ def _difference(one: float, other: float) -> float:
 
 def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[..., Session]) -> list[float]:
     """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    from olive_ext.text.requests import ScoringRequest
+    from olive_ext.session.requests import ScoringRequest
 
     engine = model.settings.engine.model_copy(update={"graph": graph})
     with open_session(model.patched({"engine": engine})) as session:

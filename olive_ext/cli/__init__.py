@@ -9,16 +9,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from olive_ext.cli.commands import Command
+    from olive_ext.cli.commands import Function
 
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None, commands: Mapping[str, Command] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, commands: Mapping[str, Function] | None = None) -> int:
     """Runs `olive-ext`; returns 0, 1 for a loss, a bound that is not kept, requests without an answer and any other
     failure, 2 for a user's error, 3 for a comparison that decides nothing, 130 after Ctrl-C, 143 after SIGTERM.
 
-    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for `COMMAND_FUNCTIONS`.
+    With OLIVE_EXT_DEBUG=1 the traceback precedes the line. `commands` stand in for the functions of commands.
     """
     try:
         from olive_ext.cli.exit_status import run

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from olive_ext.cli.options import LOCATE_OPTIONS, MEND_OPTIONS, RECORD_OPTIONS, parsed, written_values
-from olive_ext.config import EvaluationConfig, LocationConfig, MendingConfig, schema
+from olive_ext.cli.options import RECORD_OPTIONS, written_values
+from olive_ext.config import EvaluationConfig, schema
 from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
 
-Command = Callable[[Namespace], int]
+Function = Callable[[Namespace], int]
 RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -109,69 +109,6 @@ def compare_command(arguments: Namespace) -> int:
     return worst_status([contrast.comparison for contrast in page.contrasts])
 
 
-def gate_command(arguments: Namespace) -> int:
-    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be told. Writes the baseline instead
-    where that is asked."""
-    import os
-
-    from olive_ext.gate.decision import STATUS, Gated, gate
-    from olive_ext.gate.forms import annotation_lines, lines, write_forms
-
-    gated = gate(arguments.run, arguments.baseline, arguments.within, update=arguments.update_baseline)
-    if not isinstance(gated, Gated):
-        sys.stdout.write(f"baseline: {printable(arguments.baseline)}\n")
-        return 0
-    for line in (*lines(gated), *annotation_lines(gated, os.environ)):
-        sys.stdout.write(f"{printable(line)}\n")
-    write_forms(gated, arguments.junit, os.environ)
-    return STATUS[gated.decision]
-
-
-def locate_command(arguments: Namespace) -> int:
-    """Prints the weights that lose most; writes the map where a folder for it is named."""
-    config = parsed(LocationConfig, written_values(arguments, arguments.model, LOCATE_OPTIONS), LOCATE_OPTIONS)
-    from olive_ext.remedy.locate import locate
-    from olive_ext.remedy.loss_map import PAGE_NAME, show
-
-    show(locate(config, progress=True))
-    if config.output_dir is not None:
-        sys.stdout.write(f"page: {Path(config.output_dir, PAGE_NAME)}\n")
-    return 0
-
-
-def mend_command(arguments: Namespace) -> int:
-    """Writes the mended model and prints its bill. Raises `RequirementError` behind them where it breaks its bound on
-    documents that chose nothing."""
-    config = parsed(MendingConfig, written_values(arguments, arguments.model, MEND_OPTIONS), MEND_OPTIONS)
-    from olive_ext.remedy.bill import PAGE_NAME, refuse_broken, show
-    from olive_ext.remedy.mend import mend
-
-    bill = mend(config, progress=True)
-    sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
-    show(bill)
-    refuse_broken(bill)
-    return 0
-
-
-def evalution_command(arguments: Namespace) -> int:
-    """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
-    if not Path(arguments.spec).is_file():
-        raise ConfigError(f"'{arguments.spec}': no such file")
-    try:
-        from olive_ext.backends.evalution import run_spec
-    except ModuleNotFoundError as error:
-        if error.name != "evalution":
-            raise
-        raise ConfigError("Evalution is not installed: pip install 'olive-ext[evalution]'") from error
-
-    text = json.dumps(run_spec(Path(arguments.spec)), indent=2) + "\n"
-    if arguments.output is None:
-        sys.stdout.write(text)
-    else:
-        Path(arguments.output).write_text(text, encoding="utf-8")
-    return 0
-
-
 def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
     from olive_ext.check import mistakes, read_recipe
@@ -181,15 +118,6 @@ def run_command(arguments: Namespace) -> int:
     from olive_ext.workflow import cli_run
 
     return cli_run(arguments.passed_on)
-
-
-def job_command(arguments: Namespace) -> int:
-    """Writes a job's folder and says how to submit it."""
-    from olive_ext.jobs import make_azureml_job, submit_command
-
-    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
-    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
-    return 0
 
 
 def check_command(arguments: Namespace) -> int:
@@ -213,19 +141,3 @@ def schema_command(arguments: Namespace) -> int:
     """Prints a JSON schema."""
     sys.stdout.write(json.dumps(schema(arguments.kind), indent=2) + "\n")
     return 0
-
-
-COMMAND_FUNCTIONS: dict[str, Command] = {
-    "quickstart": quickstart_command,
-    "evaluate": evaluate_command,
-    "record": record_command,
-    "compare": compare_command,
-    "gate": gate_command,
-    "locate": locate_command,
-    "mend": mend_command,
-    "evalution": evalution_command,
-    "run": run_command,
-    "job": job_command,
-    "check": check_command,
-    "schema": schema_command,
-}

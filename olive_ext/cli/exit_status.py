@@ -36,7 +36,7 @@ from olive_ext.errors import (
 )
 
 if TYPE_CHECKING:
-    from olive_ext.cli.commands import Command
+    from olive_ext.cli.commands import Function
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
@@ -48,7 +48,7 @@ _AGAIN_S = 0.5
 """After which an interruption that does not end the command is raised once more."""
 
 
-def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> int:
+def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> int:
     """See `olive_ext.cli.main`. Without `argv` this process is the command and nothing else."""
     if argv is None:
         open_streams()
@@ -69,9 +69,10 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Command] | None) -> i
             _give_up_streams()
 
 
-def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
-    from olive_ext.cli.commands import COMMAND_FUNCTIONS
+def _command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
+    from olive_ext.cli.parser import commands as known
     from olive_ext.cli.parser import parse
+    from olive_ext.registry import load
 
     try:
         arguments = parse(argv)
@@ -81,7 +82,9 @@ def _command(argv: list[str], commands: Mapping[str, Command] | None) -> int:
         Path.cwd()
     except OSError as error:  # torch's libraries end the process without it, with a line of their own
         raise ConfigError("the working directory is not there anymore: change to one that is") from error
-    return (commands or COMMAND_FUNCTIONS)[arguments.command](arguments)
+    name = arguments.command
+    function: Function = commands[name] if commands else load(known()[name].function)
+    return function(arguments)
 
 
 class _TorchWhenUsed(MetaPathFinder):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, LocationConfig, MendingConfig, Strict
+from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError, first_line
 
@@ -87,22 +87,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("--component", "model.components", "PART=FILE", "pairs", for_check=True),
 )
 
-_OF_COMPARISONS = {"--documents", "--certain", "--against", "--reference-mode", "--repro", "--sample-log-num"}
-_OF_WORKERS = {"--isolation", "--workers", "--on-error", "--use-cache"}
-RECORD_OPTIONS = tuple(one for one in OPTIONS if one.flag not in {*_OF_COMPARISONS, "--reference", "--output"})
-LOCATE_OPTIONS: tuple[Option, ...] = (
-    *(replace(one, owner=LocationConfig) for one in OPTIONS if one.flag not in _OF_COMPARISONS | _OF_WORKERS),
-    Option("--by", "by", "WHAT", owner=LocationConfig),
-    Option("--top", "top", "N", owner=LocationConfig),
-)
-"""Those of `evaluate` that say what is asked of which model, and its own."""
-
-MEND_OPTIONS: tuple[Option, ...] = (
-    *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS if option.flag != "--by"),
-    Option("--within", "within", "kl_mean=NATS", "arguments", owner=MendingConfig),
-    Option("--at-most", "at_most", "SIZE", owner=MendingConfig),
-    Option("--like", "like", "MODEL", owner=MendingConfig),
-)
+OF_COMPARISONS = {"--documents", "--certain", "--against", "--reference-mode", "--repro", "--sample-log-num"}
+OF_WORKERS = {"--isolation", "--workers", "--on-error", "--use-cache"}
+RECORD_OPTIONS = tuple(one for one in OPTIONS if one.flag not in {*OF_COMPARISONS, "--reference", "--output"})
+CHECK_OPTIONS = tuple(one for one in OPTIONS if one.for_check)
 
 SET_HELP = "Any other configuration key, for instance engine.num_slots=4; VALUE is read as JSON where it is JSON."
 _ARGPARSE_FORMS: dict[Form, dict[str, Any]] = {

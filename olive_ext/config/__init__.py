@@ -6,30 +6,34 @@ model and no framework.
 
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.certain import Bound, Certain
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings, WorkflowSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
-from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings, with_named_metrics
-from olive_ext.config.remedy import LocationConfig, LocationSettings, MendingConfig, MendingSettings
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
-    MENDING_TYPE,
     PASS_TYPE,
-    PASSES,
     SCHEMA_KINDS,
+    evaluator_settings,
+    pass_settings,
     schema,
     settings_of_pass,
+    settled_recipe,
 )
-from olive_ext.config.work import AT_HAND, EXPORT, INPUT_MODEL, RECORDS_SUFFIX, SAME_MODEL, ReferenceConfig
+from olive_ext.config.work import (
+    AT_HAND,
+    EXPORT,
+    INPUT_MODEL,
+    RECORDS_SUFFIX,
+    SAME_MODEL,
+    PassSettings,
+    ReferenceConfig,
+)
 
 __all__ = [
     "AT_HAND",
     "EVALUATOR_TYPE",
     "EXPORT",
     "INPUT_MODEL",
-    "MENDING_TYPE",
-    "METRICS_TYPE",
-    "PASSES",
     "PASS_TYPE",
     "RECORDS_SUFFIX",
     "SAME_MODEL",
@@ -39,20 +43,19 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",
+    "EvaluatorSettings",
     "ExecutionSettings",
-    "LocationConfig",
-    "LocationSettings",
-    "MendingConfig",
-    "MendingSettings",
-    "MetricSettings",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",
+    "PassSettings",
     "ReferenceConfig",
     "Strict",
     "WorkflowSettings",
     "accepts",
+    "evaluator_settings",
+    "pass_settings",
     "schema",
     "settings_of_pass",
-    "with_named_metrics",
+    "settled_recipe",
 ]

@@ -17,7 +17,7 @@ from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, 
 from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
-from olive_ext.config.work import ModelWork, Reference, ReferenceConfig, WorkSettings
+from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
 
 
 class ComparedSettings(Strict):
@@ -60,7 +60,7 @@ class JudgedSettings(Strict):
     passes. In a search a candidate that breaks a bound is out."""
 
 
-class EvaluationSettings(ComparedSettings, WorkSettings, ExecutionSettings):
+class EvaluationSettings(ComparedSettings, PassSettings):
     """Keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`. Those of Olive's LMEvaluator keep
     their names and meanings."""
 
@@ -170,3 +170,12 @@ class WorkflowSettings(JudgedSettings, EvaluationSettings):
             return values  # told with the field
         claim = implied(bounds)
         return values if claim is None else {**values, "certain": claim}
+
+
+class EvaluatorSettings(JudgedSettings, ComparedSettings, ExecutionSettings):
+    """The keys of a plug-in's evaluator, beside Olive's `metrics`, that are common to all."""
+
+    def as_evaluation(self) -> WorkflowSettings:
+        """The same models opened for an evaluation that runs no task."""
+        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparedSettings.model_fields}
+        return WorkflowSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})

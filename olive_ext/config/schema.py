@@ -8,23 +8,16 @@ Around our own keys stand those that Olive reads from the same block: `name`, `t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from olive_ext.config.evaluation import WorkflowSettings
-from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings
-from olive_ext.config.remedy import LocationSettings, MendingSettings
+from olive_ext.config.evaluation import EvaluatorSettings, WorkflowSettings
+from olive_ext.config.work import PassSettings
+from olive_ext.registry import evaluators, hooks, load, passes
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
 PASS_TYPE = "OrtLMEvaluation"
-LOSS_MAP_TYPE = "OrtLossMap"
-MENDING_TYPE = "OrtMending"
-PASSES: Mapping[str, type[WorkflowSettings | LocationSettings]] = MappingProxyType(
-    {PASS_TYPE: WorkflowSettings, LOSS_MAP_TYPE: LocationSettings, MENDING_TYPE: MendingSettings}
-)
-"""The types of this package's passes, and their settings."""
-
+_PASS_DOES = "measures the model and hands it on unchanged"
 SCHEMA_KINDS: tuple[SchemaKind, ...] = get_args(SchemaKind)
 
 Json = dict[str, Any]
@@ -45,7 +38,6 @@ _EVALUATOR_KEYS: Json = {
 }
 _METRICS_KEYS: Json = {
     **_EVALUATOR_KEYS,
-    "type": {"const": METRICS_TYPE, "description": "This package's evaluator of Olive's own metrics."},
     "metrics": {
         "type": "array",
         "items": {"type": ["object", "string"]},
@@ -56,13 +48,6 @@ _PASS_KEYS: Json = {
     "host": {"type": ["string", "object"], "description": "Olive system the pass runs on."},
     "evaluator": {"type": ["string", "object"], "description": "Olive evaluator of the pass's output model."},
 }
-_PASS_BLOCKS = {
-    PASS_TYPE: ("pass", "measures the model and hands it on unchanged"),
-    LOSS_MAP_TYPE: ("loss_map", "says which weights the loss is of"),
-    MENDING_TYPE: ("mending", "puts the weights that lose most into a finer precision"),
-}
-"""The name of each pass's block in the schema of a recipe, and what the pass does."""
-
 _TITLES = {
     "evaluator": f"{EVALUATOR_TYPE} block of an Olive recipe",
     "pass": f"{PASS_TYPE} pass of an Olive recipe",
@@ -70,29 +55,53 @@ _TITLES = {
 }
 
 
-def settings_of_pass(pass_type: str) -> type[WorkflowSettings | LocationSettings] | None:
+def pass_settings() -> Mapping[str, type[PassSettings]]:
+    """The types of the passes of this package and its plug-ins, and their settings."""
+    return {PASS_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in passes().items()}}
+
+
+def evaluator_settings() -> Mapping[str, type[WorkflowSettings | EvaluatorSettings]]:
+    """The types of the evaluators of this package and its plug-ins, and their settings."""
+    return {EVALUATOR_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in evaluators().items()}}
+
+
+def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe as Olive takes it, of what plug-ins let be written otherwise. Raises `ConfigError`."""
+    for settle in hooks("settle_recipe").values():
+        recipe = settle(recipe)
+    return recipe
+
+
+def settings_of_pass(pass_type: str) -> type[PassSettings] | None:
     """The settings of a pass of this package, None of others'; Olive reads the types of passes without regard to case
     or to a leading path."""
     name = pass_type.rpartition(".")[2].lower()
-    return next((settings for known, settings in PASSES.items() if known.lower() == name), None)
+    return next((settings for known, settings in pass_settings().items() if known.lower() == name), None)
 
 
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
-    passes = {name: _tidy(one.model_json_schema()) for name, one in PASSES.items()}
-    settings, metrics = passes[PASS_TYPE], _tidy(MetricSettings.model_json_schema())
-    blocks = {
-        "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
-        "metrics": _block(metrics["properties"], _METRICS_KEYS, "type_args", "metrics"),
-    }
-    for name, (block, does) in _PASS_BLOCKS.items():
-        own = {"type": {"const": name, "description": f"This package's pass: {does}."}, **_PASS_KEYS}
-        blocks[block] = _block(passes[name]["properties"], own, "config")
+    known = {name: _tidy(one.model_json_schema()) for name, one in pass_settings().items()}
+    settings = known[PASS_TYPE]
+    blocks = {"evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
+    for name, evaluator in evaluators().items():
+        own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {evaluator.does}."}}
+        properties = _tidy(load(evaluator.settings).model_json_schema())["properties"]
+        blocks[name] = _block(properties, own, "type_args", "metrics")
+    does = {PASS_TYPE: _PASS_DOES, **{name: one.does for name, one in passes().items()}}
+    for name, one in known.items():
+        own = {"type": {"const": name, "description": f"This package's pass: {does[name]}."}, **_PASS_KEYS}
+        blocks[_block_of(name)] = _block(one["properties"], own, "config")
     head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": _TITLES[kind]}
     if kind != "recipe":
         return {**head, **blocks[kind], "$defs": settings.get("$defs", {})}
-    definitions = {name: known for one in passes.values() for name, known in one.get("$defs", {}).items()}
+    definitions = {name: item for one in known.values() for name, item in one.get("$defs", {}).items()}
     return {**head, **_recipe(), "$defs": {**definitions, **blocks}}
+
+
+def _block_of(pass_type: str) -> str:
+    """The name of a pass's block in the schema of a recipe."""
+    return "pass" if pass_type == PASS_TYPE else pass_type
 
 
 def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "tasks") -> Json:
@@ -114,8 +123,8 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
 
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
-    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), _when_ours(METRICS_TYPE, "metrics")]}
-    ours = [_when_ours(name, block) for name, (block, _) in _PASS_BLOCKS.items()]
+    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in evaluators())]}
+    ours = [_when_ours(name, _block_of(name)) for name in pass_settings()]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}
     return {

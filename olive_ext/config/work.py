@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -26,7 +26,7 @@ from olive_ext.config.base import (
     without_paths,
     word,
 )
-from olive_ext.config.execution import EngineConfig, ProviderOptions, ProviderRequest
+from olive_ext.config.execution import EngineConfig, ExecutionSettings, ProviderOptions, ProviderRequest
 from olive_ext.config.model import ModelConfig
 from olive_ext.errors import ConfigError
 
@@ -40,6 +40,8 @@ AT_HAND = "auto"
 
 SAME_MODEL = "same_model"
 """Stands for the evaluated model itself, run in another place: on another provider, by another engine."""
+
+NEEDS_ONNX = "a loss is located in a quantized ONNX model: put the pass behind one that makes it"
 
 RECORDS_SUFFIX = ".records"
 """Ends the name of a file with a reference's records."""
@@ -223,6 +225,14 @@ class WorkSettings(Strict):
         if self.fewshot_as_multiturn and self.apply_chat_template is False:
             raise ValueError("'fewshot_as_multiturn' needs 'apply_chat_template'")
         return self
+
+
+class PassSettings(WorkSettings, ExecutionSettings):
+    """What all passes have that ask a model."""
+
+    if TYPE_CHECKING:  # declared, with their places among the others, by each
+        tasks: list[str | dict[str, Any]]
+        reference: ReferenceConfig | None
 
 
 class ModelWork(Strict):

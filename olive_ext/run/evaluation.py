@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -14,6 +14,7 @@ from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.registry import hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -21,9 +22,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.mlflow_log import logged_run
 from olive_ext.run.models import Models
-from olive_ext.run.place import with_place
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -74,13 +73,16 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         _refuse_missing(config, models)
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
-    with models.clock.told(progress), on_hub, logged_run(Path(config.model.path).name) as run, file:
+    with models.clock.told(progress), on_hub, ExitStack() as logging_runs, file:
+        name = Path(config.model.path).name
+        runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         evaluated = _evaluate(models, lm, log_folder)
         report = evaluated.report
         if lm is None:
             report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
             report = _with_constants(report, models, evaluated.observers[0])
-            report = with_place(report, models, *evaluated.observers)
+            for finished in hooks("finish_report").values():
+                report = finished(report, models, *evaluated.observers)
         report = _named(report, names)
         try:
             evaluated.write_logs()
@@ -88,7 +90,8 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
                 write(report, config.output_dir)
         except RunError as error:
             raise UnwrittenError(str(error), report) from error
-        run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
+        for run in runs:
+            run.log(report, config.output_dir, None if log_folder is None else str(log_folder))
     return report
 
 

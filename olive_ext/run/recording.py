@@ -17,13 +17,14 @@ from olive_ext.records.files import read_index
 from olive_ext.records.journal import read_facts
 from olive_ext.records.store import REQUEST, TARGET
 from olive_ext.records.travelling import pack
+from olive_ext.registry import hooks
 from olive_ext.report import Report, check_writable
 from olive_ext.report.numbers import size
 from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import evaluate_models
-from olive_ext.run.models import Models
+from olive_ext.run.models import STOP_FACTS, Models
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
@@ -58,18 +59,16 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
 
 def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     """What was recorded, of which model, by what and where."""
-    from olive_ext.places.noise import computed_in
-
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
-    names = ("path", "kind", "content_hash", SIZE, "max_length", "stop_ids", "stop_ids_file", "search")
+    names = ("path", "kind", "content_hash", SIZE, "max_length", *STOP_FACTS)
     return {
         "facts": facts,
         **{name: report.model[name] for name in names if name in report.model},
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
-        "computed_in": computed_in(models.own),
+        **{name: value for facts in hooks("recorded_facts").values() for name, value in facts(models.own).items()},
         "asking": asdict(models.asking(models.given)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }
@@ -83,7 +82,7 @@ def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers
     def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         kind = requests[0].request_type if requests else ""
         if kind == "loglikelihood":
-            positions = sum(len(one[2]) for one in lm.token_requests(requests))
+            positions = sum(len(one.target) for _, one in lm.scoring_requests(requests) if one is not None)
         elif kind == "loglikelihood_rolling":
             positions = sum(len(lm.tok_encode(one.args[0])) for one in requests)
         else:

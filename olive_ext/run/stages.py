@@ -17,6 +17,7 @@ from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.model.providers.table import CPU
+from olive_ext.registry import hook
 from olive_ext.report import Report
 from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.stages import Stage, StageName
@@ -171,12 +172,11 @@ def _plain_engine(models: Models) -> EngineConfig:
 
 def _finding(models: Models) -> str:
     """What the conversion lost, or why that is not known."""
-    from olive_ext.run.conversion import hold_against
-
     try:
+        hold_against = hook("hold_against", "what the conversion lost")
         float_model = _float_model(models)
         assert float_model is not None
-        return hold_against(float_model, models.given_reference).sentence()
+        return str(hold_against(float_model, models.given_reference).sentence())
     except ANY_FAILURE as error:  # a remark must not cost the report, which is not written yet
         logger.warning("what the conversion lost is not told: %s", first_line(error))
         return first_line(error)

@@ -17,7 +17,7 @@ from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import LocationSettings, Strict, WorkflowSettings
+from olive_ext.config import PassSettings, Strict
 from olive_ext.model.files.content import read_outline
 from olive_ext.workflow.evaluation_cache import deciding, environment
 from olive_ext.workflow.evaluator import surfaced
@@ -30,7 +30,7 @@ _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache 
 class OwnPass(Pass):  # type: ignore[misc]
     """A pass whose settings are a configuration model of this package."""
 
-    settings_type: ClassVar[type[WorkflowSettings | LocationSettings]]
+    settings_type: ClassVar[type[PassSettings]]
     bounds_decide: ClassVar[bool] = False
     """Whether bounds decide what the pass gives."""
 

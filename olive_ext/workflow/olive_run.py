@@ -6,19 +6,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from olive_ext.errors import ConfigError, RequirementError, RunError, one_line, raised_at
+from olive_ext.registry import hooks
 from olive_ext.report import page_of_report, print_verdicts
 from olive_ext.report.verdict import worst_status
-from olive_ext.run.mlflow_log import logged_run
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
+
+_FILES = ("chain.md", "chain.json", "metrics.json", "footprint.json")
 
 _watchers: list[list[Run]] = []
 
@@ -76,8 +78,10 @@ def _logged(engine: Any, run: Run) -> Iterator[None]:
     if not any(our_evaluators(engine)) and not any(our_passes(engine)):
         yield
         return
-    with logged_run(run.artifacts.name, is_parent=True) as logged:
-        logged.files += [run.artifacts / name for name in ("chain.md", "chain.json", "metrics.json", "footprint.json")]
+    with ExitStack() as logging_runs:
+        for logged_run in hooks("logged_run").values():
+            logged = logging_runs.enter_context(logged_run(run.artifacts.name, is_parent=True))
+            logged.files += [run.artifacts / name for name in _FILES]
         yield
 
 

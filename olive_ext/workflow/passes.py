@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from olive_ext.config import MENDING_TYPE, PASS_TYPE, WorkflowSettings
+from olive_ext.config import PASS_TYPE, WorkflowSettings
 from olive_ext.errors import RequirementError
+from olive_ext.registry import hooks, passes
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND
-from olive_ext.run.mlflow_log import log_cached
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
@@ -74,7 +74,8 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
     run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
     run.types[name] = pass_class(engine, config.type)
-    is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() != MENDING_TYPE.lower()
+    changing = {name.lower() for name, one in passes().items() if one.changes_model}
+    is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     with recorded_failures():
         model_config, model_id = proceed()
         run.made_by[model_id] = run.current if is_unchanged else (*run.current, name)
@@ -92,7 +93,8 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
     model_config, model_id = model
     with surfaced("the chain cannot be written"):
         reports = carried_reports(model_config.config)
-        log_cached(lambda: reports[-1])
+        for log_cached in hooks("log_cached").values():
+            log_cached(lambda: reports[-1])
         if all(item.created != reports[-1].created for item in run.reports):  # of a cache, or of another process
             run.reports.append(reports[-1])
         steps = chain_steps(reports)

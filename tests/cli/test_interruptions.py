@@ -109,7 +109,7 @@ def show(_):
         file.write(str(file.fileno()).encode())
     return 0
 import olive_ext.cli.commands as commands, olive_ext.cli.parser as parser
-commands.COMMAND_FUNCTIONS["schema"] = show
+commands.schema_command = show
 parser.parse = lambda argv: type("Arguments", (), {"command": "schema"})
 sys.exit(main())
 """

@@ -10,8 +10,8 @@ import pytest
 from olive_ext.report import Report
 from tests.device.open import LIBRARY
 from tests.exports.quickstart import exported
-from tests.places.pairs import compared
-from tests.places.planted import planted
+from tests.plugins.diagnose.places.pairs import compared
+from tests.plugins.diagnose.places.planted import planted
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
 

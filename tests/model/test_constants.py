@@ -25,8 +25,8 @@ from olive_ext.model.files.constants import (
     hidden,
     outliers,
 )
-from olive_ext.remedy.weights import GraphWeights
-from tests.remedy import graphs
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from tests.plugins.diagnose.remedy import graphs
 
 Array = np.ndarray
 Edit = Callable[[Array], Array]

@@ -13,7 +13,7 @@ import pytest
 
 from olive_ext.check.recipe_check import check_recipe
 from olive_ext.cli import main
-from tests.remedy.test_mended_package import logits
+from tests.plugins.diagnose.remedy.test_mended_package import logits
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "recipes" / "mend"

@@ -28,8 +28,8 @@ from olive_ext.run.stages import refuse_stages, stage_of, with_stages
 from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
+from tests.plugins.diagnose.conversion.test_checkpoint import edited, weight
 from tests.report.test_comparison import divergence, outcome
-from tests.run.conversion.test_checkpoint import edited, weight
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
 pytestmark = pytest.mark.slow

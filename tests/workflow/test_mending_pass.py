@@ -17,12 +17,12 @@ from olive_ext.check import check_recipe
 from olive_ext.check.recipe import mistakes
 from olive_ext.config import schema
 from olive_ext.errors import RequirementError
+from olive_ext.plugins.diagnose.passes import OrtMending
 from olive_ext.workflow import register
-from olive_ext.workflow.remedy_passes import OrtMending
 from tests.exports import quickstart
 from tests.exports.media import media_export
 from tests.exports.quickstart import QUICKSTART
-from tests.remedy.test_corruption import in_bits
+from tests.plugins.diagnose.remedy.test_corruption import in_bits
 from tests.workflow.recipes import recipe, saved
 
 KEYS: dict[str, Any] = {

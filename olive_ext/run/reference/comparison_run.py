@@ -27,6 +27,7 @@ from olive_ext.errors import ConfigError, RecordsError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.records.journal import Journal
+from olive_ext.registry import hook
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE
 from olive_ext.report.page import SIZE
@@ -133,9 +134,7 @@ class Comparer:
         asks_later = self._mode in ("resident", "file") and not self.is_sampled
         sample = None
         if self._models.is_same_model:
-            from olive_ext.places import Sample
-
-            sample = Sample()
+            sample = hook("place_sample", "a reference that is the same model")()
         self.observer = Observer(ReferenceScores() if asks_later else None, sample)
         lm: Any = self._models.candidate(self.observer)
         self.observer.classify_tokens(lm.session.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
-from olive_ext.session.workers.crew import AHEAD, PAUSES_S, Crew
+from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
@@ -65,9 +66,7 @@ def requests_of(count: int, crashing: Sequence[int] = ()) -> list[Request]:
 
 
 def run(crew: Crew, chunks: Sequence[Sequence[Request]]) -> dict[int, Sequence[Result | Lost]]:
-    found: dict[int, Sequence[Result | Lost]] = {}
-    crew.run(OWN, chunks, lambda number, results: found.setdefault(number, results))
-    return found
+    return dict(crew.run(OWN, chunks))
 
 
 @given(
@@ -95,22 +94,38 @@ def test_results_are_those_of_the_requests_whichever_workers_are_lost(
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data(), num_workers=st.integers(1, 3))
-def test_chunks_that_crash_twice_are_named_and_all_others_answered(
+def test_requests_that_crash_are_named_and_all_others_answered(
     sizes: list[int], data: st.DataObject, num_workers: int
 ) -> None:
-    """Of a chunk with a request that crashes every worker all requests are named; it costs two workers."""
+    """A chunk with such a request costs two workers, and the request by itself one more."""
     crashing = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3))
     chunks = [requests_of(size, [size // 2] if number in crashing else []) for number, size in enumerate(sizes)]
     workers = [FakeWorker(f"worker {number}") for number in range(num_workers)]
     crew = Crew(workers)
     found = run(crew, chunks)
     for number, size in enumerate(sizes):
-        reason = f"each worker that ran its chunk of {size} request{'s' * (size > 1)} ended by SIGSEGV"
-        assert [isinstance(result, Lost) for result in found[number]] == [number in crashing] * size
-        assert number not in crashing or set(found[number]) == {Lost(reason)}
-    assert crew.num_lost == 2 * len(crashing)
-    asked = sum(len(worker.asked) for worker in workers)
-    assert asked == sum(size for number, size in enumerate(sizes) if number not in crashing)
+        for place, (request, result) in enumerate(zip(chunks[number], found[number], strict=True)):
+            if number in crashing and place == size // 2:
+                assert result == Lost("each worker that ran it ended by SIGSEGV")
+            else:
+                assert_equal(result, oracle(request))
+    assert crew.num_lost == sum(2 + (sizes[number] > 1) for number in crashing)
+    assert sum(len(worker.asked) for worker in workers) == sum(sizes) - len(crashing)
+
+
+class SlowWorker(FakeWorker):
+    """Takes as long to be opened as the caller to see that it was lost."""
+
+    def open(self) -> Served:
+        time.sleep(0.05)
+        return super().open()
+
+
+def test_a_chunk_of_which_every_request_crashes_costs_few_workers() -> None:
+    crew = Crew([SlowWorker("worker")])
+    found = run(crew, [requests_of(50, range(50)), requests_of(3)])
+    assert [isinstance(result, Lost) for result in (*found[0], *found[1])] == [True] * 50 + [False] * 3
+    assert crew.num_lost == 2 + MOST_GUILTY
 
 
 def test_counters_outlive_workers() -> None:
@@ -130,10 +145,8 @@ def test_chunks_are_read_as_workers_need_them() -> None:
             assert read[0] - complete[0] <= 2 * (AHEAD + 1) + 1
             yield requests_of(size)
 
-    def done(number: int, results: Sequence[Result | Lost]) -> None:
+    for _ in Crew([FakeWorker("one"), FakeWorker("two")]).run(OWN, chunks()):
         complete[0] += 1
-
-    Crew([FakeWorker("one"), FakeWorker("two")]).run(OWN, chunks(), done)
     assert complete == read == [59]
 
 
@@ -144,14 +157,10 @@ def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
     assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
-def test_an_error_of_the_caller_ends_the_call() -> None:
+def test_a_caller_that_stops_reading_ends_the_call() -> None:
     crew = Crew([FakeWorker("one")])
-
-    def refuse(number: int, results: Sequence[Result | Lost]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(OWN, [requests_of(3), requests_of(2)], refuse)
+    for _ in crew.run(OWN, [requests_of(3), requests_of(2)]):
+        break
     assert "one" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -242,12 +251,8 @@ def test_counters_are_right_while_workers_are_lost_and_others_answer() -> None:
 
 def test_counters_outlive_a_call_that_is_interrupted() -> None:
     crew = Crew([FakeWorker("one")])
-
-    def interrupt(number: int, results: Sequence[Result | Lost]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(OWN, [requests_of(3)], interrupt)
+    for _ in crew.run(OWN, [requests_of(3)]):
+        break
     run(crew, [requests_of(4)])
     assert crew.counters.requests == 7
 
@@ -315,14 +320,11 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
     seconds = iter(range(0, 1000, 60))
     token = shown.set(True)
     with progress_bar("Scoring", 9, lambda: 0, False, now=lambda: next(seconds), at_work=lambda: pool.at_work) as bar:
-
-        def done(number: int, results: Sequence[Result | Lost]) -> None:
-            bar(len(results))
-            states.append(pool.at_work)
-
         assert pool.at_work == "2 of 2 workers"
         for gone.has_room in (False, False, True):
-            crew.run(OWN, [requests_of(3)], done)
+            for _, results in crew.run(OWN, [requests_of(3)]):
+                bar(len(results))
+                states.append(pool.at_work)
     shown.reset(token)
     assert states == ["1 of 2 workers, 1 lost", "1 of 2 workers, 1 lost", "2 of 2 workers, 1 lost"]
     assert capsys.readouterr().err.splitlines() == [
@@ -335,15 +337,14 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
 def test_a_worker_alone_is_said_once_it_was_lost() -> None:
     pool = WorkerPool(Crew([FakeWorker("worker", losses=[1])]))
     assert pool.at_work == ""
-    pool.run(requests_of(4), lambda place, result: None)
+    assert len(dict(pool.run_slices([[*enumerate(requests_of(4))]]))) == 4
     assert pool.at_work == "1 of 1 workers, 1 lost"
 
 
 def test_pool_answers_requests_in_their_order_and_streams() -> None:
     pool = WorkerPool(Crew([FakeWorker("one"), FakeWorker("two")]))
     requests = requests_of(50)
-    found: dict[int, Result] = {}
-    pool.run(requests, found.__setitem__)
+    found = dict(pool.run_slices([[*enumerate(requests)]]))
     for number, request in enumerate(requests):
         assert_equal(found[number], oracle(request))
     items = [(str(number), request) for number, request in enumerate(requests)]

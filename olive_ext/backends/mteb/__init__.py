@@ -1,9 +1,0 @@
-"""Embeddings: `TextEncoder` makes vectors of texts on this package's engine, `evaluate_tasks` measures them with mteb.
-
-Other rooms may import these names inside functions only; mteb, which is an extra, is imported where tasks run.
-"""
-
-from olive_ext.backends.mteb.evaluation import TaskScores, evaluate_tasks
-from olive_ext.backends.mteb.text_encoder import TextEncoder
-
-__all__ = ["TaskScores", "TextEncoder", "evaluate_tasks"]

@@ -1,0 +1,51 @@
+"""The commands `locate` and `mend`, and their options. Knows no exit status."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, parsed, written_values
+from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
+
+LOCATE_OPTIONS: tuple[Option, ...] = (
+    *(replace(one, owner=LocationConfig) for one in OPTIONS if one.flag not in OF_COMPARISONS | OF_WORKERS),
+    Option("--by", "by", "WHAT", owner=LocationConfig),
+    Option("--top", "top", "N", owner=LocationConfig),
+)
+"""Those of `evaluate` that say what is asked of which model, and its own."""
+
+MEND_OPTIONS: tuple[Option, ...] = (
+    *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS if option.flag != "--by"),
+    Option("--within", "within", "kl_mean=NATS", "arguments", owner=MendingConfig),
+    Option("--at-most", "at_most", "SIZE", owner=MendingConfig),
+    Option("--like", "like", "MODEL", owner=MendingConfig),
+)
+
+
+def locate_command(arguments: Namespace) -> int:
+    """Prints the weights that lose most; writes the map where a folder for it is named."""
+    config = parsed(LocationConfig, written_values(arguments, arguments.model, LOCATE_OPTIONS), LOCATE_OPTIONS)
+    from olive_ext.plugins.diagnose.remedy.locate import locate
+    from olive_ext.plugins.diagnose.remedy.loss_map import PAGE_NAME, show
+
+    show(locate(config, progress=True))
+    if config.output_dir is not None:
+        sys.stdout.write(f"page: {Path(config.output_dir, PAGE_NAME)}\n")
+    return 0
+
+
+def mend_command(arguments: Namespace) -> int:
+    """Writes the mended model and prints its bill. Raises `RequirementError` behind them where it breaks its bound on
+    documents that chose nothing."""
+    config = parsed(MendingConfig, written_values(arguments, arguments.model, MEND_OPTIONS), MEND_OPTIONS)
+    from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show
+    from olive_ext.plugins.diagnose.remedy.mend import mend
+
+    bill = mend(config, progress=True)
+    sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
+    show(bill)
+    refuse_broken(bill)
+    return 0

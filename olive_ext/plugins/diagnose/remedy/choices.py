@@ -1,0 +1,241 @@
+"""What each weight of a quantized model may be stored as, with bytes and loss, and the choice among them.
+
+Loss is KL(float || float with this weight so) in nats a position. That of the quantized weight is measured; that of a
+finer one is estimated by the square of the weight's error, of which a small loss is a quadratic form, until measured.
+Knows no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from olive_ext.graph.nodes import attribute
+from olive_ext.plugins.diagnose.remedy import knapsack
+from olive_ext.plugins.diagnose.remedy.mended_graph import alternative, mended_alone
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
+from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.plugins.diagnose.remedy.weights import WeightUse
+
+CANDIDATES = (Precision(4, 64), Precision(4, 32), Precision(8, 128), Precision(8, 32), FLOAT)
+"""What ONNX Runtime has kernels for on CPU, CUDA and WebGPU (MatMulNBits of 4 and 8 bits), coarse to fine."""
+
+Answer: TypeAlias = tuple[int, ...]
+"""The number of the choice of each weight."""
+
+_BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.INT8: 8, TensorProto.UINT8: 8}
+
+WHOLE = 1 << 30
+"""Block size of a weight with one scale a channel, or one alone."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way in which a weight may be stored."""
+
+    precision: Precision | None
+    """None as it is in the quantized model."""
+
+    bytes: int
+    kl: float
+    is_measured: bool
+    together: Target | None = None
+    """The weight with the table that it is tied to, where both are stored so, as one."""
+
+    @property
+    def name(self) -> str:
+        """The precision in words."""
+        words = "as it is" if self.precision is None else self.precision.name
+        return f"{words}, one with the table" if self.together is not None else words
+
+
+class Menu:
+    """The choices of all weights of a model, the first of each being the weight as it is."""
+
+    def __init__(
+        self, choices: Mapping[Target, Sequence[Choice]], kernels: float = 0.0, damaged: Collection[str] = ()
+    ) -> None:
+        """`kernels`: what the quantized model loses beside its weights, by rounded activations and other kernels. Each
+        weight that stays quantized is charged its share, by its size. `damaged`: names of those that are never left as
+        they are, if they have another choice."""
+        self.targets = tuple(choices)
+        self._choices = [list(choices[target]) for target in self.targets]
+        self._damaged = damaged
+        whole = sum(target.float_bytes for target in self.targets) or 1
+        self._shares = [max(0.0, kernels) * target.float_bytes / whole for target in self.targets]
+
+    @classmethod
+    def of(
+        cls,
+        losses: Mapping[Target, float],
+        tables: Mapping[Target, Target],
+        sources: Mapping[str, Sources],
+        kernels: float = 0.0,
+        damaged: Collection[str] = (),
+    ) -> Menu:
+        """For weights whose losses were measured as they are; `tables` are those that are tied to a table, with it;
+        `sources` by part of the package."""
+        return cls(
+            {
+                target: [*_choices(target, kl, tables.get(target), sources[target.part], target.name in damaged)]
+                for target, kl in losses.items()
+            },
+            kernels,
+            damaged,
+        )
+
+    def of_target(self, number: int) -> Sequence[Choice]:
+        """The choices of one weight."""
+        return self._choices[number]
+
+    def learn(self, number: int, choice: int, kl: float) -> None:
+        """Puts a measured loss in the place of an estimated one."""
+        self._choices[number][choice] = replace(self._choices[number][choice], kl=max(0.0, kl), is_measured=True)
+
+    @property
+    def unchanged(self) -> Answer:
+        """Every weight as it is."""
+        return (0,) * len(self.targets)
+
+    @property
+    def cured(self) -> Answer:
+        """Every weight as it is, but what is damaged in the smallest other form."""
+        return self._cured(self.unchanged)
+
+    def _cured(self, answer: Answer) -> Answer:
+        cured = list(answer)
+        for number, offered in enumerate(self._choices):
+            if self.targets[number].name in self._damaged and len(offered) > 1 and not answer[number]:
+                cured[number] = 1 + int(np.argmin([one.bytes for one in offered[1:]]))
+        return tuple(cured)
+
+    def smallest(self, most_kl: float) -> Answer:
+        """The choice of each weight with the fewest bytes whose losses sum up to at most `most_kl`; the least loss
+        where none has so little."""
+        return self._cured(knapsack.cheapest(self._bytes, self._kl, most_kl) or self.finest)
+
+    def best(self, most_bytes: float) -> Answer:
+        """That with the least loss in at most so many bytes; every weight as it is where nothing fits."""
+        return self._cured(knapsack.cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
+
+    def front(self, num_points: int) -> list[Answer]:
+        """Choices that nothing beats in both bytes and loss, small to large."""
+        return knapsack.front(self._kl, self._bytes, num_points)
+
+    def uniform(self, precision: Precision | None) -> Answer:
+        """All weights in one precision, as they are where they cannot have it."""
+        return tuple(
+            next((n for n, one in enumerate(choices) if one.precision == precision), 0) for choices in self._choices
+        )
+
+    @property
+    def finest(self) -> Answer:
+        """The choice of each weight with the least loss."""
+        return tuple(int(np.argmin(losses)) for losses in self._kl)
+
+    def kl(self, answer: Sequence[int]) -> float:
+        """The sum of the losses, with what is charged for kernels."""
+        return knapsack.total(self._kl, answer)
+
+    def num_bytes(self, answer: Sequence[int]) -> int:
+        """Of all weights together."""
+        return int(knapsack.total(self._bytes, answer))
+
+    @property
+    def least(self) -> Answer:
+        """The choice of each weight with the fewest bytes."""
+        return tuple(int(np.argmin(sizes)) for sizes in self._bytes)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether a choice takes fewer bytes than the weight as it is."""
+        return any(self.least)
+
+    def precisions(self, answer: Sequence[int]) -> dict[Target, Precision | None]:
+        """By weight, or by weight with its table, None for one that stays."""
+        return {
+            choices[choice].together or target: choices[choice].precision
+            for target, choices, choice in zip(self.targets, self._choices, answer, strict=True)
+        }
+
+    @property
+    def _kl(self) -> list[list[float]]:
+        return [
+            [one.kl + (0.0 if one.precision == FLOAT else share) for one in choices]
+            for choices, share in zip(self._choices, self._shares, strict=True)
+        ]
+
+    @property
+    def _bytes(self) -> list[list[float]]:
+        return [[float(one.bytes) for one in choices] for choices in self._choices]
+
+
+def _choices(
+    target: Target, kl: float, together: Target | None, sources: Sources, is_damaged: bool = False
+) -> Iterable[Choice]:
+    """The weight as it is, then what is finer and larger; of one that is tied to a table (`together`) with the bytes
+    of both, and with what is as fine for both in one."""
+    kl = max(0.0, kl)
+    beside = together.bytes - target.bytes if together is not None else 0
+    yield Choice(None, target.bytes + beside, kl, is_measured=True)
+    if target.is_constant:
+        yield Choice(FLOAT, target.bytes, 0.0, is_measured=True)
+        return
+    bits, block_size = form_of(target.quantized[0], sources)
+    offered = [precision for precision in CANDIDATES if bits and sources.offers(target, precision)]
+    if not offered:
+        return
+    error, width = sources.error(target), min(_width(own, sources) for own in target.floats)
+    for precision in offered:
+        form, own_form = (precision.bits, -precision.block_size), (bits, -block_size)
+        if precision.block_size > width:
+            continue
+        if together is not None and sources.offers(together, precision):
+            is_one = together.floats[0].roots == together.floats[1].roots
+            if precision == FLOAT and is_one:
+                yield Choice(FLOAT, _float_bytes(together, sources), 0.0, is_measured=True, together=together)
+            elif precision != FLOAT and form >= own_form:
+                size = mended_alone(together, precision, sources).new_bytes
+                yield Choice(precision, size, kl, is_measured=False, together=together)
+        if precision == FLOAT:
+            yield Choice(FLOAT, _float_bytes(target, sources) + beside, 0.0, is_measured=True)
+        elif form > own_form or (form == own_form and is_damaged):
+            other, weights = alternative(target, precision, sources)
+            share = replace(sources, quantized=weights).error(other) / error if 0 < error < np.inf else 0.0
+            yield Choice(precision, other.bytes + beside, kl * share**2, is_measured=False)
+
+
+def form_of(use: WeightUse, sources: Sources) -> tuple[int, int]:
+    """Bits and block size of a quantized weight; no bits for one in floating point."""
+    if use.is_packed:
+        bits = attribute(use.node, "expert_weight_bits" if use.part else "bits", 4)
+        return int(bits), int(attribute(use.node, "block_size", 0)) or WHOLE
+    for node in sources.quantized.makers(use.value):
+        stored = sources.quantized.initializers.get(node.input[0])
+        if node.op_type == "DequantizeLinear" and stored is not None:
+            return _BITS.get(stored.data_type, 0), int(attribute(node, "block_size", 0)) or WHOLE
+    return 0, 0
+
+
+def _float_bytes(target: Target, sources: Sources) -> int:
+    """Of the float graph's initializers in the quantized graph's type; none of one that is in that graph already."""
+    size, data_type = 0, sources.element_type(target.quantized[0])
+    old = {name for use in target.quantized for name in use.roots}
+    for name in {name for own in target.floats for name in own.roots}:
+        tensor, here = sources.floats.initializers[name], sources.quantized.initializers.get(name)
+        if here is None or name in old or (list(here.dims), here.data_type) != (list(tensor.dims), data_type):
+            itemsize = helper.tensor_dtype_to_np_dtype(data_type).itemsize
+            size += int(np.prod(tensor.dims, dtype=np.int64)) * itemsize
+    return size
+
+
+def _width(own: WeightUse, sources: Sources) -> int:
+    """The length of what is cut into blocks; none is too large for a weight that cannot be cut."""
+    numbers = sources.floats.view(own.value)
+    is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
+    return WHOLE if numbers is None else int(numbers.shape[-1 if is_last else 0])

@@ -1,0 +1,314 @@
+"""A quantized graph with other precisions for some of its weights: nodes and initializers, without numbers in memory.
+
+Knows graphs, not why a weight is changed, and no file but those that weights lie in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from olive_ext.errors import ModelError
+from olive_ext.graph.nodes import all_names, attribute, delete_at, reads, remove_dead
+from olive_ext.model.files.constants import Array
+from olive_ext.plugins.diagnose.remedy.graph_file import NewTensor, as_new
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.precision import PackedWeight, Precision
+from olive_ext.plugins.diagnose.remedy.sources import BIAS, DATA, TABLES, Sources, bias_of
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
+
+MICROSOFT = "com.microsoft"
+
+_BIASES = (4, 7, 10)
+"""The inputs of QMoE that are biases; MoE has each behind its weight."""
+
+_FORM = ("expert_weight_bits", "block_size")
+
+
+@dataclass
+class Mending:
+    """The edit of one graph: what was decided for it so far."""
+
+    model: onnx.ModelProto
+    sources: Sources
+    tensors: dict[str, NewTensor] = field(default_factory=dict)
+    """New initializers by name, in the order in which nodes read them."""
+
+    _names: set[str] = field(default_factory=set)
+    _packed: dict[Target, list[str]] = field(default_factory=dict)
+    _floats: dict[tuple[str, int], str] = field(default_factory=dict)
+    """New names of the float graph's constants, by their own names and types: tied weights are stored once."""
+
+    @property
+    def new_bytes(self) -> int:
+        """What the weights take in their new precisions."""
+        return sum(new.num_bytes for new in self.tensors.values())
+
+    def apply(self, choices: Mapping[Target, Precision]) -> None:
+        """Replaces the nodes of the targets, and drops what only they used. Raises `ModelError` where a node cannot be
+        given the precision."""
+        graph = self.model.graph
+        for target in [target for target in choices if target.is_constant]:
+            self._cure(target)
+        choices = {target: precision for target, precision in choices.items() if not target.is_constant}
+        owners = {tuple(use.node.output): (target, n) for target in choices for n, use in enumerate(target.quantized)}
+        places = [tuple(node.output) for node in graph.node]  # the first one of a node may be left out
+        replaced = [n for n, outputs in enumerate(places) if outputs in owners]
+        uses = [use for target in choices for use in target.quantized]
+        delete_at(graph.node, replaced)
+        for name in {name for use in uses for name in _stored(use)} - set(reads(graph.node)):
+            remove_dead(graph, name)
+        gone = {name for use in uses for name in use.roots} - {tensor.name for tensor in graph.initializer}
+        delete_at(graph.input, [n for n, value in enumerate(graph.input) if value.name in gone])
+        self._names = set(all_names(graph))
+        kept = {tuple(node.output): node for node in graph.node}
+        order: list[onnx.NodeProto] = []
+        for outputs in places:
+            if outputs in owners:
+                target, number = owners[outputs]
+                order += self._nodes(target, number, choices[target])
+            elif outputs in kept:
+                order.append(deepcopy(kept[outputs]))
+        del graph.node[:]
+        graph.node.extend(order)
+        if not any(opset.domain == MICROSOFT for opset in self.model.opset_import):
+            self.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+
+    def _cure(self, target: Target) -> None:
+        """Puts the float graph's constant in the place of this one's, in its type."""
+        initializers = self.model.graph.initializer
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            if use.constant is not None:
+                data_type = self.sources.quantized.initializers[use.value].data_type
+                delete_at(initializers, [n for n, tensor in enumerate(initializers) if tensor.name == use.value])
+                self.tensors[use.value] = as_new(self.sources.floats, own.value, use.value, data_type)
+                self._floats[own.value, data_type] = use.value
+
+    def _nodes(self, target: Target, number: int, precision: Precision) -> list[onnx.NodeProto]:
+        """What takes the place of the node `number` of a target's."""
+        if not self.sources.offers(target, precision):
+            raise ModelError(f"'{target.name}' cannot be {precision.name} in this graph")
+        use = target.quantized[number]
+        if target.is_of_experts:
+            return [self._packed_experts(target, precision)] if precision.bits else self._float_experts(target)
+        if not precision.bits:
+            return self._float_nodes(target.floats[number], use)
+        if target not in self._packed:
+            names = self._packed_names(target.floats[0], target.quantized[0], precision)
+            self._packed[target] = list(filter(None, names))
+        weight = self.sources.weight(target.floats[0])
+        assert weight is not None  # `offers`
+        num_inputs, num_outputs = weight().shape
+        if use.node.op_type in TABLES:
+            return self._table(use, self._packed[target], precision, num_inputs)
+        return [_product(use, self._packed[target], precision, num_inputs, num_outputs)]
+
+    def _float_nodes(self, own: WeightUse, use: WeightUse) -> list[onnx.NodeProto]:
+        """The float graph's node, in the quantized graph's types and with its inputs."""
+        value, nodes = self._constant(own.value, self.sources.element_type(use))
+        node, data = deepcopy(own.node), DATA[own.node.op_type]
+        inputs = ["", ""]
+        inputs[data], inputs[1 - data] = use.node.input[DATA[use.node.op_type]], value
+        bias, output = bias_of(use.node), use.node.output[0]
+        added = []
+        if bias and own.node.op_type == "Gemm":
+            inputs.append(bias)
+        elif bias:
+            product = self._fresh(f"{output}_without_bias")
+            added = [helper.make_node("Add", [product, bias], [output], self._fresh(f"{own.name}/Add"))]
+            output = product
+        del node.input[:], node.output[:]
+        node.input.extend(inputs)
+        node.output.append(output)
+        return [*nodes, node, *added]
+
+    def _constant(self, value: str, data_type: int) -> tuple[str, list[onnx.NodeProto]]:
+        """The name of a constant of the float graph in this one, and the nodes that make it where they are not here
+        already."""
+        if (value, data_type) in self._floats:
+            return self._floats[value, data_type], []
+        floats, nodes = self.sources.floats, []
+        for maker in floats.makers(value):
+            node = deepcopy(maker)
+            node.input[:] = [self._initializer(name, data_type) for name in maker.input]
+            if node.op_type == "Cast":
+                node.attribute[0].i = data_type
+            for n, name in enumerate(maker.output):
+                node.output[n] = self._floats[name, data_type] = self._fresh(name)
+            node.name = self._fresh(maker.name)
+            nodes.append(node)
+        return self._initializer(value, data_type), nodes
+
+    def _initializer(self, name: str, data_type: int) -> str:
+        """The name in this graph of a constant of the float graph that is an initializer, or was made before."""
+        if not name or (name, data_type) in self._floats:
+            return self._floats.get((name, data_type), "")
+        tensor = self.sources.floats.initializers[name]
+        is_float = tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+        wanted = data_type if is_float else tensor.data_type
+        if self._has(name, wanted):
+            self._floats[name, data_type] = name
+        else:
+            new = as_new(self.sources.floats, name, self._fresh(name), wanted)
+            self.tensors[new.name] = new
+            self._floats[name, data_type] = new.name
+        return self._floats[name, data_type]
+
+    def _has(self, name: str, data_type: int) -> bool:
+        """Whether the quantized graph keeps the same numbers under this name: a table that the head's weight is tied
+        to, and that was not quantized."""
+        own, other = self.sources.quantized.initializers.get(name), self.sources.floats.initializers[name]
+        if name not in self._names or own is None or own.data_type != data_type or list(own.dims) != list(other.dims):
+            return False
+        return own.data_type == other.data_type and np.array_equal(
+            self.sources.quantized.numbers(name), self.sources.floats.numbers(name)
+        )
+
+    def _packed_names(self, own: WeightUse, use: WeightUse, precision: Precision) -> list[str]:
+        """Names of the integers, the scales, and the zero points or "", of a product or of all experts, each of which
+        has those of a product, its numbers by rows."""
+        view = self.sources.weight(own)
+        assert view is not None  # `offers`
+        data_type = self.sources.element_type(use)
+        is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
+        dtype = helper.tensor_dtype_to_np_dtype(data_type)
+        count = len(view()) if use.part else 0
+        views = [partial(_expert, view, expert) for expert in range(count)] if use.part else [view]
+        weights = [PackedWeight(one, dtype, precision, is_symmetric=is_symmetric) for one in views]
+        stem = own.value if use.part or own.value in self.sources.floats.initializers else own.name
+
+        def added(what: str, dims: tuple[int, ...], kind: int, part: Callable[[PackedWeight], Iterator[Array]]) -> str:
+            shape = (count, dims[0], math.prod(dims[1:])) if use.part else dims
+            return self._add(f"{stem}{what}", shape, kind, lambda: (one for each in weights for one in part(each)))
+
+        first = weights[0]
+        names = [
+            added(f"_Q{precision.bits}", first.packed_shape, TensorProto.UINT8, PackedWeight.packed),
+            added("_scales", first.scales_shape, data_type, PackedWeight.scales),
+        ]
+        zeros = "" if is_symmetric else added("_zero_points", first.zeros_shape, TensorProto.UINT8, PackedWeight.zeros)
+        return [*names, zeros]
+
+    def _float_experts(self, target: Target) -> list[onnx.NodeProto]:
+        """The float graph's MoE, with the biases of the QMoE whose weights `target` are, all of them."""
+        old, node, nodes = target.quantized[0].node, deepcopy(target.floats[0].node), []
+        biases = [old.input[n] if n < len(old.input) else "" for n in _BIASES]
+        node.input[:] = [*old.input[:2], *(name for bias in biases for name in ("", bias))]
+        node.output[:] = old.output
+        for use, packed in zip(target.floats, target.quantized, strict=True):
+            node.input[use.inputs[0]], made = self._constant(use.value, self.sources.element_type(packed))
+            nodes += made
+        return [*nodes, node]
+
+    def _packed_experts(self, target: Target, precision: Precision) -> onnx.NodeProto:
+        """The QMoE with other bits and blocks; its other inputs stay."""
+        node = deepcopy(target.quantized[0].node)
+        numbers = [n for use in target.quantized for n in use.inputs]
+        node.input.extend([""] * (max(numbers) + 1 - len(node.input)))
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            for n, name in zip(use.inputs, self._packed_names(own, use, precision), strict=True):
+                node.input[n] = name
+        kept = [one for one in node.attribute if one.name not in _FORM]
+        del node.attribute[:]
+        form = zip(_FORM, (precision.bits, precision.block_size), strict=True)
+        node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in form)])
+        return node
+
+    def _table(self, use: WeightUse, names: list[str], precision: Precision, width: int) -> list[onnx.NodeProto]:
+        """The lookup in a table [V, H] whose integers are stored as a product's: a Reshape, and the lookup."""
+        shape = numpy_helper.from_array(np.array([-1, width * precision.bits // 8], np.int64))
+        made, sizes = self._fresh(f"{names[0]}_table"), self._fresh(f"{names[0]}_shape")
+        constant = helper.make_node("Constant", [], [sizes], self._fresh(f"{use.name}/shape"), value=shape)
+        reshape = helper.make_node("Reshape", [names[0], sizes], [made], self._fresh(f"{use.name}/Reshape"))
+        lookup = helper.make_node(
+            "GatherBlockQuantized",
+            [made, use.node.input[1], *names[1:]],
+            [use.node.output[0]],
+            f"{use.name}_Q{precision.bits}",
+            domain=MICROSOFT,
+            bits=precision.bits,
+            block_size=precision.block_size,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        return [constant, reshape, lookup]
+
+    def _add(self, name: str, dims: tuple[int, ...], data_type: int, chunks: Callable[[], Iterator[Array]]) -> str:
+        tensor = NewTensor(self._fresh(name), dims, data_type, chunks)
+        self.tensors[tensor.name] = tensor
+        return tensor.name
+
+    def _fresh(self, name: str) -> str:
+        """`name`, or with a number behind it where the graph has it already."""
+        new, number = name, 1
+        while new in self._names:
+            number += 1
+            new = f"{name}_{number}"
+        self._names.add(new)
+        return new
+
+
+def alternative(target: Target, precision: Precision, sources: Sources) -> tuple[Target, GraphWeights]:
+    """The weight in another precision as a target of its own, and the small graph that has its numbers."""
+    mending = mended_alone(target, precision, sources)
+    for new in mending.tensors.values():
+        parts = [part.reshape(-1) for part in new.chunks()]
+        array = np.concatenate(parts).reshape(new.dims)
+        mending.model.graph.initializer.append(numpy_helper.from_array(array, new.name))
+    weights = GraphWeights(mending.model, Path())
+    uses = tuple(weights.uses[use.name] for use in target.quantized)
+    name = f"{target.name} as {precision.name}"
+    return replace(target, name=name, quantized=uses, bytes=mending.new_bytes), weights
+
+
+def mended_alone(target: Target, precision: Precision, sources: Sources) -> Mending:
+    """A graph of nothing but the nodes of a weight in another precision."""
+    model = onnx.ModelProto(ir_version=10)
+    model.opset_import.append(helper.make_opsetid("", 21))
+    model.graph.node.extend({tuple(use.node.output): use.node for use in target.quantized}.values())
+    mending = Mending(model, sources)
+    mending.apply({target: precision})
+    return mending
+
+
+def _expert(view: Callable[[], Array], expert: int) -> Array:
+    """An expert's weight as a product's [K, N]."""
+    turned: Array = view()[expert].T
+    return turned
+
+
+def _product(
+    use: WeightUse, names: list[str], precision: Precision, num_inputs: int, num_outputs: int
+) -> onnx.NodeProto:
+    """A MatMulNBits, with the old node's bias and accuracy level."""
+    bias = bias_of(use.node)
+    level = attribute(use.node, "accuracy_level", 0)
+    data = use.node.input[DATA[use.node.op_type]]
+    inputs = [data, *names]
+    if bias:
+        inputs += [""] * (BIAS["MatMulNBits"] - len(inputs)) + [bias]
+    return helper.make_node(
+        "MatMulNBits",
+        inputs,
+        [use.node.output[0]],
+        f"{use.name}_Q{precision.bits}",
+        domain=MICROSOFT,
+        K=num_inputs,
+        N=num_outputs,
+        bits=precision.bits,
+        block_size=precision.block_size,
+        **({"accuracy_level": level} if level else {}),
+    )
+
+
+def _stored(use: WeightUse) -> list[str]:
+    """The inputs of a node that make its weight up."""
+    return [use.node.input[n] for n in use.inputs if n < len(use.node.input) and use.node.input[n]]

@@ -1,0 +1,188 @@
+"""A package with mended graphs, on disk: the quantized package's files under their names, all of it or nothing.
+
+Knows files and graphs; not which weights are changed, or why.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from olive_ext.errors import ConfigError, RunError
+from olive_ext.graph.onnx_file import external_locations
+from olive_ext.model import ResolvedModel
+from olive_ext.model.files.constants import Constants
+from olive_ext.model.files.content import load_graph, weight_files
+from olive_ext.model.files.folders import OLIVE_RECORD, real_path
+from olive_ext.plugins.diagnose.remedy.graph_file import GraphFile, NewTensor
+from olive_ext.plugins.diagnose.remedy.mended_graph import Mending
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.precision import Precision
+from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.report.numbers import size
+from olive_ext.report.report_files import check_writable
+
+LARGEST_GRAPH = 1 << 30
+"""Bytes up to which a package without external weights gets none: protobuf ends at twice as many."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """Mended graphs and the other files of the quantized package: what is written."""
+
+    graphs: tuple[GraphFile, ...]
+    root: Path
+    """The quantized package's folder, which the graphs are in."""
+
+    kept: tuple[Path, ...]
+    """The files of graphs in which nothing is changed, and their weights: they are copied."""
+
+    others: tuple[Path, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return self.graph_bytes + sum(path.stat().st_size for path in self.others)
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of graphs and weights."""
+        return sum(graph.num_bytes for graph in self.graphs) + sum(path.stat().st_size for path in self.kept)
+
+    def write(self, output: Path) -> None:
+        """Writes everything into a new folder. Raises `ConfigError` for one that has files, `RunError` where the disk
+        has no room or fails; nothing is left behind then."""
+        refuse_filled(output)
+        output = output.absolute()
+        free = shutil.disk_usage(_nearest(output)).free
+        if free < self.num_bytes:
+            raise RunError(f"the mended model takes {size(self.num_bytes)}: '{output}' has {size(free)} left")
+        work = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+        try:
+            work.mkdir(parents=True)
+            for path in (*self.others, *self.kept):
+                target = work / path.relative_to(self.root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            for graph in self.graphs:
+                graph.write(work / graph.path.relative_to(self.root))
+            moved(work, output)
+        except OSError as error:
+            raise RunError(f"cannot write the mended model to '{output}': {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def mended(model: ResolvedModel, sources: Mapping[str, Sources], choices: Mapping[Target, Precision]) -> Package:
+    """The package of `model` with the targets in other precisions; `sources` by part of those that may change, of the
+    decoder those of "". Raises `ModelError` where a precision cannot be had."""
+    root, files = root_of(model), model.files
+    package = _package_files(model)
+    paths = {"": files.decoder, **{part: one.graph for part, one in files.companions.items()}}
+    loaded = {part: load_graph(path) for part, path in paths.items() if path.is_relative_to(root)}
+    weights = {part: weight_files(paths[part], external_locations(graph)) for part, graph in loaded.items()}
+    changed = {target.part for target in choices}
+    written = [
+        part
+        for part in loaded
+        if part in changed or not all(path.is_relative_to(root) for path in weights[part].values())
+    ]
+    rewritten = {paths[part].resolve() for part in written}
+    strangers = (path for path in package if path.suffix == ".onnx" and path.resolve() not in rewritten)
+    taken = {path for other in strangers for path in _weights(other)}  # stays for those that are copied
+    replaced, graphs = set(rewritten), []
+    for part in written:
+        own = {location: path for location, path in weights[part].items() if path.resolve() not in taken}
+        chosen = {target: precision for target, precision in choices.items() if target.part == part}
+        new, constants = {}, Constants(loaded[part], paths[part])
+        if chosen:
+            mending = Mending(loaded[part], sources[part])
+            mending.apply(chosen)
+            new = mending.tensors
+        data = _data_file(loaded[part], new, paths[part], own, has_weights=bool(weights[part]))
+        graphs.append(GraphFile(loaded[part], constants, new, paths[part], data))
+        replaced |= {path.resolve() for path in own.values()}
+        taken |= replaced
+    left = [path for path in package if path.resolve() not in replaced]
+    models = {path.resolve() for part in loaded for path in (paths[part], *weights[part].values())}
+    kept, others = (tuple(path for path in left if (path.resolve() in models) is wanted) for wanted in (True, False))
+    return Package(tuple(graphs), root, kept, others)
+
+
+def _data_file(
+    model: onnx.ModelProto, new: Mapping[str, NewTensor], graph: Path, own: Mapping[str, Path], *, has_weights: bool
+) -> Path | None:
+    """The file for the weights of a mended graph, under the name of one that no other graph has; None where they are
+    inside of the graph."""
+    size_inside = model.ByteSize() + sum(tensor.num_bytes for tensor in new.values())
+    if not has_weights and size_inside <= LARGEST_GRAPH:
+        return None
+    return Path(next(iter(own), f"{graph.stem}.mended.data" if has_weights else f"{graph.name}.data"))
+
+
+def refuse_filled(output: Path) -> None:
+    """Raises `ConfigError` for a folder that has files, or cannot be made."""
+    if output.is_dir() and any(output.iterdir()):
+        raise ConfigError(f"'output_dir' = '{output}': has files already; give a folder that is new or empty")
+    check_writable(output)
+
+
+def root_of(model: ResolvedModel) -> Path:
+    """The folder that is copied: the one that was named, or the named file's, of which only its own files are."""
+    return _named(model) if _named(model).is_dir() else model.files.decoder.parent
+
+
+def copy_of(model: ResolvedModel, folder: Path) -> ResolvedModel:
+    """The model in a copy of its package, found there by the settings that found the original."""
+    place = folder if _named(model).is_dir() else folder / model.files.decoder.relative_to(root_of(model))
+    return model.patched({"model": str(place), "tokenizer": model.files.tokenizer})
+
+
+def refuse_inside(model: ResolvedModel, output: Path, why: str = "which is copied as a whole") -> None:
+    """Raises `ConfigError` for a place in the model's folder."""
+    if _named(model).is_dir() and output.resolve().is_relative_to(_named(model).resolve()):
+        raise ConfigError(f"'output_dir' = '{output}': lies in the model's folder, {why}")
+
+
+def moved(work: Path, output: Path) -> None:
+    """Puts a folder that is complete in its place, where at most an empty one is: not every system replaces that.
+    Raises `RunError`."""
+    try:
+        if output.is_dir():
+            output.rmdir()
+        work.replace(output)
+    except OSError as error:
+        raise RunError(f"cannot put the mended model at '{output}': {error.strerror or error}") from error
+
+
+def _named(model: ResolvedModel) -> Path:
+    return real_path(str(model.settings.model))
+
+
+def _package_files(model: ResolvedModel) -> list[Path]:
+    """What a package is copied with: all files of a folder that was named; of a named file those beside it that are no
+    other model's, and the graphs that it works with."""
+    root, files = root_of(model), model.files
+    if _named(model).is_dir():
+        return [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != OLIVE_RECORD]
+    companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
+    own = {path for path in (files.decoder, *files.weights, *companions) if path.is_relative_to(root)}
+    graphs = {path for path in root.glob("*.onnx") if path not in own}
+    strangers = {path.resolve() for graph in graphs for path in (graph, *_weights(graph))}
+    strangers -= {path.resolve() for path in own}
+    beside = {path for path in root.iterdir() if path.is_file() and path.name != OLIVE_RECORD}
+    return sorted(own | {path for path in beside if path.resolve() not in strangers})
+
+
+def _weights(graph: Path) -> set[Path]:
+    """The files of a graph's weights."""
+    return {path.resolve() for path in weight_files(graph, external_locations(load_graph(graph))).values()}
+
+
+def _nearest(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,0 +1,321 @@
+"""Pairs the weights of a quantized graph with those of the float graph that it was made of.
+
+By the names of the nodes, held against shapes and values; what has no counterpart is named, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from olive_ext.errors import ModelError, counted
+from olive_ext.graph.nodes import LAYER, layer_of
+from olive_ext.model.files.constants import differences, distances, meant_others, outliers, plain_name
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
+
+JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
+
+STRANGE = 0.9
+"""Relative error from which on a weight is no rounding of another: random matrices have 1.4, and rounding to two bits
+0.4 to 0.6 on the quickstart's model."""
+
+
+SMALLEST = 1e-30
+"""A relative error of numbers that are not equal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A weight that both graphs have, stored otherwise in each."""
+
+    name: str
+    """The float graph's node, or the first one where several use the weight; of parts and their whole the whole's."""
+
+    floats: tuple[WeightUse, ...]
+    quantized: tuple[WeightUse, ...]
+    float_bytes: int
+    bytes: int
+    part: str = ""
+    """The encoder or the embedding graph that has it; empty for the decoder."""
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether one graph has as one weight what the other has in parts; else its nodes are pairs."""
+        return len(self.floats) != len(self.quantized)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is a constant that both graphs should have alike: its cure is the float graph's."""
+        return self.floats[0].constant is not None
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether these are weights of experts: one of a node's, or all."""
+        return bool(self.quantized[0].part)
+
+    def numbers(self, floats: GraphWeights, quantized: GraphWeights) -> dict[str, Matrix]:
+        """The quantized numbers by the names of the float graph's values, in its layout and element types."""
+        arrays = {}
+        whole = _joined(_columns(self.quantized, quantized)) if self.is_joined else None
+        first = 0
+        for number, own in enumerate(self.floats):
+            as_float = floats.matrix(own)
+            if whole is None:
+                matrix = self.quantized[number].as_in(own, quantized.matrix(self.quantized[number]))
+            else:
+                num_outputs = as_float.shape[0 if own.is_transposed else 1]
+                matrix, first = whole[:, first : first + num_outputs], first + num_outputs
+                matrix = matrix.T if own.is_transposed else matrix
+            arrays[own.value] = np.asarray(matrix.astype(as_float.dtype), order="C")
+        return arrays
+
+    @property
+    def what(self) -> str:
+        """What is appended to the names of groups of such targets."""
+        return f", {self.part}" if self.part else ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is measured alone where nodes are."""
+        return True
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder layer's number; None outside of the decoder's layers."""
+        return None if self.part else layer_of(self.name)
+
+    @property
+    def kind(self) -> str:
+        """The weight's name within its layer, e.g. "mlp/down_proj"."""
+        return f"{kind_of(self.name.removesuffix(self.what))}{self.what}"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The quantized graph's nodes."""
+        return tuple(use.node.name for use in self.quantized)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The float graph's constants that are replaced."""
+        return tuple(own.value for own in self.floats)
+
+
+def kind_of(name: str) -> str:
+    """A node's name within its layer."""
+    match = LAYER.search(name)
+    words = re.split(r"[/.]", name[match.end() :] if match else name)
+    return "/".join(word for word in words if word not in ("", "model", "MatMul", "Gather", "Gemm", "MoE"))
+
+
+@dataclass
+class Pairing:
+    """The weights that differ in how they are stored, and what could not be paired."""
+
+    targets: list[Target] = field(default_factory=list)
+    unpaired: dict[str, str] = field(default_factory=dict)
+    """Names of nodes of the quantized graph, or of the float graph, and why each has no counterpart."""
+
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Constants, and weights, that are farther from the float graph's than any rounding, and how."""
+
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of weights the share of their numbers beyond rounding (`Distance`)."""
+
+    def add(self, other: Pairing, part: str) -> None:
+        """Takes what cannot be paired, and what is damaged, of another part of the package."""
+        self.unpaired |= {f"{node}, {part}": why for node, why in other.unpaired.items()}
+        self.damaged |= other.damaged
+        self.shares |= other.shares
+
+
+Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
+"""Uses of the float graph and of the quantized one that are the same weight."""
+
+
+def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairing:
+    """All targets, in the order of the quantized graph's nodes, of which part of a package these are: first the
+    constants that should be equal and are not.
+
+    A weight whose values are others is damaged where most are not: it is a target. Where most of its kind are, or of
+    all weights, these are not the float graph's: they are named, as is what the other graph has otherwise.
+    """
+    pairing, what = _constants(floats, quantized, part), f", {part}" if part else ""
+    known = {own.value for target in pairing.targets for own in target.floats}
+    others_known = {use.value for target in pairing.targets for use in target.quantized}
+    couples: dict[str, Couple] = {}
+    errors: dict[str, float] = {}
+    num_alike = 0
+    met: set[str] = {own.name for own in floats.uses.values() if own.roots <= known}
+    for name, use in quantized.uses.items():
+        if use.roots <= others_known:
+            continue
+        owns, uses = _couple(name, floats.uses, quantized.uses)
+        met |= {own.name for own in owns}
+        error = _error(owns, uses, floats, quantized)
+        if isinstance(error, str):
+            pairing.unpaired |= {use.node.name: error for use in uses}
+        elif error:
+            couples[name], errors[name] = (owns, uses), error
+        num_alike += not isinstance(error, str) and error <= STRANGE
+    strange = {name for name, error in errors.items() if not error <= STRANGE}
+    if 2 * num_alike < len(quantized.uses):  # another model: its constants are no damage, either
+        pairing.targets, pairing.damaged = [], {}
+    others = strange if 2 * len(strange) > len(errors) else meant_others(errors, strange, kind_of)
+    groups: dict[frozenset[str], Couple] = {}
+    for name, (owns, uses) in couples.items():
+        if name in others:
+            why = f"its weight's values are others (relative error {errors[name]:.2g})"
+            pairing.unpaired |= {use.node.name: why for use in uses}
+            continue
+        group = groups.setdefault(_shared(groups, owns, uses), ([], []))
+        for side, more in zip(group, (owns, uses), strict=True):
+            side += more
+    for owns, uses in groups.values():
+        if other := _only_in_floats(owns, floats):
+            why = f"the float graph has one weight for it and for '{other}', which is not quantized with it"
+            pairing.unpaired |= {use.node.name: why for use in uses}
+            continue
+        target = _target((uses if len(owns) > len(uses) else owns)[0].name, owns, uses, floats, quantized, part)
+        error = max(errors.get(use.name, 0.0) for use in uses)
+        if any(use.name in strange for use in uses):
+            pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
+        pairing.targets.append(target)
+    missing = {own.node.name: _missing(own, quantized) for name, own in floats.uses.items() if name not in met}
+    pairing.unpaired |= missing
+    far = distances(floats, quantized)
+    pairing.shares = {name + what: one.share for name, one in far.items()}
+    pairing.damaged = {**{name + what: how for name, how in outliers(far).items()}, **pairing.damaged}
+    return pairing
+
+
+def _target(
+    name: str,
+    owns: Sequence[WeightUse],
+    uses: Sequence[WeightUse],
+    floats: GraphWeights,
+    quantized: GraphWeights,
+    part: str,
+) -> Target:
+    name += f", {part}" if part else ""
+    return Target(name, tuple(owns), tuple(uses), _bytes(floats, owns), _bytes(quantized, uses), part)
+
+
+def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
+    """The constants that differ where they should be equal, with the uses that are made of them alone."""
+    pairing = Pairing()
+    for key, what in differences(floats.floats(), quantized.floats()).items():
+        value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
+        name = next((own.name for own in floats.uses.values() if own.value == value), key)
+        named = name + (f", {part}" if part else "")
+        pairing.damaged[named] = what
+        own, use = floats.constant(value), quantized.constant(other)
+        if own is None or use is None or floats.numbers(value).shape != quantized.numbers(other).shape:
+            pairing.unpaired[named] = what
+            continue
+        alike = [(floats.uses.get(made.name), made) for made in quantized.uses.values() if made.roots == use.roots]
+        owns = [own, *(first for first, _ in alike if first is not None and first.value != value)]
+        uses = [use, *(second for first, second in alike if first is not None and first.value != value)]
+        pairing.targets.append(_target(name, owns, uses, floats, quantized, part))
+    return pairing
+
+
+def _couple(name: str, floats: Mapping[str, WeightUse], quantized: Mapping[str, WeightUse]) -> Couple:
+    """The uses of both graphs that belong to that of the quantized one; no uses where another name has brought it."""
+    if name in floats:
+        return [floats[name]], [quantized[name]]
+    for whole, parts in JOINED.items():
+        names = [_renamed(name, whole, part) for part in parts]
+        if names[0] != name and all(one in floats for one in names):
+            return [floats[one] for one in names], [quantized[name]]
+        part = next((part for part in parts if _renamed(name, part, whole) in floats), None)
+        if part is not None:
+            names = [_renamed(name, part, other) for other in parts]
+            if all(one in quantized for one in names):
+                own = floats[_renamed(name, part, whole)]
+                return ([own], [quantized[one] for one in names]) if part == parts[0] else ([], [])
+    return [], [quantized[name]]
+
+
+def _renamed(name: str, word: str, other: str) -> str:
+    """The name with another word in a step of its path."""
+    return re.sub(rf"(?<![^/.]){word}(?![^/.])", other, name)
+
+
+def _error(
+    owns: Sequence[WeightUse], uses: Sequence[WeightUse], floats: GraphWeights, quantized: GraphWeights
+) -> float | str:
+    """The relative error of two sides, 0 where they are one in the same precision, or why they are not one weight."""
+    if not uses:
+        return 0.0
+    if not owns:
+        return "the float graph has no node of that name with a constant weight"
+    sides = _columns(owns, floats), _columns(uses, quantized)
+    if any(len({part.shape[:-1] for part in side}) > 1 for side in sides):
+        return "its parts have different numbers of inputs"
+    numbers, others = map(_joined, sides)
+    if numbers.shape != others.shape:
+        return f"its weight is {list(others.shape)}, the float graph's {list(numbers.shape)}"
+    return 0.0 if np.array_equal(numbers, others) else relative_error(numbers, others) or SMALLEST
+
+
+def _columns(uses: Sequence[WeightUse], weights: GraphWeights) -> list[Matrix]:
+    """The weights, their outputs as the last axis where they are products."""
+    return [weights.matrix(use).T if use.is_transposed else weights.matrix(use) for use in uses]
+
+
+def _joined(parts: Sequence[Matrix]) -> Matrix:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def relative_error(floats: Matrix, others: Matrix) -> float:
+    """Root mean square of the difference over that of the float weight."""
+    difference = np.linalg.norm(np.asarray(floats, np.float32) - others)
+    return float(difference / max(float(np.linalg.norm(np.asarray(floats, np.float32))), SMALLEST))
+
+
+def _shared(
+    groups: Mapping[frozenset[str], Couple], owns: Sequence[WeightUse], uses: Sequence[WeightUse]
+) -> frozenset[str]:
+    """The group of the same weight, as tied ones are: with an initializer of the quantized graph in common, or one
+    value in the float graph, which is given other numbers as a whole; else a new one. A weight in parts is alone."""
+    roots, values = frozenset().union(*(use.roots for use in uses)), {own.value for own in owns}
+
+    def is_same(other: frozenset[str]) -> bool:
+        first, second = groups[other]
+        return len(first) == len(second) and (bool(other & roots) or any(own.value in values for own in first))
+
+    return next((one for one in groups if is_same(one)), roots) if len(owns) == len(uses) else roots
+
+
+def _only_in_floats(owns: Sequence[WeightUse], floats: GraphWeights) -> str:
+    """A node of the float graph that would be given the group's quantized numbers and has no part in it; empty where
+    there is none."""
+    values = {own.value for own in owns}
+    return next((use.name for use in floats.uses.values() if use.value in values and use not in owns), "")
+
+
+def _bytes(weights: GraphWeights, uses: Iterable[WeightUse]) -> int:
+    return sum({use.roots: weights.num_bytes(use) for use in uses}.values())
+
+
+def _missing(own: WeightUse, quantized: GraphWeights) -> str:
+    """Why a float weight has no counterpart, as one in a form that is not compared (MatMulInteger)."""
+    named = (node for node in quantized.model.graph.node if plain_name(node.name) == plain_name(own.node.name))
+    node = next(named, None)
+    if node is None:
+        return "the quantized graph has no node of that name"
+    return f"the quantized graph's node of that name, {node.op_type}, has its weight in a form that is not compared"
+
+
+def refuse_nothing(pairing: Pairing, num_weights: int) -> None:
+    """Raises `ModelError` for a model of `num_weights` weights that has nothing to compare."""
+    if not pairing.unpaired:
+        raise ModelError("no weight of the model is stored otherwise than in the reference: there is nothing to locate")
+    name, why = next(iter(pairing.unpaired.items()))
+    whole = counted(num_weights or len(pairing.unpaired), "weight")
+    raise ModelError(f"no weight can be paired with the reference's: of {whole} '{name}': {why}")

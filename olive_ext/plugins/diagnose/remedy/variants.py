@@ -1,0 +1,253 @@
+"""A float model whose weights are bound, not constant, and how far it is from itself with other numbers in some; and
+what was measured so, by the content of documents and the weights that were quantized: kept in a journal, so that an
+interrupted map goes on.
+
+One session serves all variants of weights and roundings: a variant is a binding. Knows targets and requests, no tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from olive_ext.engine.reference.recorded import WritingTap
+from olive_ext.model import ResolvedModel
+from olive_ext.model.providers.devices import memory_of
+from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers, asked
+from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding
+from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
+from olive_ext.records.journal import Journal
+from olive_ext.session.answer_journal import deciding_facts
+from olive_ext.session.local import RecordTo, new_records
+from olive_ext.session.opening import open_model
+from olive_ext.session.session import Session
+from olive_ext.stats.compared_fields import Positions, TokenClasses
+
+RECORDS_MEMORY = 0.125
+"""Share of the free memory that the float model's distributions may take: every variant reads them."""
+
+
+def nats_by_document(positions: Positions, number: int) -> Floats:
+    """KL in nats, summed over the positions of each of so many documents [N]."""
+    rows = positions.rows
+    return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
+
+
+class Variants:
+    """The float model in one session, with some of the quantized numbers in place of its own, and some roundings; in
+    another one with the quantized KV cache, where there is one."""
+
+    def __init__(
+        self,
+        model: ResolvedModel,
+        sources: Mapping[str, Sources],
+        targets: Sequence[Target],
+        roundings: Sequence[Rounding],
+        record_to: RecordTo,
+    ) -> None:
+        """`sources`: by part of the package, of the decoder those of ""; `record_to`: where the float model's
+        distributions are recorded. Raises what opening `model` raises."""
+        self._sources = sources
+        self._arrays: dict[str, dict[str, Matrix]] = {"": {}}
+        for target in targets:
+            floats, arrays = sources[target.part].floats, self._arrays.setdefault(target.part, {})
+            roots = frozenset().union(*(use.roots for use in target.floats))
+            uses = [use for use in (*floats.uses.values(), *target.floats) if use.roots & roots]
+            arrays |= {use.value: floats.matrix(use) for use in uses}
+        self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
+        self._roundings = roundings
+        self._plain = BoundSession(
+            replace(model, is_compared=True), self._arrays, roundings, _levels([*targets, *roundings])
+        )
+        self._records = new_records(self._plain.local, record_to)
+        tap = WritingTap(self._records, self._plain.kernels)
+        self.recorder = self._plain.local.session(tap, records=self._records)
+        self._plain.read(self._records)
+        self._cached: BoundSession | None = None
+        self.missing = self._plain.missing
+        self.targets: list[AnyTarget] = [*targets, *(one for one in roundings if one not in self.missing)]
+        """All that `kl` takes: of the roundings those whose nodes the engine's form of the graph has."""
+
+        self.alternatives: dict[AnyTarget, GraphWeights] = {}
+        """Graphs with the numbers of targets that are not the quantized model's own."""
+
+    def add_cache(self, cache: QuantizedCache, model: ResolvedModel) -> None:
+        """Takes the quantized cache as a target, too; `model` is the float one with it. Raises what opening it raises,
+        and `ModelError` where the engine's form of it has not all that the other has."""
+        self._cached = BoundSession(replace(model, is_compared=True), self._arrays, self._roundings)
+        self._cached.read(self._records)
+        others = set(self._cached.missing) - set(self.missing)
+        self.missing += others
+        self.targets = [*(one for one in self.targets if one not in others), cache]
+
+    def record(self, documents: Sequence[Document]) -> npt.NDArray[np.int64]:
+        """Keeps the float model's distributions at all targets; the number of positions of each document [N]."""
+        outputs = asked(self.recorder, documents)
+        self._records.hold(int(RECORDS_MEMORY * memory_of("cpu").free))
+        return np.array([sum(len(output.token_logprobs) for output in document) for document in outputs])
+
+    def kl(self, targets: Collection[AnyTarget], documents: Sequence[Document]) -> Floats:
+        """KL(float || variant) in nats, summed over the positions of each of N documents [N]; the variant has the
+        quantized numbers of `targets`. The documents have been recorded."""
+        has_cache = any(isinstance(target, QuantizedCache) for target in targets)
+        bound = self._cached if has_cache and self._cached is not None else self._plain
+        bound.bind(frozenset(targets), self._numbers)
+        return bound.sums(documents, [frozenset(), frozenset(self.targets)])
+
+    def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Positions:
+        """All positions of another model, which is opened for it: the quantized one itself. Documents are numbered as
+        they come."""
+        with open_model(model, self._records) as session:
+            classes = TokenClasses(session.tokenizer.token_text, session.tokenizer.special_ids)
+            positions = Positions()
+            for number, outputs in enumerate(asked(session, documents)):
+                for output in outputs:
+                    if output.compared is None:  # an empty text has no positions
+                        continue
+                    positions.add(
+                        number,
+                        output.token_logprobs,
+                        output.compared,
+                        first_position=int(output.compared.positions[0]) if len(output.compared) else 0,
+                        token_classes=classes.of(output.compared.targets),
+                    )
+        return positions
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides what `kl` gives besides targets and documents, JSON-ready."""
+        return deciding_facts(self._plain.session)
+
+    def share(self, targets: Collection[AnyTarget]) -> float:
+        """Of a pass what a variant of `targets` takes where what is below them is known."""
+        return self._plain.share(targets)
+
+    @property
+    def work(self) -> tuple[int, float]:
+        """`tokens_fed`, and the same where a token whose lower layers were known counts by the multiplications left."""
+        fed = [(int(session.counters.tokens_fed), share) for session, share in self._sessions]
+        return sum(tokens for tokens, _ in fed), sum(tokens * share for tokens, share in fed)
+
+    def computed_share(self, since: tuple[int, float]) -> float:
+        """Of the work since then the share that was computed; 1 where there was none."""
+        (fed, computed), (fed_before, computed_before) = self.work, since
+        return (computed - computed_before) / (fed - fed_before) if fed > fed_before else 1.0
+
+    @property
+    def tokens_fed(self) -> int:
+        """Tokens that were computed so far, recorded ones, too."""
+        return self.work[0]
+
+    def __enter__(self) -> Variants:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for session, _ in self._sessions[::-1]:
+            session.close()
+
+    @property
+    def _sessions(self) -> list[tuple[Session, float]]:
+        bound = [self._plain, *([self._cached] if self._cached is not None else [])]
+        return [(self.recorder, 1.0), *(session for one in bound for session in one.sessions)]
+
+    def _numbers(self, target: AnyTarget) -> Mapping[str, Matrix]:
+        own = self._sources[target.part]
+        return target.numbers(own.floats, self.alternatives.get(target, own.quantized))
+
+
+def _levels(targets: Sequence[AnyTarget]) -> list[frozenset[str]]:
+    """The values of each layer with those of the layers above it, and of each target outside of the layers."""
+    own = [target for target in targets if not target.part]
+    layers = [(target.layer, target.values) for target in own if target.layer is not None]
+    above = [[values for layer, values in layers if layer >= first] for first, _ in layers]
+    outside = [[target.values] for target in own if target.layer is None]
+    return [frozenset(name for values in level for name in values) for level in (*above, *outside)]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a loss is measured with: variants of the float model, and documents whose distributions it has recorded."""
+
+    variants: Variants
+    documents: Sequence[Document]
+    tasks: Sequence[str]
+    """Of each document."""
+
+    positions: npt.NDArray[np.int64]
+    """Of each document [N]."""
+
+    journal: Journal | None
+
+    def part(self, numbers: Sequence[int]) -> Material:
+        """Some of the documents."""
+        documents, tasks = [self.documents[n] for n in numbers], [self.tasks[n] for n in numbers]
+        return replace(self, documents=documents, tasks=tasks, positions=self.positions[list(numbers)])
+
+
+class Measurements:
+    """KL(float || variant), by documents that are recorded."""
+
+    def __init__(self, variants: Variants, documents: Sequence[Document], journal: Journal | None) -> None:
+        """`journal` is of the facts of `variants` and of the quantized model."""
+        self._variants, self._documents, self._journal = variants, documents, journal
+        self._keys = [document_key(document) for document in documents]
+
+    def kl(self, targets: Collection[AnyTarget], numbers: Sequence[int]) -> Floats:
+        """Nats summed over the positions of each of N documents, by their numbers [N]; the variant has the quantized
+        numbers of `targets`."""
+        names = repr(sorted((target.what, node) for target in targets for node in target.nodes))
+        return self.kept(names, numbers, lambda documents: self._variants.kl(targets, documents))
+
+    def kept(self, name: str, numbers: Sequence[int], measure: Callable[[Sequence[Document]], Floats]) -> Floats:
+        """As `kl`, of a variant that has this name in the journal and is measured by `measure`."""
+        keys = [hashlib.blake2b(name.encode() + self._keys[number], digest_size=16).digest() for number in numbers]
+        known = {key: self._journal[key] for key in keys if key in self._journal} if self._journal is not None else {}
+        missing = [(key, number) for key, number in zip(keys, numbers, strict=True) if key not in known]
+        if missing:
+            measured = measure([self._documents[number] for _, number in missing])
+            made = dict(zip((key for key, _ in missing), measured.tolist(), strict=True))
+            if self._journal is not None:
+                self._journal.add(made)
+            known |= made
+        return np.array([known[key] for key in keys], np.float64)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Targets that are quantized together: one, a layer's weights or activations, or those of one kind."""
+
+    name: str
+    targets: tuple[AnyTarget, ...]
+
+    @property
+    def layer(self) -> int | None:
+        """The layer of all; None where they have several, or are outside of the layers."""
+        layers = {target.layer for target in self.targets}
+        return layers.pop() if len(layers) == 1 else None
+
+    @property
+    def kind(self) -> str:
+        """The kind of all; of several what these have in common: "activations", or nothing."""
+        kinds = {target.kind for target in self.targets}
+        return kinds.pop() if len(kinds) == 1 else self.targets[0].what.strip(", ")
+
+
+def grouped(targets: Sequence[AnyTarget], by: str) -> list[Group]:
+    """The targets one by one ("node"), by layer, or by kind; those outside of the layers by kind in any case."""
+
+    def key(target: AnyTarget) -> str:
+        if by == "node" and target.is_alone:
+            return target.name
+        if target.layer is None:
+            return target.kind or target.name
+        return target.kind if by == "kind" else f"layer {target.layer}{target.what}"
+
+    names = list(dict.fromkeys(map(key, targets)))
+    return [Group(name, tuple(target for target in targets if key(target) == name)) for name in names]

@@ -1,0 +1,158 @@
+"""The settings of a loss map and of a mended model: the work that shows the loss, the float model, how finely the loss
+is located, and the loss or the size to keep."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import Self
+
+from olive_ext.config.base import Place, PositiveInt, Strict, Word, not_bool, word
+from olive_ext.config.certain import Bound
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
+from olive_ext.config.work import ModelWork, PassSettings, Reference, WorkSettings
+
+
+class LocationSettings(PassSettings):
+    """Keys of the pass `OrtLossMap`."""
+
+    tasks: Annotated[list[Word | dict[str, Any]], Field(min_length=1)]
+    """lm-eval tasks: registered names, paths of task YAML files, inline task definitions."""
+
+    reference: Reference
+    """The float model that the quantized one was made of, in ONNX by the same exporter, so that nodes have the same
+    names; or a Hugging Face model, of which onnxruntime-genai's builder makes one."""
+
+    by: Annotated[Literal["node", "layer", "kind"], BeforeValidator(word)] = "node"
+    """What is quantized together: the weight of one node, all of a layer, or all of one kind (mlp/down_proj)."""
+
+    top: PositiveInt = 10
+    """Documents are measured until it is certain which these many largest losses are."""
+
+    resume: bool = True
+    """Whether measurements that are in the journal, in `output_dir`, are taken from it."""
+
+    output_dir: Place | None = None
+    """Folder for loss_map.json, loss_map.md and loss_map.html, and for the journal. None writes none."""
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.reference.mode == "resident":
+            raise ValueError("'reference.mode' = 'resident': a loss map reads the reference's records")
+        if self.workers is not None or self.isolation == "process":
+            raise ValueError("'workers' and 'isolation' = 'process': a loss map is measured in its own process")
+        return self
+
+    def shared(self, other: type[WorkSettings]) -> dict[str, Any]:
+        """The written settings that those of `other` have, too, but for folder and journal, which are its own."""
+        names = self.model_fields_set & other.model_fields.keys() - {"output_dir", "resume"}
+        return {name: getattr(self, name) for name in names}
+
+    def own(self) -> dict[str, Any]:
+        """The written settings that an evaluation does not have, but for the folder, and the journal's."""
+        names = self.model_fields_set - self.shared(EvaluationSettings).keys() - {"output_dir", "model"}
+        return {name: getattr(self, name) for name in names}
+
+
+class LocationConfig(ModelWork, LocationSettings):
+    """A whole loss map: the settings and the model."""
+
+    call: ClassVar[str] = "locate"
+
+    def evaluation(self) -> EvaluationConfig:
+        """The evaluation that asks the same documents of the same models."""
+        return EvaluationConfig(model=self.model, **self.shared(EvaluationSettings))
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def _bytes(value: Any) -> Any:
+    """A count of bytes, from a text such as "1.2GB", too."""
+    if not isinstance(value, str):
+        return not_bool(value)
+    match = _SIZE.fullmatch(value.strip())
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError("give bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB")
+    return round(float(match.group(1)) * unit)
+
+
+Size = Annotated[
+    int,
+    Field(gt=0, description='bytes, or a text such as "1.2GB"'),
+    BeforeValidator(_bytes, json_schema_input_type=int | str),
+]
+
+
+class Within(Strict):
+    """The loss to keep."""
+
+    kl_mean: Annotated[float, Field(gt=0), BeforeValidator(not_bool)]
+    """Mean divergence of the next-token distributions from the float model's, in nats a position."""
+
+
+class MendingSettings(LocationSettings):
+    """Keys of the pass `OrtMending`. Needs at least one of `within`, `at_most`, `like`, or a bound on kl_mean in
+    `require`."""
+
+    within: Within | None = None
+    """The largest loss: the smallest model that keeps it is written."""
+
+    at_most: Size | None = None
+    """The largest size of graph and weights, in bytes or as "1.2GB": the model with the least loss in it is written,
+    with `within` the smallest one that keeps both."""
+
+    like: Place | None = None
+    """A model whose size is taken for `at_most`."""
+
+    require: list[Bound] = Field(default_factory=list)
+    """As the pass OrtLMEvaluation takes it: the bound on "kl_mean" is taken for `within`; others are not for this
+    pass."""
+
+    @model_validator(mode="after")
+    def _check_goal(self) -> Self:
+        if type(self) is MendingSettings and self.output_dir is not None:
+            raise ValueError("'output_dir': the model of a pass goes where Olive puts it")
+        if self.by != "node":
+            raise ValueError(f"'by' = '{self.by}': weights are mended one by one")
+        for bound in self.require:
+            if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
+                raise ValueError(
+                    f"'require': '{bound.metric}' is not bounded by this pass: it takes 'max' of 'kl_mean'"
+                )
+        if self.at_most is not None and self.like is not None:
+            raise ValueError("'at_most' and 'like' both give a size: give one of them")
+        if self.within is None and self.at_most is None and self.like is None and not self.require:
+            raise ValueError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
+        return self
+
+    @property
+    def most_kl(self) -> float | None:
+        """The largest loss that was asked for."""
+        bounds = [float(bound.max) for bound in self.require if bound.max is not None]
+        return min([*bounds, *([self.within.kl_mean] if self.within is not None else [])], default=None)
+
+
+class MendingConfig(ModelWork, MendingSettings):
+    """A whole mended model: the settings, the quantized model and the folder for it."""
+
+    call: ClassVar[str] = "mend"
+
+    output_dir: Place
+    """Folder for the mended package, new or empty, with bill.json, bill.md, bill.html and olive_settings.json."""
+
+    @property
+    def unfinished(self) -> Path:
+        """The hidden folder for what is measured and tried, until the model is complete."""
+        output = Path(self.output_dir).absolute()
+        return output.with_name(f".{output.name}.unfinished")
+
+    def location(self) -> LocationConfig:
+        """The loss map that decides."""
+        own = {**self.shared(LocationConfig), "resume": self.resume}
+        return LocationConfig(**own, output_dir=str(self.unfinished))

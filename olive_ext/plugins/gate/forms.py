@@ -1,0 +1,111 @@
+"""The gate's result for people and machines: lines, markdown, JUnit XML, annotations of GitHub and Azure Pipelines.
+
+Knows no statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from olive_ext.errors import ConfigError, counted, printable
+from olive_ext.plugins.gate.bounds import Bound
+from olive_ext.plugins.gate.decision import Gated
+from olive_ext.report import literal, write_texts
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+LEVEL = (
+    "Level: where nothing was lost, at most 5 % of comparisons find a loss, over all metrics and tasks together (2.5 % "
+    "by the exact test of all answers, 2.5 % by Holm's correction of the others); where some metric of a task lost as "
+    "much as matters, at most 2.5 % pass."
+)
+DRAWN_LEVEL = "Level: the claim is wrong with a probability of at most 5 % (or 1 - its confidence), whenever it stops."
+_SIGNS = {"passed": "✅", "loss": "❌", "cannot tell": "❓"}
+
+
+def lines(gated: Gated) -> list[str]:
+    """The decision, its figures, and a line a bound: a name of several lines would start a machine's command."""
+    bounds = [f"  {bound.decision:11} {bound.name}: {bound.text}" for bound in gated.bounds]
+    return [text.replace("\n", " ") for text in (_headline(gated), *bounds, *(f"  note: {it}" for it in gated.notes))]
+
+
+def markdown(gated: Gated) -> str:
+    """A section with a table, a row a bound."""
+    rows = [
+        f"| {_SIGNS[bound.decision]} {bound.decision} | {literal(bound.name)} | {literal(bound.text)} |"
+        for bound in gated.bounds
+    ]
+    notes = [f"- {literal(note)}" for note in gated.notes]
+    parts = [f"## {_SIGNS[gated.decision]} {literal(_headline(gated))}", ""]
+    return "\n".join([*parts, "| | bound | figures |", "|---|---|---|", *rows, "", *notes, "", _level(gated), ""])
+
+
+def junit(gated: Gated) -> str:
+    """JUnit XML, which has no control characters: a case a bound; a loss is a failure, "cannot tell" an error, what is
+    not held skipped."""
+    counts = [sum(bound.decision == decision for bound in gated.bounds) for decision in ("loss", "cannot tell")]
+    tests = str(len(gated.bounds) + len(gated.notes))
+    numbers = {"tests": tests, "failures": str(counts[0]), "errors": str(counts[1]), "skipped": str(len(gated.notes))}
+    suites = ElementTree.Element("testsuites", numbers)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "olive-ext gate", **numbers})
+    for bound in gated.bounds:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(bound.name)})
+        if bound.decision != "passed":
+            kind = "failure" if bound.decision == "loss" else "error"
+            ElementTree.SubElement(case, kind, {"type": bound.decision, "message": printable(bound.text)})
+        ElementTree.SubElement(case, "system-out").text = printable(bound.text)
+    for note in gated.notes:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "gate", "name": printable(note)})
+        ElementTree.SubElement(case, "skipped", {"message": printable(note)})
+    ElementTree.SubElement(suite, "system-out").text = printable(f"{_headline(gated)}\n{_level(gated)}")
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def annotation_lines(gated: Gated, environment: Mapping[str, str]) -> Iterator[str]:
+    """A line for each bound that is lost or not told, as the machine reads it from stdout; elsewhere none."""
+    bad = [bound for bound in gated.bounds if bound.decision != "passed"]
+    if environment.get("GITHUB_ACTIONS") == "true":
+        for bound in bad:
+            title = _escaped(bound.name, {":": "%3A", ",": "%2C"})
+            yield f"::{_level_of(bound)} title={title}::{_escaped(f'{bound.decision}: {bound.text}')}"
+    elif environment.get("TF_BUILD", "").lower() == "true":
+        for bound in bad:
+            text = _escaped(f"{bound.name}: {bound.decision}: {bound.text}", {"%": "%AZP25"})
+            yield f"##vso[task.logissue type={_level_of(bound)}]{text}"
+
+
+def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, str]) -> None:
+    """Writes the JUnit file, and adds to the job's summary where the machine names one. Raises `RunError` and
+    `ConfigError`."""
+    if junit_file is not None:
+        write_texts({Path(junit_file): junit(gated)}, Path(junit_file).parent, "the JUnit file")
+    if summary := environment.get(SUMMARY):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(gated))
+        except OSError as error:
+            raise ConfigError(f"cannot write '{SUMMARY}' = '{summary}': {error.strerror or error}") from error
+
+
+def _headline(gated: Gated) -> str:
+    finding = gated.verdict.finding.removeprefix(f"{gated.decision}: ")
+    return f"{gated.decision}: {finding} ({counted(gated.verdict.num_documents, 'document')})"
+
+
+def _level(gated: Gated) -> str:
+    return DRAWN_LEVEL if any("stopped" in bound.text for bound in gated.bounds) else LEVEL
+
+
+def _level_of(bound: Bound) -> str:
+    return "error" if bound.decision == "loss" else "warning"
+
+
+def _escaped(text: str, more: Mapping[str, str] | None = None) -> str:
+    """As GitHub reads commands: % first, then ends of lines; `more` for properties."""
+    for letter, code in ({} if more and "%" in more else {"%": "%25"}).items():
+        text = text.replace(letter, code)
+    for letter, code in {**(more or {}), "\r": "%0D", "\n": "%0A"}.items():
+        text = text.replace(letter, code)
+    return text

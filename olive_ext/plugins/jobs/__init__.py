@@ -1,0 +1,62 @@
+"""Jobs on other machines: a recipe becomes a folder that Azure ML's command line submits.
+
+Nothing here submits, needs an account or imports Azure's packages. Knows recipes as `check` reads them; knows no Olive
+and no model.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import Namespace
+
+from olive_ext.registry import Command, Plugin
+
+
+def count(text: str) -> int:
+    """A positive number; raises `ValueError`."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+plugin = Plugin(
+    commands={
+        "job": Command(
+            "Write the folder of a job for a recipe: job.yml, code, environment, README. Never submits it.",
+            "olive_ext.plugins.jobs:job_command",
+            (
+                (
+                    "kind",
+                    "azureml",
+                    "Where the job is to run: azureml (a command job of Azure ML, for `az ml job create`).",
+                    {"choices": ("azureml",)},
+                ),
+                ("recipe", "RECIPE", "The recipe, .json or .yaml.", {}),
+                (
+                    "--compute",
+                    "NAME",
+                    "Compute cluster, or another target that Azure ML knows by this name.",
+                    {"required": True},
+                ),
+                ("--output", "DIR", "A folder that is new or empty.", {"required": True}),
+                (
+                    "--nodes",
+                    "N",
+                    "Nodes of the cluster; more than one form a Ray cluster with a worker on each. By default 1.",
+                    {"type": count, "default": 1},
+                ),
+            ),
+        )
+    }
+)
+
+
+def job_command(arguments: Namespace) -> int:
+    """Writes a job's folder and says how to submit it."""
+    from olive_ext.plugins.jobs.azureml import make_azureml_job, submit_command
+
+    make_azureml_job(arguments.recipe, arguments.compute, arguments.output, arguments.nodes)
+    sys.stdout.write(f"cd {shlex.quote(arguments.output)} && {submit_command(arguments.nodes)}\n")
+    return 0

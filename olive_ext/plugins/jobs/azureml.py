@@ -1,0 +1,251 @@
+"""Writes the folder of an Azure ML job for a recipe, from templates: job.yml, code, environment, README. The recipe's
+paths no longer lie on this machine: what it reads becomes inputs, what it writes goes below `out`. Whether a job is
+valid is for Azure's SDK to say, as it is submitted. Knows no Olive."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olive_ext import __version__
+from olive_ext.check import blocks, mistakes, read_recipe
+from olive_ext.errors import ConfigError
+from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
+
+PACKAGE = Path(__file__).resolve().parents[2]
+BASE_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04:latest"
+"""torch's and ONNX Runtime's wheels bring CUDA along: the driver is the node's."""
+
+OUT = "out"
+_WRITTEN = {"output_dir": OUT, "cache_dir": f"{OUT}/cache"}
+_OURS = {"output_dir": "reports", "sample_log_dir": "samples", "records_dir": "records", "use_cache": "answers"}
+"""Folders of our evaluators and passes, below `out`."""
+
+_SCRIPTS = ("user_script", "model_script")
+_PATHS = ("model_path", "include_path", "reference", "path", "tokenizer", "data_files", "script_dir")
+"""Keys whose value may be a path without a slash; any other such word is left alone."""
+
+_WITH_NEIGHBOURS = (".onnx", ".yaml", ".yml")
+"""Files that name others in their folder: external data, a task's documents. Their folder is the input."""
+
+_DOCKERFILE = f"""FROM {BASE_IMAGE}
+COPY . /setup
+RUN conda env create --prefix /opt/olive_ext --file /setup/conda.yml && conda clean --all --yes
+ENV PATH=/opt/olive_ext/bin:$PATH
+"""
+
+_CONDA = """name: olive_ext
+channels:
+- conda-forge
+dependencies:
+- python=3.11
+- pip
+- pip:
+  - --find-links /setup
+  - --constraint /setup/constraints.txt
+  - olive-ext[{extras}]=={version}
+"""
+
+_JOB = """$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
+type: command
+display_name: {name}
+experiment_name: olive_ext
+code: code
+command: {command}
+environment:
+  build:
+    path: environment
+environment_variables:
+  OLIVE_DISABLE_TELEMETRY: "1"
+{variables}inputs:{inputs}
+outputs:
+  {out}:
+    type: uri_folder
+    mode: rw_mount
+compute: {compute}
+resources:
+  instance_count: {num_nodes}
+"""
+
+_DISTRIBUTION = """distribution:
+  type: pytorch
+  process_count_per_instance: 1
+"""
+
+_README = """# {name} on Azure ML
+
+```sh
+{submit} --workspace-name WORKSPACE --resource-group GROUP
+```
+
+from this folder submits it. Before that:
+
+- **Inputs** in job.yml are paths of this machine, uploaded with the job. Name a datastore in their place
+  (`azureml://datastores/NAME/paths/...`) for what is large or already there.
+- **The output** goes to the workspace's default store. Give `outputs.{out}.path` a fixed URI, and a job that is
+  submitted again after it was killed goes on from there: Olive's cache and the journal of answers are below it.
+- **The environment** is built from `environment/` by the workspace. Where no package index has olive-ext {version},
+  put its wheel there.
+
+The job ends with a failure where the workflow does, and logs to the workspace's MLflow.
+"""
+
+_NODES = """
+The first node starts a Ray cluster and runs the workflow, the others join it and leave with it. Azure's names for
+the nodes are those of its "pytorch" distribution; nothing of PyTorch's is used.
+
+- **The token** keeps all others out of the cluster, in which whoever joins can run code. It is made as the job is
+  submitted and is in no file; without one the nodes refuse to start. Whoever may read the job in the workspace can read
+  it there. Ray does not encrypt what nodes say to each other.
+- **A node that dies** ends the job on Azure ML. Submit it again: it goes on from the output.
+"""
+
+
+def submit_command(num_nodes: int) -> str:
+    """The command line that submits a job from its folder, with the token that its nodes have in common."""
+    token = f" --set environment_variables.{TOKEN}=$(openssl rand -hex 32)"
+    return f"az ml job create --file job.yml{token if num_nodes > 1 else ''}"
+
+
+def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_nodes: int = 1) -> None:
+    """Writes the folder `output`, all of it or nothing. Submits nothing.
+
+    Raises `ConfigError` for what is wrong with the recipe, and where `output` is there and not an empty folder.
+    """
+    output, written = Path(output), read_recipe(recipe)
+    if wrong := list(mistakes(written)):
+        raise ConfigError("; ".join(wrong))
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"'--output' = '{output}': is there already; give a folder that is new or empty")
+    moved = portable(written, num_nodes)
+    name = Path(recipe).resolve().stem
+    name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}-") as scratch:
+        folder = Path(scratch, output.name)
+        for path, text in _texts(name, moved, compute, num_nodes, output.absolute()).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+        for script, source in moved.scripts.items():
+            shutil.copyfile(source, folder / "code" / script)
+        constraints = next(path for path in (PACKAGE, PACKAGE.parent) if (path / "constraints.txt").is_file())
+        shutil.copyfile(constraints / "constraints.txt", folder / "environment" / "constraints.txt")
+        if output.is_dir():
+            output.rmdir()
+        folder.replace(output)
+
+
+def _texts(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> dict[str, str]:
+    """The texts of the folder's files, by their paths."""
+    recipe = json.dumps(moved.recipe, indent=4) + "\n"
+    runtime = "gpu" if "CUDAExecutionProvider" in recipe else "cpu"
+    extras = ",".join([runtime, "azureml", *(["ray"] if num_nodes > 1 else [])])
+    readme = _README.format(name=name, out=OUT, version=__version__, submit=submit_command(num_nodes))
+    return {
+        "job.yml": _job(name, moved, compute, num_nodes, output),
+        "README.md": readme + (_NODES if num_nodes > 1 else ""),
+        "code/recipe.json": recipe,
+        "environment/conda.yml": _CONDA.format(extras=extras, version=__version__),
+        "environment/Dockerfile": _DOCKERFILE,
+    }
+
+
+def _job(name: str, moved: PortableRecipe, compute: str, num_nodes: int, output: Path) -> str:
+    """job.yml. Scalars of the user's are written as JSON, which YAML reads."""
+    links = [f'ln -s "${{{{inputs.{key}}}}}" inputs/{key}' for key in moved.inputs]
+    run = "olive-ext run --config recipe.json"
+    if num_nodes > 1:
+        run = f"python -m olive_ext.plugins.jobs.azureml_node {run}"
+    inputs = "".join(
+        f"\n  {key}:\n    type: {'uri_folder' if path.is_dir() else 'uri_file'}"
+        f"\n    path: {json.dumps(_relative(path, output))}"
+        for key, path in moved.inputs.items()
+    )
+    job = _JOB.format(
+        name=json.dumps(name),
+        command=json.dumps(" && ".join(["mkdir inputs", *links, f'ln -s "${{{{outputs.{OUT}}}}}" {OUT}', run])),
+        variables="  RAY_AUTH_MODE: token\n" if num_nodes > 1 else "",
+        inputs=inputs or " {}",
+        out=OUT,
+        compute=json.dumps(compute if compute.startswith("azureml:") else f"azureml:{compute}"),
+        num_nodes=num_nodes,
+    )
+    return job + (_DISTRIBUTION if num_nodes > 1 else "")
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """`path` as seen from the job's folder; as it is where that is on another drive."""
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+@dataclass
+class PortableRecipe:
+    """The recipe as it is run in a job's working directory, with the files that have to be there."""
+
+    recipe: dict[str, Any]
+    inputs: dict[str, Path] = field(default_factory=dict)
+    """Name to file or folder on this machine; in the job it is `inputs/<name>`."""
+
+    scripts: dict[str, Path] = field(default_factory=dict)
+    """Name in the job's working directory to the script on this machine."""
+
+    def input_path(self, path: Path) -> str:
+        """The path at which the job finds `path`, which becomes an input, or lies in one."""
+        whole = path.parent if path.suffix.lower() in _WITH_NEIGHBOURS else path
+        name = _named(self.inputs, whole, re.sub(r"\W+", "_", whole.stem).strip("_").lower() or "input")
+        return f"inputs/{name}" if whole == path else f"inputs/{name}/{path.name}"
+
+    def script_path(self, path: Path) -> str:
+        """The path at which the job finds a script: its own name; where another folder's has that, one with a
+        number."""
+        return _named(self.scripts, path, path.stem, path.suffix)
+
+
+def _named(known: dict[str, Path], path: Path, stem: str, suffix: str = "") -> str:
+    """The name of `path` among those that are `known`, or a new one, which nothing else there has."""
+    name = next((name for name, other in known.items() if other == path), None)
+    if name is None:
+        names = (f"{stem}{more}{suffix}" for more in ("", *(f"_{number}" for number in range(2, len(known) + 2))))
+        name = next(name for name in names if name not in known)
+        known[name] = path
+    return name
+
+
+def portable(recipe: Mapping[str, Any], num_nodes: int = 1) -> PortableRecipe:
+    """The recipe with paths of inputs and outputs; `num_nodes` above 1 gives our evaluators a worker on each."""
+    moved = PortableRecipe({})
+    moved.recipe.update(_moved(moved, "", dict(recipe)))
+    engine = moved.recipe.get("engine", {})
+    (engine if "output_dir" in engine else moved.recipe).update(_WRITTEN)
+    for block in blocks(moved.recipe):
+        if block.is_ours:
+            keys: Any = block.keys.get("config" if block.is_pass else "type_args") or block.keys
+            keys.update({name: f"{OUT}/{folder}" for name, folder in _OURS.items() if name in keys})
+            keys.setdefault("output_dir", f"{OUT}/reports")  # the journal lies there, from which a killed job resumes
+            if num_nodes > 1:
+                keys["workers"] = {"count": num_nodes, "address": "auto", "resources": {NODE: 1}}
+    return moved
+
+
+def _moved(moved: PortableRecipe, key: str, value: Any) -> Any:
+    """`value` at `key` with every path that leads somewhere moved."""
+    if isinstance(value, Mapping):
+        return {name: _moved(moved, str(name), item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(moved, key, item) for item in value]
+    if not isinstance(value, str) or key in _WRITTEN or not (key in (*_PATHS, *_SCRIPTS) or re.search(r"[/\\]", value)):
+        return value
+    path = Path(value).expanduser()
+    if not value or not path.exists():
+        return value
+    return (moved.script_path if key in _SCRIPTS else moved.input_path)(path.resolve())

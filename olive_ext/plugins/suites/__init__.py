@@ -1,0 +1,44 @@
+"""Other frameworks' suites on this package's engine: Evalution, mteb, lmms-eval. Each needs its extra."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from olive_ext.errors import ConfigError
+from olive_ext.registry import Command, Plugin
+
+_SPEC = "A YAML specification of Evalution: engine (`type: OrtEngine`, or one of its own), model and tests."
+_OUTPUT = "File for the result, as JSON; else stdout gets it. Messages and bars go to stderr."
+
+plugin = Plugin(
+    commands={
+        "evalution": Command(
+            "Run Evalution's suites on one model, as its YAML specification says.",
+            "olive_ext.plugins.suites:evalution_command",
+            (("spec", "SPEC", _SPEC, {}), ("--output", "FILE", _OUTPUT, {})),
+        )
+    },
+    hooks={"embedding_tasks": "olive_ext.plugins.suites.mteb:evaluate_tasks"},
+)
+
+
+def evalution_command(arguments: Namespace) -> int:
+    """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
+    if not Path(arguments.spec).is_file():
+        raise ConfigError(f"'{arguments.spec}': no such file")
+    try:
+        from olive_ext.plugins.suites.evalution import run_spec
+    except ModuleNotFoundError as error:
+        if error.name != "evalution":
+            raise
+        raise ConfigError("Evalution is not installed: pip install 'olive-ext[evalution]'") from error
+
+    text = json.dumps(run_spec(Path(arguments.spec)), indent=2) + "\n"
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    return 0

@@ -1,0 +1,131 @@
+"""Finds plug-ins: the packages in `olive_ext.plugins`, and those that other distributions name as entry points of the
+group "olive_ext.plugins". The core asks for hooks by name and imports no plug-in itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import ANY_FAILURE, ConfigError, first_line
+
+GROUP = "olive_ext.plugins"
+"""Entry points of other distributions; each names a `Plugin`."""
+
+Argument = tuple[str, str, str, Mapping[str, Any]]
+"""Names, metavar and help of an argument of a command, and what else argparse is told of it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `olive-ext`."""
+
+    help: str
+    function: str
+    """Of the parsed arguments; returns the exit status. "module:name", as all that is imported when it is used."""
+
+    arguments: Sequence[Argument] = ()
+    options: str = ""
+    """A table of `olive_ext.cli.options.Option`, "module:name"; empty without configuration keys."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of Olive's; its type is its name in `Plugin.passes`."""
+
+    kind: str
+    """The class, "module:name"."""
+
+    settings: str
+    """The configuration model, "module:name"."""
+
+    does: str
+    """What it does, for the schema."""
+
+    changes_model: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """An evaluator of metrics that a recipe declares; its type is its name in `Plugin.evaluators`."""
+
+    kind: str
+    """The class, "module:name"."""
+
+    settings: str
+    """Its keys, an `olive_ext.config.EvaluatorSettings`, "module:name"."""
+
+    does: str
+    """What it is, for the schema."""
+
+    refuse: str
+    """Of Olive's metrics, their place and the settings; raises `ConfigError` before anything runs."""
+
+    mistakes: str
+    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake."""
+
+    describe: str
+    """Of the metrics as written and the settings; a text for a person."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a plug-in adds, by hook. Its module imports nothing heavy: objects are named "module:name"."""
+
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    passes: Mapping[str, Pass] = field(default_factory=dict)
+    evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Of the package, as `olive_ext.locate`."""
+
+    hooks: Mapping[str, str] = field(default_factory=dict)
+    """By the names that the core asks for (`hook`, `hooks`)."""
+
+
+@functools.cache
+def plugins() -> Mapping[str, Plugin]:
+    """All plug-ins by name. Raises `ConfigError` for one of another distribution that cannot be imported."""
+    inside = pkgutil.iter_modules([str(Path(__file__).with_name("plugins"))])
+    names = {module.name: f"olive_ext.plugins.{module.name}:plugin" for module in inside}
+    names |= {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return {name: load(value, f"plug-in '{name}'") for name, value in names.items()}
+
+
+def load(name: str, what: str = "") -> Any:
+    """The object "module:name". With `what` it is another distribution's, and any failure a `ConfigError`."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ANY_FAILURE as error:
+        if not what:
+            raise
+        raise ConfigError(f"{what}: '{name}' cannot be loaded: {first_line(error)}") from error
+
+
+def passes() -> Mapping[str, Pass]:
+    """The passes of all plug-ins by their types."""
+    return {name: one for plugin in plugins().values() for name, one in plugin.passes.items()}
+
+
+def evaluators() -> Mapping[str, Evaluator]:
+    """The evaluators of all plug-ins by their types."""
+    return {name: one for plugin in plugins().values() for name, one in plugin.evaluators.items()}
+
+
+def hooks(name: str) -> Mapping[str, Any]:
+    """What plug-ins have for a hook, by the plug-ins' names."""
+    named = {plugin: one.hooks[name] for plugin, one in plugins().items() if name in one.hooks}
+    return {plugin: load(value) for plugin, value in named.items()}
+
+
+def hook(name: str, needed_for: str) -> Any:
+    """The one object that a plug-in has for a hook. Raises `ConfigError` that names what it is needed for."""
+    found = hooks(name)
+    if not found:
+        raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'")
+    return next(iter(found.values()))

@@ -1,0 +1,353 @@
+"""Exports held against their checkpoints: good ones are equal, edited ones are told, with length, layer and cause."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from safetensors.numpy import load_file, save_file
+
+from olive_ext.check import check_model
+from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.engine.runners.hf.plain_pass import PlainPass
+from olive_ext.errors import ConfigError, ModelError
+from olive_ext.model import ResolvedModel, resolve
+from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hidden_states, hold_against
+from olive_ext.plugins.diagnose.conversion.omissions import Hypothesis
+from olive_ext.run.export import LARGEST_DIFFERENCE
+from tests.exports import export, genai_export, hf_model
+
+pytestmark = pytest.mark.slow
+
+WINDOW = 16
+
+
+def held(path: Path, hf: Path, **settings: object) -> Agreement:
+    model = ModelSettings.of({"model": path, "max_length": 128, "device": "cpu", **settings})
+    return hold_against(resolve(model), resolve(ModelSettings(model=str(hf), device="cpu")))
+
+
+def edited(source: Path, folder: Path, edit: Callable[[onnx.ModelProto], None]) -> Path:
+    """A copy of the package in `source`, its graph changed."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.onnx*"))
+    model = onnx.load(source / "model.onnx")
+    edit(model)
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+def weight(model: onnx.ModelProto, *parts: str) -> onnx.TensorProto:
+    return next(tensor for tensor in model.graph.initializer if all(part in tensor.name for part in parts))
+
+
+def change(tensor: onnx.TensorProto, function: Callable[[np.ndarray], np.ndarray]) -> None:
+    values = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(function(values).astype(values.dtype), tensor.name))
+
+
+def without_windows(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "local_window_size":
+                attribute.i = -1
+
+
+@pytest.mark.parametrize(
+    ("family", "what"),
+    [("llama", "biases none"), ("qwen3", "norms of Q and K"), ("gemma3_text", "windows, tied embeddings")],
+)
+def test_good_export_is_equal(family: str, what: str) -> None:
+    found = held(genai_export(family), hf_model(family))
+    assert (found.is_equal, found.state_difference, found.omission) == (True, None, None), what
+    assert found.nats < 1e-4
+    assert "equal to the checkpoint" in found.sentence()
+    assert [text.num_tokens for text in found.texts][-1] == 128
+
+
+def test_dropped_windows_are_told_with_their_length_layer_and_proof(tmp_path: Path) -> None:
+    found = held(edited(genai_export("gemma3_text"), tmp_path / "model", without_windows), hf_model("gemma3_text"))
+    assert found.equal_up_to == WINDOW + 1
+    assert found.omission is not None
+    assert found.omission.text == f"a sliding window of {WINDOW} is missing"
+    assert found.omission.nats < 1e-4
+    assert found.state_difference is not None
+    assert (found.state_difference.place, found.state_difference.part, found.state_difference.token) == (
+        "layer 0",
+        "self_attn",
+        WINDOW + 1,
+    )
+    assert f"equal up to {WINDOW + 1} tokens, not behind: a sliding window of {WINDOW} is missing" in found.sentence()
+    assert json.loads(json.dumps(asdict(found)))["state_difference"]["place"] == "layer 0"
+
+
+def test_window_of_the_last_layer_alone_is_found_there_at_its_token(tmp_path: Path) -> None:
+    """The sum behind the last layer is fused into a norm: its own state is in no value of the graph."""
+
+    def put(model: onnx.ModelProto) -> None:
+        for node in (node for node in model.graph.node if "layers.1/" in node.name):
+            for attribute in (attribute for attribute in node.attribute if attribute.name == "local_window_size"):
+                attribute.i = WINDOW
+
+    found = held(edited(genai_export("llama"), tmp_path / "model", put), hf_model("llama"))
+    assert found.equal_up_to == WINDOW + 1
+    assert found.state_difference is not None
+    difference = found.state_difference
+    assert (difference.place, difference.part, difference.token) == ("layer 1", "self_attn", WINDOW + 1)
+
+
+def attribute_set(name: str, value: float) -> Callable[[onnx.ModelProto], None]:
+    def edit(model: onnx.ModelProto) -> None:
+        for attribute in (attribute for node in model.graph.node for attribute in node.attribute):
+            if attribute.name == name and attribute.type == onnx.AttributeProto.FLOAT:
+                attribute.f = value
+            elif attribute.name == name and attribute.i > 0:
+                attribute.i = int(value)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "value", "equal_up_to", "cause"),
+    [
+        ("gemma3_text", "local_window_size", WINDOW - 1, WINDOW, "a sliding window is 15 instead of 16"),
+        ("llama", "epsilon", 1e-5, 0, "'rms_norm_eps' is 1e-05 instead of 1e-06"),
+    ],
+)
+def test_altered_value_is_named(
+    family: str, name: str, value: float, equal_up_to: int, cause: str, tmp_path: Path
+) -> None:
+    found = held(edited(genai_export(family), tmp_path / "model", attribute_set(name, value)), hf_model(family))
+    assert found.equal_up_to == equal_up_to, found.sentence()
+    assert found.omission is not None
+    assert found.omission.text == cause
+
+
+def test_last_layer_that_is_missing_is_named(tmp_path: Path) -> None:
+    """Of a checkpoint that has one layer more than the export."""
+    hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
+    config = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    arrays = load_file(hf / "model.safetensors")
+    arrays |= {name.replace("layers.0.", "layers.2."): array for name, array in arrays.items() if "layers.0." in name}
+    save_file(arrays, hf / "model.safetensors", metadata={"format": "pt"})
+    found = held(genai_export("llama"), hf)
+    assert found.omission is not None
+    assert found.omission.text == "the last layer is missing"
+
+
+def test_texts_within_the_window_are_equal_and_the_window_is_said_to_be_out_of_reach(tmp_path: Path) -> None:
+    path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
+    found = held(path, hf_model("gemma3_text"), max_length=WINDOW + 1)
+    assert found.is_equal
+    assert found.unseen == {"sliding_window": WINDOW}
+    assert f"no text reached 'sliding_window' of {WINDOW}" in found.sentence()
+
+
+@pytest.mark.parametrize(
+    ("parts", "place", "part"),
+    [
+        (("layers.1", "input_layernorm", "weight"), "layer 1", "input_layernorm"),
+        (("layers.0", "down_proj"), "layer 0", "mlp"),
+        (("layers.1", "o_proj"), "layer 1", "self_attn"),
+        (("embed_tokens",), "the embeddings", ""),
+        (("layers.2.final_norm",), "the last norm", ""),
+        (("lm_head",), "", ""),
+    ],
+    ids=str,
+)
+def test_changed_weight_is_found_in_its_layer(parts: tuple[str, ...], place: str, part: str, tmp_path: Path) -> None:
+    path = edited(
+        genai_export("llama"),
+        tmp_path / "model",
+        lambda model: change(weight(model, *parts), lambda array: 1.3 * array),
+    )
+    found = held(path, hf_model("llama"))
+    assert found.equal_up_to == 0
+    assert found.omission is None
+    if place:
+        assert found.state_difference is not None
+        assert (found.state_difference.place, found.state_difference.part, found.state_difference.token) == (
+            place,
+            part,
+            1,
+        )
+    else:
+        assert "the LM head" in found.sentence()
+
+
+def test_changed_rotary_positions_are_found_in_the_first_attention(tmp_path: Path) -> None:
+    def halve(model: onnx.ModelProto) -> None:
+        cos, sin = weight(model, "cos_cache"), weight(model, "sin_cache")
+        angles = np.arctan2(numpy_helper.to_array(sin)[1], numpy_helper.to_array(cos)[1])
+        positions = np.arange(len(numpy_helper.to_array(cos)))[:, None] / 2
+        change(cos, lambda _: np.cos(positions * angles))
+        change(sin, lambda _: np.sin(positions * angles))
+
+    found = held(edited(genai_export("llama"), tmp_path / "model", halve), hf_model("llama"))
+    assert found.equal_up_to == 0
+    assert found.state_difference is not None
+    assert (found.state_difference.place, found.state_difference.part) == ("layer 0", "self_attn")
+    assert found.state_difference.token == 2  # the first token's position is 0
+
+
+def test_long_factors_that_are_missing_are_told_by_whole_texts(tmp_path: Path) -> None:
+    """Everything but the short factors is as the checkpoint says: a checkpoint whose long factors are changed."""
+    package = export("phi3_longrope-genai-0.14")
+    hf = Path(shutil.copytree(package.hf, tmp_path / "hf"))
+    config = json.loads((hf / "config.json").read_text())
+    factors = config["rope_parameters"]["long_factor"]
+    config["rope_parameters"]["long_factor"] = [2 * factor for factor in factors]
+    (hf / "config.json").write_text(json.dumps(config))
+    found = held(package.path, hf)
+    original = config["original_max_position_embeddings"]
+    assert found.is_by_text
+    assert found.equal_up_to is not None
+    assert found.equal_up_to <= original < found.equal_up_to + 64
+    assert "longer ones differ from their first tokens on" in found.sentence()
+
+
+def test_half_precision_is_equal_within_its_own_rounding() -> None:
+    package = export("llama-genai-0.18-fp16-cpu")
+    found = held(package.path, package.hf)
+    assert found.is_equal
+    assert "4 times the distance of transformers in float16" in found.reason
+
+
+def test_half_precision_that_overflows_in_transformers_excuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Overflowing(PlainPass):
+        def __init__(self, model: ResolvedModel, dtype: str | None = None, changes: Any = None) -> None:
+            super().__init__(model, dtype, changes)
+            self.overflows = dtype == "float16"
+
+        def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+            return super().logprobs(tokens) * (np.nan if self.overflows else 1)
+
+    monkeypatch.setattr(checkpoint, "PlainPass", Overflowing)
+    package = export("llama-genai-0.18-fp16-cpu")
+    found = held(package.path, package.hf)
+    assert found.bound == LARGEST_DIFFERENCE
+    assert not found.is_equal
+
+
+def test_configuration_that_transformers_refuse_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = [
+        Hypothesis("a kind that is not there", {"rope_parameters": {"rope_type": "none", "rope_theta": 1e4}}),
+        Hypothesis("a head of another size", {"head_dim": 7}),
+    ]
+    monkeypatch.setattr(checkpoint, "hypotheses", lambda config: refused)
+    damaged = edited(
+        genai_export("llama"), tmp_path / "damaged", lambda model: change(weight(model, "down_proj"), np.negative)
+    )
+    found = held(damaged, hf_model("llama"))
+    assert (found.is_equal, found.omission) == (False, None)
+    assert found.state_difference is not None
+
+
+def test_quantized_model_is_not_charged_to_the_conversion() -> None:
+    package = export("llama-genai-0.14-int4")
+    found = held(package.path, package.hf)
+    assert (found.quantized_by, found.state_difference, found.omission) == ("MatMulNBits", None, None)
+    assert "quantization and conversion cannot be told apart without the float model" in found.sentence()
+
+
+def test_wrong_checkpoint_differs_from_the_embeddings_on(tmp_path: Path) -> None:
+    hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
+    random = np.random.default_rng(1)
+    file = hf / "model.safetensors"
+    drawn = {name: random.standard_normal(array.shape, np.float32) for name, array in load_file(file).items()}
+    save_file(drawn, file, metadata={"format": "pt"})
+    found = held(genai_export("llama"), hf)
+    assert found.equal_up_to == 0
+    assert found.state_difference is not None
+    assert found.state_difference.place == "the embeddings"
+
+
+def test_other_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
+    config = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
+    arrays = load_file(hf / "model.safetensors")
+    cut = {name: array[:1000] if len(array) == 1024 else array for name, array in arrays.items()}
+    save_file(cut, hf / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"has 1024 tokens and '.*hf' 1000: it was not made of this checkpoint"):
+        held(genai_export("llama"), hf)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no checkpoint: give a Hugging Face model"):
+        held(genai_export("llama"), genai_export("llama"))
+    with pytest.raises(ConfigError, match="only an ONNX model can be held against a checkpoint"):
+        held(hf_model("llama"), hf_model("llama"))
+
+
+def test_encoder_decoder_is_refused() -> None:
+    package = export("whisper-genai-0.18")
+    with pytest.raises(ModelError, match="only models of text alone can"):
+        held(package.path, package.hf)
+
+
+def test_multimodal_package_is_compared_in_its_text() -> None:
+    package = export("qwen2_5_vl-mobius")
+    found = held(package.path, package.hf)
+    assert found.is_equal
+    assert found.nats < 1e-4
+
+
+def test_command_ends_with_the_difference_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
+    hf = str(hf_model("gemma3_text"))
+    assert main(["check", str(genai_export("gemma3_text")), "--against", hf, "--max-length", "64"]) == 0
+    good = capsys.readouterr()
+    assert "equal to the checkpoint" in good.out
+    assert good.err == ""
+    assert main(["check", str(path), "--against", hf, "--max-length", "64"]) == 2
+    assert "a sliding window of 16 is missing" in capsys.readouterr().err
+    assert main(["check", "recipe.json", "--against", hf]) == 2
+    assert "options are for models" in capsys.readouterr().err
+
+
+def test_checkpoint_without_a_tokenizer_is_held_against_as_well(tmp_path: Path) -> None:
+    """Its own files say where answers end; no text is encoded."""
+    hf = shutil.copytree(hf_model("llama"), tmp_path / "hf")
+    for file in hf.glob("*token*"):
+        file.unlink()
+    config = EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, "tasks": ["a"], "max_length": 16})
+    assert check_model(config, against=str(hf)).problems == []
+
+
+def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
+    path = edited(genai_export("gemma3_text"), tmp_path / "model", without_windows)
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 64})
+    (problem,) = check_model(config, against=str(hf_model("gemma3_text"))).problems
+    assert problem.startswith("differs from '")
+
+
+def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
+    graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
+    monkeypatch.setattr(hidden_states, "PlainGraph", lambda *_: graph)
+    model: Any = None
+    with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
+        hidden_states.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi"])
+def test_regrouped_rotary_positions_are_those_of_the_other_kind(family: str) -> None:
+    """There and back is nothing, also with norms of queries and keys and where a part of a head is turned."""
+    plain = PlainPass(resolve(ModelSettings(model=str(hf_model(family)), device="cpu")))
+    text = tuple(range(40, 60))
+    before = plain.logprobs(text)
+    plain.regroup("halves")
+    assert np.abs(plain.logprobs(text) - before).max() > 0.01
+    plain.regroup("neighbours")
+    assert np.abs(plain.logprobs(text) - before).max() == 0

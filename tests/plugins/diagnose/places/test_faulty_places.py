@@ -1,0 +1,103 @@
+"""Places whose kernels are wrong in some steps, or from run to run: what they are wrong by is not taken for noise."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from olive_ext.cli import main
+from olive_ext.engine.runners.ort.ort_runner import OrtRunner
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.report.place import Place
+from tests.exports.quickstart import TASKS, exported
+from tests.plugins.diagnose.places.pairs import compared
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+Faulty = Callable[[Callable[[Step], bool], Callable[[Step, StepOutput], StepOutput]], Path]
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faulty:
+    """A copy of the float model whose place gives something else in some steps, as a wrong kernel would."""
+
+    def make(is_wrong: Callable[[Step], bool], changed: Callable[[Step, StepOutput], StepOutput]) -> Path:
+        shutil.copytree(exported(), tmp_path / "model")
+        model = onnx.load(tmp_path / "model" / "model.onnx", load_external_data=False)
+        model.graph.name = "faulty"
+        onnx.save(model, tmp_path / "model" / "model.onnx")
+        plain = OrtRunner._run
+
+        def run(runner: Any, step: Step) -> StepOutput:
+            output = plain(runner, step)
+            name = runner.place.session.get_modelmeta().graph_name
+            return changed(step, output) if name == "faulty" and is_wrong(step) else output
+
+        monkeypatch.setattr(OrtRunner, "_run", run)
+        return tmp_path / "model"
+
+    return make
+
+
+def place_of(model: Path, **settings: Any) -> Place:
+    found = compared({"path": str(exported()), "is_same_model": True}, model, **settings).comparison.place
+    assert isinstance(found, Place)
+    return found
+
+
+def off(step: Step, output: StepOutput, size: Any = 1.0) -> StepOutput:
+    """Log-probabilities that are 0.01 nats off, by token."""
+    wrong = np.sin([token for _, token in step.targets]) * 0.01 * size
+    return replace(output, target_logprobs=(output.target_logprobs + wrong).astype(np.float32))
+
+
+def test_fault_of_some_steps_is_no_noise(faulty: Faulty) -> None:
+    """Wrong in long steps: its other form is as far from it as the other place is, and excuses nothing."""
+    place = place_of(faulty(lambda step: max(len(row.tokens) for row in step.rows) > 24, off))
+    assert place.kind == "different"
+    assert any(one.rms > 1e-3 for one in place.noise if not one.is_rounding)
+
+
+def test_fault_of_another_form_alone_is_told(faulty: Faulty) -> None:
+    """Right as it was evaluated, and wrong by rows of few tokens: that place is not the same to rounding."""
+    place = place_of(faulty(lambda step: step.first_cell is None, off))
+    assert place.kind in ("cannot_tell", "different")
+    assert place.kind == "different" or "gives other numbers by rows" in place.reason
+
+
+def test_place_that_does_not_repeat_itself_is_no_scale(faulty: Faulty) -> None:
+    """Random numbers in place of rounding make every scale that is measured there as large as they are."""
+    rng = np.random.default_rng(0)
+    model = faulty(lambda step: True, lambda step, output: off(step, output, rng.standard_normal(len(step.targets))))
+    place = place_of(model)
+    assert (place.kind, "does not repeat itself" in place.reason) == ("cannot_tell", True)
+
+
+def test_place_that_hardly_repeats_itself_is_not_green(faulty: Faulty) -> None:
+    """Random numbers of 3e-4 nats are a scale as good as rounding's, and no plain pass over the nodes shows them."""
+    rng = np.random.default_rng(0)
+    noise = 0.04
+    model = faulty(lambda _: True, lambda step, out: off(step, out, noise * rng.standard_normal(len(step.targets))))
+    place = place_of(model)
+    assert (place.kind, "shows no difference" in place.reason) == ("cannot_tell", True)
+
+
+def test_what_decoding_steps_alone_make_wrong_is_different(faulty: Faulty, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every score is equal, and the generated answers are others where both places are sure of the token: exit 1."""
+
+    def other(step: Step, output: StepOutput) -> StepOutput:
+        return replace(output, greedy_ids=np.full_like(output.greedy_ids, 5))
+
+    model = faulty(lambda step: step.rows[0].past > 0 and len(step.rows[0].tokens) == 1, other)
+    argv = ["evaluate", model, "--tasks", "quickstart_generate", "--include-path", TASKS, "--limit", "8"]
+    assert main([*map(str, argv), "--reference", str(exported()), "--against", "num_threads=1"]) == 1
+    said = capsys.readouterr().out
+    assert "different: first at position" in said
+    assert "of the generated answer is another one" in said

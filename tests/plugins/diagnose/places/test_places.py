@@ -1,0 +1,153 @@
+"""One model in two places: the verdict in its own words, the scale that it is measured on, and where a fault is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.errors import ConfigError
+from olive_ext.report import Report, from_json, to_html, to_json, to_markdown
+from olive_ext.report.verdict import verdict
+from tests.exports.quickstart import TASKS, exported, quantized
+from tests.plugins.diagnose.places.pairs import WORK, compared
+from tests.plugins.diagnose.places.planted import planted
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def same() -> Report:
+    """Two numbers of threads, and no optimizations in one of the places."""
+    return compared({"path": "same_model", "engine": {"num_threads": 1, "graph_optimization": "disable"}})
+
+
+@pytest.fixture(scope="module")
+def different(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A wrong kernel in one place: the node's weights are 1 % too large in half of its rows."""
+    folder = tmp_path_factory.mktemp("planted")
+    wrong = folder / "model"
+    planted(exported(), wrong, 14, factor=1.01)
+    reference = {"path": str(exported()), "is_same_model": True, "repro": str(folder / "repro")}
+    return compared(reference, wrong, output_dir=str(folder / "out"))
+
+
+def test_other_threads_and_optimizations_are_the_same_to_rounding(same: Report) -> None:
+    """The verdict says so, and what it was held against stands beside it: this model's noise and that of kernels."""
+    judged, place = verdict(same.comparison), same.comparison.place
+    assert (judged.code, judged.headline) == ("place_same", "the same to rounding")
+    assert place.kind == "same"
+    assert place.num_positions > 100
+    assert place.largest <= place.noise_limit
+    assert {one.is_rounding for one in place.noise} == {True, False}
+    assert "graph_optimization disable" in place.reference
+    assert place.reference.startswith(place.model)
+    assert any("this model's own noise" in text for text in judged.evidence)
+    assert judged.evidence[-1].startswith("as two models: no difference found, in up to ")
+
+
+def test_kernels_rounding_is_the_size_of_what_other_kernels_do(same: Report) -> None:
+    """Moved inputs change this float32 model by 1e-7 to 1e-5 nats: more than nothing, less than a wrong kernel."""
+    moved = [one for one in same.comparison.place.noise if one.is_rounding]
+    assert len(moved) == 2
+    assert all(1e-7 < one.rms < 1e-5 for one in moved)
+
+
+@pytest.mark.long
+def test_planted_kernel_is_different_and_named(different: Report) -> None:
+    """A weight of one node, 1 % off, is found beyond all noise: position, document, layer, node and a repro."""
+    judged, place = verdict(different.comparison), different.comparison.place
+    assert judged.status == "loss"
+    assert judged.headline.startswith("different: first at position ")
+    assert place.largest > place.kernel_limit > place.noise_limit
+    assert place.first.node
+    assert place.first.layer == 0
+    assert f"layer 0, node {place.first.node}" in judged.headline
+    done = subprocess.run([sys.executable, "repro.py"], cwd=place.first.repro, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.long
+def test_report_keeps_the_finding_in_every_form(different: Report) -> None:
+    """report.json gives it back as it was; the page, the table and markdown say it."""
+    assert from_json(to_json(different)).comparison.place == different.comparison.place
+    first = f"different: first at position {different.comparison.place.first.position} of document"
+    assert first[1:] in to_markdown(different)
+    assert "ifferent: first at position" in to_html(different)
+
+
+@pytest.mark.long
+def test_genai_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """onnxruntime-genai against this package's engine, on the command line: exit status 0."""
+    argv = ["evaluate", exported(), "--tasks", "quickstart_letters", "--include-path", TASKS, "--limit", "8"]
+    assert main([*map(str, argv), "--against", "runtime=genai"]) == 0
+    assert "the same to rounding" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_different_ends_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong model is told by the command's exit status, behind the table."""
+    planted(exported(), tmp_path / "model", 14, factor=1.05)
+    argv = ["evaluate", tmp_path / "model", "--tasks", "quickstart_letters", "--include-path", TASKS, "--limit", "8"]
+    assert main([*map(str, argv), "--reference", str(exported()), "--against", "num_threads=1"]) == 1
+    assert "different: first at" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_quantized_activations_widen_the_scale() -> None:
+    """A model whose activations are rounded to 8 bits is held against the noise of that rounding."""
+    report = compared({"path": "same_model", "engine": {"num_threads": 1}}, quantized(4, 32, accuracy_level=4))
+    place = report.comparison.place
+    assert place.computed_in == "8-bit activations"
+    assert place.kind == "same"
+    assert max(one.rms for one in place.noise if one.is_rounding) > 1e-4
+
+
+@pytest.mark.long
+def test_journal_of_one_pair_is_not_taken_for_another(tmp_path: Path) -> None:
+    """With an output folder a pair resumes from its journal; a pair of other settings does not."""
+    first = compared({"path": "same_model", "engine": {"num_threads": 1}}, output_dir=str(tmp_path))
+    again = compared({"path": "same_model", "engine": {"num_threads": 1}}, output_dir=str(tmp_path))
+    other = compared({"path": "same_model", "engine": {"graph_optimization": "disable"}}, output_dir=str(tmp_path))
+    known = [report.model["journal"]["answers_known"] for report in (first, again, other)]
+    assert known[0] == known[2] == 0 < known[1]
+
+
+def test_what_the_reference_does_not_name_is_the_models() -> None:
+    """The same model elsewhere: settings of the candidate, provider options only with their provider."""
+    own = ModelSettings(
+        model="m", max_length=32, provider_options={"a": "1"}, engine={"num_threads": 1, "num_slots": 3}
+    )
+    other = own.elsewhere({"model": "same_model", "engine": {"num_threads": 2}})
+    assert (other.model, other.max_length, other.engine.num_slots, other.engine.num_threads) == ("m", 32, 3, 2)
+    assert other.provider_options == {"a": "1"}
+    assert own.elsewhere({"execution_provider": "cpu"}).provider_options is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("named", [{}, {"execution_provider": "cpu"}, {"engine": {"num_threads": "auto"}}])
+def test_one_place_twice_is_refused(named: dict[str, object]) -> None:
+    """Where both places resolve to the same one, nothing would be compared, and nothing is green."""
+    with pytest.raises(ConfigError, match="both places are the same one"):
+        compared({"path": "same_model", **named})
+
+
+def test_enough_documents_is_refused() -> None:
+    """A claim on drawn documents is no verdict on two places."""
+    with pytest.raises(ConfigError, match="'documents' = 'enough' is for two models"):
+        EvaluationConfig.of({"model": "m", "reference": "same_model", **WORK, "limit": None, "documents": "enough"}, {})
+
+
+def test_written_keys_come_from_one_option() -> None:
+    """--against takes keys of `reference` and of `engine`, and `provider` for its key."""
+    from olive_ext.cli.options import place_of
+
+    expected = {"path": "same_model", "is_same_model": True, "execution_provider": "cpu", "engine": {"num_threads": 1}}
+    assert place_of("provider=cpu,num_threads=1", "--against") == expected
+    assert json.dumps(place_of("engine.runtime=genai", "--against")["engine"]) == '{"runtime": "genai"}'

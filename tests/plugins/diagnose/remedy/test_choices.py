@@ -1,0 +1,151 @@
+"""The choices of a weight and the answers of a menu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from olive_ext.plugins.diagnose.remedy.choices import Choice, Menu
+from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
+from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
+from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts, with_tables
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from tests.plugins.diagnose.remedy import graphs
+from tests.plugins.diagnose.remedy.test_mended_graph import tied
+
+
+def menu_of(stored: graphs.Stored, kl: float = 1e-3, damaged: bool = False) -> tuple[Menu, Target]:
+    origin = (stored.matrix + graphs.random_weight() * 0.02).astype(np.float32)
+    floats = graphs.plain(origin)
+    own, other = GraphWeights(floats, Path()), GraphWeights(stored.model, Path())
+    (target,) = pair(own, other).targets
+    return Menu.of({target: kl}, {}, {"": Sources(own, other)}, damaged=[target.name] * damaged), target
+
+
+def test_finer_precisions_are_offered_with_bytes_and_estimated_loss() -> None:
+    menu, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
+    choices = menu.of_target(0)
+    assert [one.name for one in choices] == ["as it is", "int4 in blocks of 32", "int8 in blocks of 32", "float"]
+    assert choices[0] == Choice(None, target.bytes, 1e-3, is_measured=True)
+    assert choices[-1] == Choice(FLOAT, graphs.NUM_INPUTS * graphs.NUM_OUTPUTS * 4, 0.0, is_measured=True)
+    sizes = [one.bytes for one in choices]
+    assert sizes == sorted(sizes)
+    assert choices[2].kl < choices[0].kl / 3
+    assert [one.is_measured for one in choices] == [True, False, False, True]
+
+
+def test_damaged_weight_is_never_left_as_it_is_and_may_be_rounded_again() -> None:
+    menu, target = menu_of(graphs.nbits(4, 32, has_zero_points=False), damaged=True)
+    assert [one.name for one in menu.of_target(0)][:2] == ["as it is", "int4 in blocks of 32"]
+    assert menu.unchanged == (0,)
+    assert menu.cured == menu.smallest(1.0) == menu.best(target.bytes) == (1,)
+    assert menu.precisions(menu.cured)[target] == Precision(4, 32)
+
+
+def test_weights_that_are_fine_have_fewer_choices() -> None:
+    assert [one.name for one in menu_of(graphs.nbits(8, 32, has_zero_points=False))[0].of_target(0)] == [
+        "as it is",
+        "float",
+    ]
+    assert [one.name for one in menu_of(graphs.qdq(None))[0].of_target(0)] == [
+        "as it is",
+        "int8 in blocks of 32",
+        "float",
+    ]
+
+
+def experts(bits: int, block: int, *, has_zero_points: bool = False) -> tuple[list[Target], Sources]:
+    quantized, float_model = graphs.experts(bits, block, has_zero_points=has_zero_points)
+    other = GraphWeights(quantized, Path())
+    matrices = {name.rpartition("/")[2]: other.matrix(use) for name, use in other.uses.items()}
+    floats = float_model({part: (matrix + 0.001).astype(np.float32) for part, matrix in matrices.items()})
+    own = GraphWeights(floats, Path())
+    return pair(own, other).targets, Sources(own, other)
+
+
+def test_experts_of_a_node_are_one_weight() -> None:
+    parts, of_graph = experts(4, 32)
+    (target,) = whole_experts(parts)
+    assert (target.name, target.kind, target.layer) == ("/layers.0/moe/MoE", "moe", 0)
+    assert target.bytes == sum(part.bytes for part in parts)
+    choices = Menu.of({target: 1e-3}, {}, {"": of_graph}).of_target(0)
+    assert [one.name for one in choices] == ["as it is", "int8 in blocks of 32", "float"]
+    assert [one.bytes for one in choices] == sorted(one.bytes for one in choices)
+    assert choices[-1].bytes == target.float_bytes
+    alone = Menu.of(dict.fromkeys(parts, 1e-3), {}, {"": of_graph})
+    assert [[one.name for one in alone.of_target(number)] for number in range(2)] == [["as it is"], ["as it is"]]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_head_and_a_table_that_is_stored_apart_may_become_one(is_tied: bool) -> None:
+    """Also where the float graph has them twice: they are one by their numbers."""
+    weight_HV = graphs.random_weight(2)
+    floats, quantized = tied(weight_HV), tied(weight_HV, 4)
+    nodes = [tied(weight_HV).graph.node[1], quantized.graph.node[2]]
+    nodes[0].input[0] = "table"
+    del quantized.graph.node[:]
+    quantized.graph.node.extend(nodes)
+    table = numpy_helper.from_array(weight_HV.T.copy(), "table")
+    quantized.graph.initializer.append(table)
+    if not is_tied:
+        del floats.graph.node[0]
+        floats.graph.initializer.append(table)
+    own, other = GraphWeights(floats, Path()), GraphWeights(quantized, Path())
+    (target,) = pair(own, other).targets
+    of_graph = {"": Sources(own, other)}
+    tables = with_tables([target], of_graph)
+    choices = Menu.of({target: 1e-3}, tables, of_graph).of_target(0)
+    sizes = {one.name: one.bytes for one in choices}
+    num_numbers = weight_HV.size
+    assert sizes["as it is"] == tables[target].bytes == target.bytes + 4 * num_numbers
+    assert sizes["float"] == 2 * 4 * num_numbers
+    assert sizes.get("float, one with the table") == (4 * num_numbers if is_tied else None)
+    assert sizes["int8 in blocks of 32, one with the table"] < num_numbers * 1.2
+    assert sizes["int8 in blocks of 32"] == 4 * num_numbers + sizes["int8 in blocks of 32, one with the table"]
+    own.model.graph.initializer[-1].raw_data = table.raw_data[::-1]
+    changed = {"": Sources(own, other)}
+    assert not with_tables([target], changed)
+
+
+def test_negative_estimates_of_a_loss_count_as_none() -> None:
+    assert menu_of(graphs.nbits(4, 64, has_zero_points=False), -1e-6)[0].kl((0,)) == 0
+
+
+@pytest.fixture
+def menu() -> Menu:
+    """Three weights that differ in what they lose."""
+    _, target = menu_of(graphs.nbits(4, 64, has_zero_points=False))
+    targets = [Target(f"w{n}", target.floats, target.quantized, 0, 0) for n in range(3)]
+    made = {
+        one: [Choice(None, 100, kl, True), Choice(Precision(8, 32), 200, kl / 100, False), Choice(FLOAT, 800, 0, True)]
+        for one, kl in zip(targets, (5e-3, 1e-4, 2e-3), strict=True)
+    }
+    return Menu(made)
+
+
+def test_smallest_within_a_bound_and_best_within_a_size(menu: Menu) -> None:
+    assert menu.smallest(1) == (0, 0, 0)
+    assert menu.smallest(3e-3) == (1, 0, 0)
+    assert menu.smallest(2e-4) == (1, 0, 1)
+    assert menu.smallest(-1.0) == menu.finest == (2, 2, 2)
+    assert menu.best(299) == menu.unchanged == (0, 0, 0)
+    assert menu.best(400) == (1, 0, 0)
+    assert menu.num_bytes((1, 0, 0)) == 400
+    assert menu.kl((1, 0, 0)) == pytest.approx(2.15e-3)
+
+
+def test_front_and_uniform_points(menu: Menu) -> None:
+    sizes = [menu.num_bytes(one) for one in menu.front(30)]
+    assert sizes[0] == 300
+    assert sizes[-1] == 2400
+    assert menu.uniform(Precision(8, 32)) == (1, 1, 1)
+    assert menu.uniform(Precision(4, 32)) == (0, 0, 0)
+
+
+def test_measured_loss_replaces_an_estimate(menu: Menu) -> None:
+    menu.learn(0, 1, 4e-3)
+    assert menu.of_target(0)[1].is_measured
+    assert menu.smallest(3e-3) == (2, 0, 0)

@@ -1,0 +1,220 @@
+"""The loss map of the quickstart's model: additive, equal to another road's numbers, and it finds a planted fault."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import olive_ext
+from olive_ext.errors import ModelError
+from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval
+from olive_ext.plugins.diagnose.remedy.page import write_loss_map
+from olive_ext.plugins.diagnose.remedy.race import Estimate
+from olive_ext.report.verdict import verdict
+from tests.exports import quickstart
+
+pytestmark = pytest.mark.slow
+
+WORK: dict[str, Any] = {
+    "tasks": ["quickstart_choice", "quickstart_perplexity"],
+    "include_path": str(quickstart.TASKS),
+    "limit": 12,
+}
+
+
+def located(model: Path, by: str = "node", **more: Any) -> LossMap:
+    return olive_ext.locate(model, **{"reference": quickstart.exported(), "by": by, **WORK, **more})
+
+
+@pytest.fixture(scope="module")
+def whole() -> LossMap:
+    return located(quickstart.quantized(4, 128), top=3)
+
+
+def test_all_products_are_measured_and_nearly_add_up(whole: LossMap) -> None:
+    assert len(whole.entries) == 21
+    assert not whole.unpaired
+    assert [entry.kl for entry in whole.entries] == sorted((entry.kl for entry in whole.entries), reverse=True)
+    assert 0.7 < whole.sum.mean / whole.total.mean < 1.4
+    assert whole.total.mean == pytest.approx(whole.model_kl.mean, rel=0.05)
+
+
+def test_quantized_models_own_loss_is_that_of_a_comparison(whole: LossMap) -> None:
+    config = {
+        "model": str(quickstart.quantized(4, 128)),
+        **WORK,
+        "reference": str(quickstart.exported()),
+    }
+    report = olive_ext.evaluate(config)
+    assert report.comparison is not None
+    parts = [one for one in report.comparison.divergences if one.task in WORK["tasks"]]
+    assert sum(one.num_positions for one in parts) == whole.num_positions
+    mean = sum(one.kl.mean * one.num_positions for one in parts) / whole.num_positions
+    assert whole.model_kl.mean == pytest.approx(mean, rel=1e-3)
+
+
+def test_empty_text_has_no_positions_and_stops_nothing(tmp_path: Path) -> None:
+    tasks = shutil.copytree(quickstart.TASKS, tmp_path / "tasks")
+    lines = (tasks / "perplexity.jsonl").read_text(encoding="utf-8").splitlines()
+    empty = json.dumps(json.loads(lines[0]) | {"page": ""})
+    (tasks / "perplexity.jsonl").write_text("\n".join([empty, *lines[1:5]]) + "\n", encoding="utf-8")
+    work = {"tasks": ["quickstart_perplexity"], "include_path": str(tasks), "limit": 5}
+    found = located(quickstart.quantized(4, 128), by="kind", top=1, **work)
+    assert (found.num_documents, found.model_kl.num_documents) == (5, 5)
+    assert 0 < found.total.mean < 0.1
+
+
+@pytest.mark.long
+def test_layers_and_kinds_are_the_same_weights_in_other_groups(whole: LossMap) -> None:
+    for by in ("layer", "kind"):
+        grouped = located(quickstart.quantized(4, 128), by, top=1)
+        assert sorted(node for entry in grouped.entries for node in entry.nodes) == sorted(
+            node for entry in whole.entries for node in entry.nodes
+        )
+        assert grouped.total.mean == whole.total.mean
+
+
+def test_planted_noise_is_found_first(tmp_path: Path) -> None:
+    broken = shutil.copytree(quickstart.quantized(4, 128), tmp_path / "broken")
+    model = onnx.load(broken / "model.onnx")
+    name = "model.layers.0.attn.qkv_proj.MatMul.weight_Q4"
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    numbers = numpy_helper.to_array(tensor)
+    noise = np.random.default_rng(0).integers(0, 4, numbers.shape).astype(np.uint8) * 0x11
+    tensor.CopyFrom(numpy_helper.from_array(numbers ^ noise, name))
+    for file in broken.glob("model.onnx*"):
+        file.unlink()
+    onnx.save(model, broken / "model.onnx")
+    found = located(broken, top=1, limit=16)
+    assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
+    assert found.entries[0].is_certain
+    assert found.passes < 21
+
+
+DOWN = "model.layers.1.mlp.down_proj.MatMul.weight_scales"
+
+
+def damaged(folder: Path, name: str, edit: Callable[[Any], Any]) -> Path:
+    """The quickstart's model in int4 with one constant changed."""
+    shutil.copytree(quickstart.quantized(4, 128), folder)
+    model = onnx.load(folder / "model.onnx")
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), name))
+    for file in folder.glob("model.onnx*"):
+        file.unlink()
+    onnx.save(model, folder / "model.onnx")
+    return folder
+
+
+def doubled_late(table: Any) -> Any:
+    table[450:] *= 2
+    return table
+
+
+def without_a_row(table: Any) -> Any:
+    table[1000] = np.nan
+    return table
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "edit", "first", "least"),
+    [
+        (DOWN, lambda scales: 3 * scales, "/model/layers.1/mlp/down_proj/MatMul", 0.8),
+        ("cos_cache", lambda table: np.roll(table, 1, 0), "cos_cache", 0.8),
+        ("cos_cache", doubled_late, "cos_cache", 0.0),
+        ("model.layers.2.input_layernorm.weight", lambda norm: 1.05 * norm, "model.layers.2.input_layernorm.weight", 0),
+        ("model.embed_tokens.weight", without_a_row, "/model/embed_tokens/Gather", 0.0),
+    ],
+    ids=["scales", "shifted", "late", "norm", "nan"],
+)
+def test_what_is_damaged_is_the_first_entry_and_mended_by_the_float_model(
+    name: str, edit: Callable[[Any], Any], first: str, least: float, tmp_path: Path
+) -> None:
+    model = damaged(tmp_path / "damaged", name, edit)
+    loss_map = located(model, top=1, limit=8)
+    assert loss_map.entries[0].name == first
+    assert loss_map.sentences[0].startswith(f"Damaged: '{first}' ")
+    assert loss_map.entries[0].kl >= least * loss_map.model_kl.mean
+    assert loss_map.total.mean == pytest.approx(loss_map.model_kl.mean, rel=0.05), "nothing is left to other kernels"
+    given: dict[str, Any] = {**WORK, "limit": 8, "within": {"kl_mean": 0.02}, "output_dir": str(tmp_path / "mended")}
+    bill = olive_ext.mend(str(model), reference=str(quickstart.exported()), **given)
+    assert first in {line.name for line in bill.changed}
+    assert bill.chosen_loss.held_out.mean < 0.01
+    assert bill.chosen.bytes == pytest.approx(bill.unchanged.bytes, rel=0.01)
+
+
+def test_evaluation_that_does_not_reach_the_damage_is_not_green(tmp_path: Path) -> None:
+    model = damaged(tmp_path / "damaged", "cos_cache", doubled_late)
+    given: dict[str, Any] = {**WORK, "limit": 4, "reference": str(quickstart.exported())}
+    for path, is_damaged in ((model, True), (quickstart.quantized(4, 128), False)):
+        comparison = olive_ext.evaluate({"model": str(path), **given}).comparison
+        assert comparison is not None
+        assert comparison.reach is not None
+        assert (comparison.reach.longest < 450, comparison.reach.context) == (True, 512)
+        assert 0 < (comparison.reach.vocabulary or 0) < 1
+        assert list(comparison.damaged) == ["cos_cache"] * is_damaged
+        assert ("damaged: 'cos_cache' rows 450 to 511 of 512 are" in verdict(comparison).finding) == is_damaged
+
+
+def test_upper_end_that_says_nothing_is_not_printed() -> None:
+    assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
+    assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
+
+
+def test_single_document_shows_nothing_of_kernels(whole: LossMap) -> None:
+    single = replace(whole, num_documents=1, kernels=Estimate(0.0, -math.inf, math.inf, 1))
+    assert single.rest.endswith("too few documents to tell what other kernels add.")
+    assert "after 1 document, which are all" in replace(single, num_largest=len(single.entries)).certainty
+
+
+def test_map_is_written_as_json_and_as_a_page(whole: LossMap, tmp_path: Path) -> None:
+    data, _, page = write_loss_map(whole, tmp_path)
+    stored = json.loads(data.read_text(encoding="utf-8"))
+    assert {"name", "nodes", "kl", "low", "high", "bytes"} <= stored["entries"][0].keys()
+    assert stored["total"]["mean"] == whole.total.mean
+    text = page.read_text(encoding="utf-8")
+    assert whole.additivity.split(":")[0] in text.replace("&#39;", "'")
+    assert text.count('class="cell') == 21
+
+
+def test_model_of_another_origin_is_refused_by_its_values(tmp_path: Path) -> None:
+    other = shutil.copytree(quickstart.exported(), tmp_path / "other")
+    model = onnx.load(other / "model.onnx")
+    rng = np.random.default_rng(0)
+    for tensor in model.graph.initializer:
+        numbers = numpy_helper.to_array(tensor)
+        if numbers.ndim == 2:
+            scrambled = rng.permutation(numbers.reshape(-1)).reshape(numbers.shape)
+            tensor.CopyFrom(numpy_helper.from_array(scrambled, tensor.name))
+    for file in other.glob("model.onnx*"):
+        file.unlink()
+    onnx.save(model, other / "model.onnx")
+    with pytest.raises(ModelError, match="its weight's values are others"):
+        located(quickstart.quantized(4, 128), reference=other)
+
+
+@pytest.mark.long
+def test_rounded_activations_are_told_apart_from_weights() -> None:
+    rounded = located(quickstart.quantized(4, 32, accuracy_level=4), limit=40)
+    plain = located(quickstart.quantized(4, 32), "kind", limit=40)
+    activations = [entry for entry in rounded.entries if entry.kind.endswith("activations")]
+    assert sorted(entry.name for entry in activations) == [
+        *(f"layer {layer}, activations" for layer in range(4)),
+        "lm_head, activations",
+    ]
+    assert all(entry.low > 0 == entry.bytes for entry in activations)
+    assert rounded.total.mean > plain.total.mean
+    for found in (rounded, plain):
+        assert found.kernels.low <= 0 <= found.kernels.high
+        assert "other kernels add nothing that shows" in found.rest

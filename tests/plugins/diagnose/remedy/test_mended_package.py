@@ -1,0 +1,279 @@
+"""Mended packages on disk: their files, the numbers they give on each runtime, the memory that writing them takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+
+import olive_ext
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ConfigError, RunError
+from olive_ext.model import resolve
+from olive_ext.model.files.content import load_graph, size_on_disk
+from olive_ext.model.files.locate import locate
+from olive_ext.plugins.diagnose.remedy.graph_file import INLINE_BYTES, SMALL
+from olive_ext.plugins.diagnose.remedy.mended_package import (
+    Package,
+    copy_of,
+    mended,
+    refuse_filled,
+    refuse_inside,
+)
+from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
+from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
+from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from olive_ext.session.requests import ScoringRequest
+from tests.exports import quickstart
+from tests.exports.cache import ROOT
+from tests.exports.catalog import Export
+from tests.exports.plain import plain_logits
+
+pytestmark = pytest.mark.slow
+
+TOKENS = [3, 200, 17, 511, 90, 44, 7, 1000, 250]
+
+
+class Models(NamedTuple):
+    float: Path
+    quantized: Path
+    targets: tuple[Target, ...]
+
+
+def models(quantized: Path | None = None) -> Models:
+    own, other = quickstart.exported(), quantized or quickstart.quantized(4, 128)
+    weights = [GraphWeights(load_graph(folder / "model.onnx"), folder / "model.onnx") for folder in (own, other)]
+    return Models(own, other, tuple(pair(*weights).targets))
+
+
+def package(choices: Mapping[Target, Precision], of: Models) -> Package:
+    sources = {"": Sources.of(of.float / "model.onnx", of.quantized / "model.onnx")}
+    return mended(resolve(ModelSettings.of({"model": str(of.quantized)})), sources, choices)
+
+
+def logits(folder: Path) -> np.ndarray:
+    export = Export("mended", folder, quickstart.MODEL, "llama", "genai", "int4", "", "", "", one_token=False)
+    return plain_logits(export, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def plain_models() -> Models:
+    return models()
+
+
+@pytest.fixture(scope="module")
+def mixed(plain_models: Models, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The head float, the products into the residual stream int8, the rest as it is."""
+    choices = {
+        target: FLOAT if target.layer is None else Precision(8, 32)
+        for target in plain_models.targets
+        if target.layer is None or target.kind == "mlp/down_proj"
+    }
+    folder = tmp_path_factory.mktemp("mended") / "mixed"
+    package(choices, plain_models).write(folder)
+    return folder
+
+
+def test_package_has_the_same_files_and_configuration(mixed: Path) -> None:
+    original = quickstart.quantized(4, 128)
+    assert sorted(path.name for path in mixed.iterdir()) == sorted(path.name for path in original.iterdir())
+    assert (mixed / "genai_config.json").read_bytes() == (original / "genai_config.json").read_bytes()
+    nodes = {node.name: node for node in load_graph(mixed / "model.onnx").graph.node}
+    assert nodes["/lm_head/MatMul"].op_type == "MatMul"
+    assert nodes["/model/layers.2/mlp/down_proj/MatMul_Q8"].op_type == "MatMulNBits"
+    assert nodes["/model/layers.2/mlp/up_proj/MatMul_Q4"].op_type == "MatMulNBits"
+
+
+def test_size_is_predicted(mixed: Path, plain_models: Models) -> None:
+    choices = dict.fromkeys(plain_models.targets, FLOAT)
+    made = package(choices, plain_models)
+    made.write(mixed.with_name("all"))
+    written = sum(path.stat().st_size for path in mixed.with_name("all").iterdir())
+    inside = sum(new.num_bytes <= SMALL for new in made.graphs[0].new.values())
+    assert written <= made.num_bytes <= written + INLINE_BYTES * inside
+    assert written - size_on_disk(locate(mixed.with_name("all"))) == made.num_bytes - made.graph_bytes
+
+
+def test_everything_float_is_the_float_model_to_the_bit(plain_models: Models, tmp_path: Path) -> None:
+    package(dict.fromkeys(plain_models.targets, FLOAT), plain_models).write(tmp_path / "all")
+    np.testing.assert_array_equal(logits(tmp_path / "all"), logits(quickstart.exported()))
+
+
+def test_nothing_changed_is_the_quantized_model_to_the_bit(plain_models: Models, tmp_path: Path) -> None:
+    package({}, plain_models).write(tmp_path / "none")
+    np.testing.assert_array_equal(logits(tmp_path / "none"), logits(quickstart.quantized(4, 128)))
+
+
+def test_mended_model_gives_one_score_on_all_runtimes(mixed: Path) -> None:
+    expected = logits(mixed)
+    expected = expected - np.logaddexp.reduce(expected, -1, keepdims=True)
+    wanted = [float(expected[n - 1, TOKENS[n]]) for n in range(4, len(TOKENS))]
+    for runtime in ("onnxruntime", "genai"):
+        with olive_ext.open(mixed, engine={"runtime": runtime}) as session:
+            (output,) = session.loglikelihood([ScoringRequest(TOKENS[:4], TOKENS[4:])])
+        np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
+
+
+def test_int8_shrinks_the_distance_to_the_float_model(plain_models: Models, tmp_path: Path) -> None:
+    package(dict.fromkeys(plain_models.targets, Precision(8, 32)), plain_models).write(tmp_path / "int8")
+    origin = logits(quickstart.exported())
+    lost = np.abs(logits(quickstart.quantized(4, 128)) - origin).mean()
+    assert np.abs(logits(tmp_path / "int8") - origin).mean() < lost / 8
+
+
+@pytest.mark.parametrize("level", [None, 4])
+def test_zero_points_and_accuracy_levels_are_kept(level: int | None, tmp_path: Path) -> None:
+    of = models(quickstart.quantized(4, 32, symmetric=False, accuracy_level=level))
+    package({of.targets[0]: Precision(8, 32), of.targets[1]: Precision(4, 16)}, of).write(tmp_path / "mended")
+    nodes = {node.name: node for node in load_graph(tmp_path / "mended" / "model.onnx").graph.node}
+    names = [f"{target.name}_Q{bits}" for target, bits in zip(of.targets, (8, 4, 4), strict=False)]
+    attributes = [{entry.name: entry.i for entry in nodes[name].attribute} for name in names]
+    assert [one["block_size"] for one in attributes] == [32, 16, 32]
+    assert [len(nodes[name].input) for name in names] == [3, 4, 4]
+    assert {one.get("accuracy_level") for one in attributes} == {level}
+    origin = logits(quickstart.exported())
+    assert np.abs(logits(tmp_path / "mended") - origin).mean() < 1.2 * np.abs(logits(of.quantized) - origin).mean()
+
+
+@pytest.mark.parametrize("place", ["", "model.onnx"])
+def test_model_may_be_named_from_the_working_directory(
+    place: str, plain_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = quickstart.quantized(4, 128)
+    monkeypatch.chdir(original.parent)
+    sources = {"": Sources.of(plain_models.float / "model.onnx", original / "model.onnx")}
+    model = resolve(ModelSettings.of({"model": str(Path(original.name, place))}))
+    mended(model, sources, {}).write(tmp_path / "mended")
+    assert sorted(path.name for path in (tmp_path / "mended").iterdir()) == sorted(
+        path.name for path in original.iterdir()
+    )
+
+
+def test_package_of_links_becomes_one_of_files(plain_models: Models, tmp_path: Path) -> None:
+    """A hub's cache has links in the place of files."""
+    cache = tmp_path / "models--some--model"
+    linked = cache / "snapshots" / "revision"
+    linked.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    for path in plain_models.quantized.iterdir():
+        shutil.copyfile(path, cache / "blobs" / f"of-{path.name}")
+        (linked / path.name).symlink_to(Path("..", "..", "blobs", f"of-{path.name}"))
+    decoder = resolve(ModelSettings.of({"model": str(linked)})).files.decoder
+    weights = GraphWeights(load_graph(decoder), decoder)
+    assert [weights.matrix(use).size for use in weights.uses.values()]
+    for name, choices in {"none": {}, "some": {plain_models.targets[0]: FLOAT}}.items():
+        package(choices, plain_models).write(tmp_path / name)
+        package(choices, plain_models._replace(quantized=linked)).write(tmp_path / f"{name}-linked")
+        assert not any(path.is_symlink() for path in (tmp_path / f"{name}-linked").iterdir())
+        np.testing.assert_array_equal(logits(tmp_path / f"{name}-linked"), logits(tmp_path / name))
+
+
+def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
+    plain_models: Models, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(plain_models.float, tmp_path / "both")
+    (folder / "genai_config.json").unlink()
+    (folder / "notes").mkdir()
+    (folder / "notes" / "large.bin").write_bytes(b"mine")
+    small = onnx.load(plain_models.quantized / "model.onnx")
+    onnx.save(small, folder / "model_q4.onnx", save_as_external_data=True, location="model_q4.onnx.data")
+    model = resolve(ModelSettings.of({"model": str(folder / "model_q4.onnx")}))
+    sources = {"": Sources.of(folder / "model.onnx", folder / "model_q4.onnx")}
+    mended(model, sources, {plain_models.targets[0]: FLOAT}).write(tmp_path / "mended")
+    copied = {path.name for path in (tmp_path / "mended").iterdir()}
+    assert copied == {path.name for path in folder.iterdir()} - {"model.onnx", "model.onnx.data", "notes"}
+    found = copy_of(model, tmp_path / "mended").files
+    assert found.decoder == tmp_path / "mended" / "model_q4.onnx"
+    shutil.copy(folder / "model.onnx", tmp_path / "mended")
+    shutil.copy(folder / "model.onnx.data", tmp_path / "mended")
+    assert copy_of(model, tmp_path / "mended").files.decoder.name == "model_q4.onnx"
+
+
+def test_empty_folder_is_taken_and_the_models_own_is_refused(plain_models: Models, tmp_path: Path) -> None:
+    (tmp_path / "mended").mkdir()
+    package({}, plain_models).write(tmp_path / "mended")
+    assert (tmp_path / "mended" / "model.onnx").is_file()
+    model = resolve(ModelSettings.of({"model": str(tmp_path / "mended")}))
+    with pytest.raises(ConfigError, match="lies in the model's folder, which is copied as a whole"):
+        refuse_inside(model, tmp_path / "mended" / "again")
+    refuse_inside(model, tmp_path / "again")
+
+
+def test_folder_with_files_is_refused_and_untouched(plain_models: Models, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"'output_dir' = .* has files already"):
+        refuse_filled(tmp_path)
+    with pytest.raises(ConfigError, match="has files already"):
+        package({}, plain_models).write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_disk_without_room_is_told_before_anything_is_written(
+    plain_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: left)
+    with pytest.raises(RunError, match=r"takes 1\.16\sMB: '.*' has 1\.00\skB left"):
+        package({}, plain_models).write(tmp_path / "mended")
+    assert not list(tmp_path.iterdir())
+
+
+def test_failure_leaves_nothing_behind(plain_models: Models, tmp_path: Path) -> None:
+    broken = shutil.copytree(quickstart.quantized(4, 128), tmp_path / "broken")
+    made = package({plain_models.targets[0]: FLOAT}, plain_models._replace(quantized=broken))
+    (broken / "model.onnx.data").write_bytes(b"")
+    with pytest.raises(RunError, match="ends before the numbers of"):
+        made.write(tmp_path / "mended")
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
+
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+import numpy as np, onnx
+from onnx import TensorProto, helper
+from olive_ext.model.files.constants import Constants
+from olive_ext.plugins.diagnose.remedy.graph_file import GraphFile
+from olive_ext.plugins.diagnose.remedy.precision import PackedWeight, Precision
+from olive_ext.plugins.diagnose.remedy.graph_file import NewTensor, as_new
+import onnxruntime.quantization.matmul_nbits_quantizer
+folder, K, N = Path(sys.argv[1]), 4096, 24576
+model = helper.make_model(helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "n")], "g", [], [],
+    [TensorProto(name="w", dims=[K, N], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)]))
+for key, value in (("location", "m.data"), ("offset", "0"), ("length", str(K * N * 4))):
+    model.graph.initializer[0].external_data.add(key=key, value=value)
+with (folder / "m.data").open("wb") as file:
+    file.truncate(K * N * 4)
+(folder / "m.onnx").write_bytes(model.SerializeToString())
+constants = Constants(model, folder / "m.onnx")
+packed = PackedWeight(lambda: constants.view("w"), np.dtype(np.float32), Precision(8, 32), is_symmetric=True)
+new = {
+    "a": NewTensor("a", packed.packed_shape, TensorProto.UINT8, packed.packed),
+    "b": NewTensor("b", packed.scales_shape, TensorProto.FLOAT, packed.scales),
+    "c": as_new(constants, "w", "c", TensorProto.FLOAT16),
+}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(folder / "out").mkdir()
+GraphFile(model, constants, new, folder / "m.onnx", Path("m.data")).write(folder / "out" / "m.onnx")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.long
+def test_writing_takes_a_fraction_of_the_weights_in_memory(tmp_path: Path) -> None:
+    """A weight of 403 MB is copied, cast and quantized: 705 MB are written."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    written = (tmp_path / "out" / "m.data").stat().st_size
+    assert written > 700e6
+    assert json.loads(done.stdout.splitlines()[-1]) < 300e6

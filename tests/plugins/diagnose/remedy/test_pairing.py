@@ -1,0 +1,237 @@
+"""Weights are paired by names, shapes and values; what has no counterpart is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from olive_ext.errors import ModelError
+from olive_ext.plugins.diagnose.remedy.pairing import Pairing, pair, refuse_nothing, relative_error
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from tests.plugins.diagnose.remedy import graphs
+
+STORED = graphs.nbits(4, 32, has_zero_points=True)
+ORIGIN = STORED.matrix + np.random.default_rng(1).normal(0, 0.01, STORED.matrix.shape).astype(np.float32)
+
+
+def paired(floats: onnx.ModelProto, quantized: onnx.ModelProto, folder: Path) -> Pairing:
+    weights = GraphWeights(quantized, folder)
+    pairing = pair(GraphWeights(floats, folder), weights)
+    if not pairing.targets:
+        refuse_nothing(pairing, len(weights.uses))
+    return pairing
+
+
+def test_quantized_node_is_paired_with_its_origin(tmp_path: Path) -> None:
+    pairing = paired(graphs.plain(ORIGIN), STORED.model, tmp_path)
+    (target,) = pairing.targets
+    assert (target.name, target.layer, target.kind) == ("/layers.0/mlp/down_proj/MatMul", 0, "mlp/down_proj")
+    assert target.float_bytes == ORIGIN.nbytes > target.bytes
+    assert not pairing.unpaired
+
+
+def test_square_weight_of_a_gemm_is_paired_in_the_other_graph_s_layout(tmp_path: Path) -> None:
+    """Shapes alone do not tell which of the two is transposed."""
+    square = np.random.default_rng(0).normal(0, 0.1, (64, 64)).astype(np.float32)
+    rounded = np.round(square, 1).astype(np.float32)
+    floats, name = graphs.plain(square.T.copy()), "/layers.0/mlp/down_proj/MatMul"
+    del floats.graph.node[:]
+    floats.graph.node.append(helper.make_node("Gemm", ["x", "w"], ["y"], name, transB=1))
+    (target,) = paired(floats, graphs.plain(rounded), tmp_path).targets
+    weights = GraphWeights(graphs.plain(rounded), tmp_path)
+    use = weights.uses[name]
+    np.testing.assert_array_equal(use.as_in(target.floats[0], weights.matrix(use)), rounded.T)
+
+
+def test_weight_of_two_products_of_which_one_is_quantized_is_named(tmp_path: Path) -> None:
+    """Bound numbers reach both products of the float graph: the loss of both would be called that of one."""
+    floats, other = (
+        graphs.plain(ORIGIN),
+        helper.make_node("MatMul", ["x", "w"], ["z"], "/layers.1/mlp/down_proj/MatMul"),
+    )
+    floats.graph.node.append(other)
+    with pytest.raises(ModelError, match=r"one weight for it and for '/layers.1/.*', which is not quantized with it"):
+        paired(floats, STORED.model, tmp_path)
+
+
+def test_weight_of_two_products_that_are_quantized_apart_is_one_target(tmp_path: Path) -> None:
+    floats, both = graphs.plain(ORIGIN), graphs.nbits(4, 32, has_zero_points=True).model
+    name = "/layers.1/mlp/down_proj/MatMul"
+    floats.graph.node.append(helper.make_node("MatMul", ["x", "w"], ["z"], name))
+    again = graphs.nbits(4, 32, has_zero_points=True).model.graph
+    for tensor in again.initializer:
+        tensor.name += "_again"
+    node = again.node[0]
+    node.input[1:] = [f"{one}_again" for one in node.input[1:]]
+    node.output[0], node.name = "z", f"{name}_Q4"
+    both.graph.node.append(node)
+    both.graph.initializer.extend(again.initializer)
+    (target,) = paired(floats, both, tmp_path).targets
+    assert [use.node.name for use in target.floats] == ["/layers.0/mlp/down_proj/MatMul", name]
+
+
+def products(*parts: tuple[str, np.ndarray], transposed: bool = False) -> onnx.ModelProto:
+    """Products of one layer, by their names there."""
+    model = graphs.plain(graphs.random_weight())
+    del model.graph.node[:], model.graph.initializer[:]
+    for name, matrix in parts:
+        stored, kind = (matrix.T.copy(), "Gemm") if transposed else (matrix, "MatMul")
+        attributes = {"transB": 1} if transposed else {}
+        model.graph.initializer.append(numpy_helper.from_array(stored, f"{name}.weight"))
+        node = helper.make_node(kind, ["x", f"{name}.weight"], [name], f"/layers.0/attn/{name}/MatMul", **attributes)
+        model.graph.node.append(node)
+    return model
+
+
+def thirds(matrix: np.ndarray, names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")) -> list[tuple[str, np.ndarray]]:
+    return list(zip(names, np.split(matrix, [24, 36], axis=1), strict=True))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_are_paired_with_the_product_that_has_them_beside_each_other(transposed: bool, tmp_path: Path) -> None:
+    rounded, name = np.round(ORIGIN, 1), "/layers.0/attn/qkv_proj/MatMul"
+    for floats, quantized in (
+        (products(*thirds(ORIGIN), transposed=transposed), products(("qkv_proj", rounded))),
+        (products(("qkv_proj", ORIGIN)), products(*thirds(rounded), transposed=transposed)),
+    ):
+        pairing = paired(floats, quantized, tmp_path)
+        (target,) = pairing.targets
+        assert (target.name, target.kind, target.is_joined) == (name, "attn/qkv_proj", True)
+        assert target.float_bytes == ORIGIN.nbytes == target.bytes
+        assert not pairing.unpaired
+        both = GraphWeights(floats, tmp_path), GraphWeights(quantized, tmp_path)
+        own = [matrix.T if own.is_transposed else matrix
+               for own, matrix in zip(target.floats, target.numbers(*both).values(), strict=True)]  # fmt: skip
+        np.testing.assert_array_equal(np.concatenate(own, axis=1), rounded)
+        shapes = [both[0].matrix(use).shape for use in target.floats]
+        assert [matrix.shape for matrix in target.numbers(*both).values()] == shapes
+
+
+def test_gate_and_up_are_paired_with_what_has_both(tmp_path: Path) -> None:
+    parts = [("gate_proj", ORIGIN[:, :24]), ("up_proj", ORIGIN[:, 24:])]
+    (target,) = paired(products(*parts), products(("gate_up_proj", np.round(ORIGIN, 1))), tmp_path).targets
+    assert target.kind == "attn/gate_up_proj"
+
+
+def test_parts_that_the_other_graph_interleaves_are_named(tmp_path: Path) -> None:
+    parts = [("gate_proj", np.round(ORIGIN[:, ::2], 1)), ("up_proj", np.round(ORIGIN[:, 1::2], 1))]
+    with pytest.raises(ModelError, match=r"'/layers.0/attn/gate_proj/MatMul': its weight's values are others"):
+        paired(products(("gate_up_proj", ORIGIN)), products(*parts), tmp_path)
+
+
+def test_parts_in_the_same_precision_as_their_whole_are_no_target(tmp_path: Path) -> None:
+    floats, quantized = products(("qkv_proj", ORIGIN)), products(*thirds(ORIGIN))
+    for model, matrix in ((floats, ORIGIN), (quantized, np.round(ORIGIN, 1))):
+        extra = products(("o_proj", matrix)).graph
+        model.graph.node.extend(extra.node)
+        model.graph.initializer.extend(extra.initializer)
+    pairing = paired(floats, quantized, tmp_path)
+    assert [target.kind for target in pairing.targets] == ["attn/o_proj"]
+    assert not pairing.unpaired
+
+
+def test_parts_without_a_whole_stay_unpaired(tmp_path: Path) -> None:
+    rounded = thirds(np.round(ORIGIN, 1))
+    with pytest.raises(ModelError, match=r"of 2 weights .*q_proj.*no node of that name"):
+        paired(products(("qkv_proj", ORIGIN)), products(*rounded[:2]), tmp_path)
+
+
+def test_part_that_a_third_product_shares_is_named(tmp_path: Path) -> None:
+    floats, quantized = products(*thirds(ORIGIN)), products(("qkv_proj", np.round(ORIGIN, 1)))
+    other = helper.make_node("MatMul", ["x", "k_proj.weight"], ["z"], "/layers.1/attn/k_proj/MatMul")
+    floats.graph.node.append(other)
+    with pytest.raises(ModelError, match=r"one weight for it and for '/layers.1/attn/k_proj/MatMul', which is not"):
+        paired(floats, quantized, tmp_path)
+
+
+def test_other_name_is_unpaired_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"down_proj/MatMul_Q4': the float graph has no node of that name"):
+        paired(graphs.plain(ORIGIN, "/layers.0/mlp/up_proj/MatMul"), STORED.model, tmp_path)
+
+
+def test_other_shape_is_unpaired_with_both_shapes(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"its weight is \[64, 48\], the float graph's \[63, 48\]"):
+        paired(graphs.plain(ORIGIN[:-1]), STORED.model, tmp_path)
+
+
+def test_weight_of_another_model_is_unpaired_by_its_values(tmp_path: Path) -> None:
+    other = graphs.random_weight(9) * (np.std(ORIGIN) / 0.1)
+    assert relative_error(other, STORED.matrix) > 1.2
+    with pytest.raises(ModelError, match="its weight's values are others"):
+        paired(graphs.plain(other.astype(np.float32)), STORED.model, tmp_path)
+
+
+def several(*scales: float, name: str = "mlp/up_proj") -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """One product a layer, float and rounded, the rounded ones times `scales`; and a norm of each."""
+    rng, models = np.random.default_rng(0), (graphs.plain(ORIGIN), graphs.plain(ORIGIN))
+    for model in models:
+        del model.graph.node[:], model.graph.initializer[:]
+    for layer, scale in enumerate(scales):
+        matrix, kind = rng.normal(size=(64, 48)).astype(np.float32), f"/layers.{layer}/{name}/MatMul"
+        for model, numbers in zip(models, (matrix, np.round(matrix, 1) * np.float32(scale)), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(numbers, f"weight{layer}{id(model)}"))
+            node = helper.make_node("MatMul", ["x", model.graph.initializer[-1].name], [f"y{layer}"], kind)
+            model.graph.node.append(node)
+            norm = numpy_helper.from_array(
+                np.linspace(1 + layer / 8, 2, 48, dtype=np.float32), f"layers.{layer}.norm.weight"
+            )
+            model.graph.initializer.append(norm)
+            model.graph.node.append(helper.make_node("Mul", [f"y{layer}", norm.name], [f"z{layer}"]))
+    return models
+
+
+@pytest.mark.parametrize("scale", [3.0, 10.0, -1.0, float("nan")])
+def test_weight_that_is_far_off_among_others_that_are_not_is_a_target(scale: float, tmp_path: Path) -> None:
+    pairing = paired(*several(1, scale, 1, 1), tmp_path)
+    assert len(pairing.targets) == 4
+    assert not pairing.unpaired
+    ((name, what),) = [item for item in pairing.damaged.items() if "Mul" in item[0]]
+    assert name == "/layers.1/mlp/up_proj/MatMul"
+    assert what.startswith("is NaN" if np.isnan(scale) else "is not the float model's (relative error")
+
+
+def test_model_of_which_most_weights_are_others_is_another_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="its weight's values are others"):
+        paired(*several(3, 3, 3, 3), tmp_path)
+    most = paired(*several(3, 3, 1, 3), tmp_path)
+    assert len(most.targets) == 1
+    assert len(most.unpaired) == 3
+
+
+def test_norm_that_is_scaled_is_a_target_with_the_float_graph_s_numbers(tmp_path: Path) -> None:
+    floats, quantized = several(1, 1, 1)
+    norm = next(one for one in quantized.graph.initializer if one.name == "layers.1.norm.weight")
+    norm.CopyFrom(numpy_helper.from_array(1.05 * numpy_helper.to_array(norm), norm.name))
+    own, other = GraphWeights(floats, tmp_path), GraphWeights(quantized, tmp_path)
+    first = pair(own, other).targets[0]
+    assert (first.name, first.layer, first.kind, first.is_constant) == (norm.name, 1, "norm/weight", True)
+    assert first.numbers(own, other)[norm.name].max() == pytest.approx(2.1)
+    for node in quantized.graph.node:
+        node.input[:] = ["layers.1.other.weight" if name == norm.name else name for name in node.input]
+    norm.name = "layers.1.other.weight"
+    assert "layers.1.norm.weight" in pair(own, GraphWeights(quantized, tmp_path)).damaged, "it is missing"
+
+
+def test_model_without_quantized_weights_has_nothing_to_locate(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="stored otherwise than in the reference: there is nothing to locate"):
+        paired(graphs.plain(ORIGIN), graphs.plain(ORIGIN), tmp_path)
+
+
+def test_weight_in_a_form_that_is_not_compared_is_named(tmp_path: Path) -> None:
+    """ONNX Runtime's dynamic quantization: the integers are no operand of a product that is known."""
+    floats, both = graphs.plain(ORIGIN), graphs.nbits(4, 32, has_zero_points=True).model
+    name = "/layers.1/mlp/down_proj/MatMul"
+    floats.graph.node.append(helper.make_node("MatMul", ["x", "other"], ["z"], name))
+    floats.graph.initializer.append(numpy_helper.from_array(ORIGIN, "other"))
+    both.graph.node.append(helper.make_node("MatMulInteger", ["a", "integers"], ["z"], f"{name}_quant"))
+    both.graph.initializer.append(numpy_helper.from_array(ORIGIN.astype(np.int8), "integers"))
+    pairing = paired(floats, both, tmp_path)
+    assert [target.layer for target in pairing.targets] == [0]
+    assert "MatMulInteger, has its weight in a form that is not compared" in pairing.unpaired[name]
+    del both.graph.node[0]
+    with pytest.raises(ModelError, match=r"no weight can be paired .* of 2 weights .*no node of that name"):
+        paired(floats, both, tmp_path)

@@ -1,0 +1,199 @@
+"""Activations that a quantized model rounds are targets: what is switched on is what kernels and pairs round."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+import olive_ext
+from olive_ext.plugins.diagnose.remedy.activations import kernels_roundings, static_roundings
+from olive_ext.plugins.diagnose.remedy.pairing import pair
+from olive_ext.plugins.diagnose.remedy.roundings import Rounding, Switches
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from tests.exports import quickstart
+from tests.plugins.diagnose.remedy import graphs
+from tests.plugins.diagnose.remedy.test_locate import WORK, located
+
+ROWS = np.random.default_rng(0).normal(size=(2, 5, graphs.NUM_INPUTS)).astype(np.float32)
+
+
+def pairs(floats: onnx.ModelProto, quantized: onnx.ModelProto, folder: Path) -> tuple[list[Rounding], dict[str, str]]:
+    both = GraphWeights(floats, folder), GraphWeights(quantized, folder)
+    pairing = pair(*both)
+    return [*static_roundings(pairing, *both), *kernels_roundings(pairing.targets, *both)], pairing.unpaired
+
+
+def switched(floats: onnx.ModelProto, roundings: list[Rounding], rows: np.ndarray, *, is_on: bool) -> np.ndarray:
+    """What the float graph gives with all of its switches on, or off."""
+    edited = onnx.ModelProto()
+    edited.CopyFrom(floats)
+    switches = Switches(roundings)
+    switches.edit(edited)
+    assert not switches.missing
+    for tensor in edited.graph.initializer:
+        if tensor.data_type == TensorProto.BOOL:
+            tensor.CopyFrom(numpy_helper.from_array(np.array(is_on), tensor.name))
+    return ort.InferenceSession(edited.SerializeToString()).run(None, {"x": rows})[0]
+
+
+@pytest.mark.parametrize(("bits", "block"), [(4, 16), (4, 32), (4, 64), (8, 16), (8, 32), (2, 32)])
+def test_switched_rounding_is_that_of_accuracy_level_4(bits: int, block: int, tmp_path: Path) -> None:
+    stored = graphs.nbits(bits, block, has_zero_points=False, level=4)
+    floats = graphs.plain(np.ascontiguousarray(stored.matrix) + np.float32(1e-4))
+    (rounding,), _ = pairs(floats, stored.model, tmp_path)
+    assert (rounding.name, rounding.layer) == ("/layers.0/mlp/down_proj/MatMul, activations", 0)
+    exact = graphs.plain(np.ascontiguousarray(stored.matrix))
+    given = ort.InferenceSession(stored.model.SerializeToString()).run(None, {"x": ROWS})[0]
+    on, off = (switched(exact, [rounding], ROWS, is_on=is_on) for is_on in (True, False))
+    np.testing.assert_array_equal(off, ort.InferenceSession(exact.SerializeToString()).run(None, {"x": ROWS})[0])
+    assert np.linalg.norm(on - given) < 1e-5 * np.linalg.norm(given) < 1e-2 * np.linalg.norm(off - given)
+
+
+def test_rows_whose_blocks_are_not_whole_are_rounded_as_by_the_kernel(tmp_path: Path) -> None:
+    stored = graphs.nbits(4, 64, has_zero_points=False, level=4)
+    (rounding,), _ = pairs(graphs.plain(stored.matrix + np.float32(1e-4)), stored.model, tmp_path)
+    matrix = np.random.default_rng(2).normal(size=(96, 8)).astype(np.float32)
+    rows = np.zeros((3, 96), np.float32)  # a block of nothing stays nothing
+    rows[1:] = np.random.default_rng(3).normal(size=(2, 96))
+    blocks = np.pad(rows, ((0, 0), (0, 32))).reshape(3, 2, 64)
+    scales = np.abs(blocks).max(2, keepdims=True) / 127
+    rounded = (np.round(blocks / np.maximum(scales, 1e-30)) * scales).reshape(3, -1)[:, :96]
+    given = switched(graphs.plain(matrix), [rounding], rows, is_on=True)
+    np.testing.assert_allclose(given, rounded @ matrix, atol=2e-5)
+
+
+def test_level_that_a_kernel_ignores_is_no_target(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU has no such kernel for 2 bits in blocks of 16: told by the node itself."""
+    stored = graphs.nbits(2, 16, has_zero_points=False, level=4)
+    assert pairs(graphs.plain(stored.matrix + np.float32(1e-4)), stored.model, tmp_path)[0] == []
+
+
+def test_exact_products_are_no_target(tmp_path: Path) -> None:
+    for stored in (graphs.nbits(4, 32, has_zero_points=False), graphs.qdq(None)):
+        assert pairs(graphs.plain(stored.matrix + np.float32(1e-4)), stored.model, tmp_path)[0] == []
+
+
+def with_pair(stored: graphs.Stored, scale: float = 0.05) -> onnx.ModelProto:
+    """The graph whose input goes through QuantizeLinear and DequantizeLinear."""
+    model = onnx.ModelProto()
+    model.CopyFrom(stored.model)
+    scale_and_zero = [numpy_helper.from_array(np.array(scale, np.float32), "x_scale")]
+    scale_and_zero.append(numpy_helper.from_array(np.array(128, np.uint8), "x_zero_point"))
+    model.graph.initializer.extend(scale_and_zero)
+    constants = ["x_scale", "x_zero_point"]
+    model.graph.node[-1].input[0] = "x_DequantizeLinear_Output"
+    model.graph.node.insert(
+        0, helper.make_node("DequantizeLinear", ["x_Q", *constants], ["x_DequantizeLinear_Output"], "x_DQ")
+    )
+    model.graph.node.insert(0, helper.make_node("QuantizeLinear", ["x", *constants], ["x_Q"], "x_Quantize"))
+    return model
+
+
+def test_switched_pair_is_that_of_the_quantized_graph(tmp_path: Path) -> None:
+    stored = graphs.qdq(None)
+    quantized, exact = with_pair(stored), graphs.plain(stored.matrix)
+    (rounding,), unpaired = pairs(graphs.plain(stored.matrix + np.float32(1e-4)), quantized, tmp_path)
+    assert not unpaired
+    assert rounding.nodes == ("x_Quantize", "x_DQ")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    given = ort.InferenceSession(quantized.SerializeToString(), options).run(None, {"x": ROWS})[0]
+    np.testing.assert_allclose(switched(exact, [rounding], ROWS, is_on=True), given, rtol=1e-4, atol=1e-5)
+    off = switched(exact, [rounding], ROWS, is_on=False)
+    assert np.linalg.norm(off - given) > 1e-3 * np.linalg.norm(given)
+
+
+def test_pair_that_only_the_quantized_graph_s_nodes_read_is_named(tmp_path: Path) -> None:
+    stored = graphs.qdq(None)
+    quantized = with_pair(stored)
+    quantized.graph.node.append(helper.make_node("Relu", ["x_DequantizeLinear_Output"], ["z"], "/layers.0/more/Relu"))
+    roundings, unpaired = pairs(graphs.plain(stored.matrix + np.float32(1e-4)), quantized, tmp_path)
+    assert not roundings
+    assert unpaired == {"x_Quantize": "the float graph has no node '/layers.0/more/Relu' that reads it"}
+
+
+def test_output_of_a_product_is_rounded_where_it_is_made(tmp_path: Path) -> None:
+    """The engine moves what reads it, and the graph's output may be what is rounded."""
+    stored = graphs.plain(graphs.random_weight())
+    quantized, name = graphs.plain(np.round(graphs.random_weight(), 2)), "y_raw"
+    quantized.graph.node[0].output[0] = name
+    quantized.graph.initializer.append(numpy_helper.from_array(np.array(0.25, np.float32), "y_scale"))
+    for kind, given, made in (("QuantizeLinear", name, "y_Q"), ("DequantizeLinear", "y_Q", "y")):
+        quantized.graph.node.append(helper.make_node(kind, [given, "y_scale"], [made], f"y_{kind}"))
+    (rounding,), unpaired = pairs(stored, quantized, tmp_path)
+    assert not unpaired
+    assert rounding.name == "/layers.0/mlp/down_proj/MatMul, output, activations"
+    off, on = (switched(stored, [rounding], ROWS, is_on=is_on) for is_on in (False, True))
+    np.testing.assert_array_equal(on, np.clip(np.round(off / np.float32(0.25)), 0, 255) * np.float32(0.25))
+
+
+def test_site_that_the_engine_has_renamed_is_found_by_its_weight(tmp_path: Path) -> None:
+    stored = graphs.nbits(4, 32, has_zero_points=False, level=4)
+    (rounding,), _ = pairs(graphs.plain(stored.matrix + np.float32(1e-4)), stored.model, tmp_path)
+    moved, other = graphs.plain(stored.matrix, "a row later"), graphs.plain(stored.matrix, "another")
+    other.graph.initializer[0].name = other.graph.node[0].input[1] = "v"
+    switches = Switches([rounding])
+    switches.edit(moved)
+    assert not switches.missing
+    switches.edit(other)
+    assert switches.missing == [rounding]
+
+
+class Texts(CalibrationDataReader):  # type: ignore[misc]
+    """A text of 64 tokens without a past."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        tokens = np.random.default_rng(0).integers(4, 250, (1, 64))
+        feeds: dict[str, Any] = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        for value in model.graph.input:
+            if value.name not in feeds:
+                dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+                feeds[value.name] = np.zeros((1, dims[1], 0, dims[3]), np.float32)
+        self._texts: Iterator[dict[str, Any]] = iter([feeds])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._texts, None)
+
+
+def rounded_by_ort(folder: Path) -> Path:
+    """The quickstart's model, weights and activations of its products in 8 bits, by ONNX Runtime's static quantizer."""
+    source = quickstart.exported()
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx*", "cache"))
+    texts = Texts(onnx.load(source / "model.onnx", load_external_data=False))
+    types = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+    form = {"quant_format": QuantFormat.QDQ, "op_types_to_quantize": ["MatMul"], "per_channel": True}
+    quantize_static(source / "model.onnx", folder / "model.onnx", texts, **types, **form)
+    return folder
+
+
+@pytest.mark.long
+def test_static_pairs_are_measured_one_by_one(tmp_path: Path) -> None:
+    found = olive_ext.locate(
+        rounded_by_ort(tmp_path / "qdq"), reference=quickstart.exported(), **{**WORK, "limit": 4}, top=3
+    )
+    activations = [entry for entry in found.entries if entry.kind.endswith("activations")]
+    weights = [entry for entry in found.entries if entry not in activations]
+    assert len(weights) == 21
+    assert len(activations) >= 21
+    assert sum(entry.kl for entry in activations) > 10 * sum(entry.kl for entry in weights) > 0
+    assert "/model/layers.3/mlp/down_proj/MatMul, output, activations" in [entry.name for entry in found.entries[:3]]
+    assert found.total.mean == pytest.approx(found.model_kl.mean, rel=0.05)
+    assert not found.unpaired
+
+
+@pytest.mark.long
+def test_kinds_of_rounded_products_are_entries_and_explain_what_kernels_add() -> None:
+    rounded = located(quickstart.quantized(4, 32, accuracy_level=4), "kind")
+    kinds = {entry.kind for entry in rounded.entries}
+    weights = {kind for kind in kinds if not kind.endswith(", activations")}
+    assert kinds - weights == {f"{kind}, activations" for kind in weights} >= {"mlp/down_proj, activations"}
+    assert rounded.kernels.low <= 0 <= rounded.kernels.high

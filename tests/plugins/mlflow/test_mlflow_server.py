@@ -1,0 +1,85 @@
+"""Evaluations on a real MLflow server, which is killed and looked at in a browser."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from olive_ext.plugins.mlflow.mlflow_log import logged_run
+from olive_ext.report import Metric, Report, from_json
+from tests.plugins.mlflow.mlflow_server import Server, children, client, serving
+from tests.report.chromium import Chromium, find_chromium
+from tests.report.synthetic import comparison, report
+
+pytestmark = pytest.mark.other_env
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("mlflow")) as made:
+        yield made
+
+
+def chain(name: str, *reports: Report) -> str:
+    """A workflow with an evaluation for each report; the parent's id."""
+    with logged_run(name, is_parent=True) as parent:
+        for made in reports:
+            with logged_run("m") as run:
+                run.log(made)
+    assert parent.run_id is not None
+    return parent.run_id
+
+
+def test_run_holds_everything_and_its_page_shows_it(tmp_path: Path, server: Server) -> None:
+    made = report(found=comparison(20))
+    odd = Report(metrics=(Metric("a b@c", "p@1", "x,y", 0.5, 0.1),), model={"path": "m"}, config={"long": "z" * 9000})
+    parent = chain("chain", made, odd)
+    found = client().get_run(parent)
+    assert found.info.status == "FINISHED"
+    assert [(one.step, one.value) for one in client().get_metric_history(parent, "a b_c/p_1")] == [(1, 0.5)]
+    first, second = children(parent)
+    assert first.data.metrics["size_on_disk/bytes"] == 98e6
+    assert "olive_ext.verdict" in first.data.tags
+    assert second.data.metrics == {"a b_c/p_1": 0.5, "a b_c/p_1_stderr": 0.1}
+    names = {item.path for item in client().list_artifacts(first.info.run_id)}
+    assert names == {"report.json", "report.md", "report.html"}
+    path = client().download_artifacts(first.info.run_id, "report.json", str(tmp_path))
+    assert from_json(Path(path).read_text(encoding="utf-8")) == made
+    browser = find_chromium()
+    if browser is not None:
+        page = f"{server.uri}/#/experiments/{found.info.experiment_id}/runs/{first.info.run_id}"
+        with Chromium(browser) as window:
+            window.show(1400, 1000)
+            window.call("Page.navigate", url=page)
+            for shown in ("quickstart-135m-int4", "olive_ext.verdict", "arc_easy/acc_norm"):
+                window.wait(f"document.body && document.body.innerText.includes({shown!r})")
+            window.screenshot(Path(os.environ.get("SCREENSHOTS", tmp_path)) / "mlflow.png")
+
+
+def test_server_that_dies_midway_costs_seconds_and_warnings(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="olive_ext"), logged_run("dies", is_parent=True) as parent:
+        with logged_run("m") as run:
+            run.log(report())
+        server.kill()
+        begin = time.monotonic()
+        with logged_run("m") as run:
+            run.log(report())
+        assert time.monotonic() - begin < 60
+        server.start()
+        with logged_run("m") as run:
+            run.log(report())
+    assert "the evaluation is not in MLflow" in caplog.text
+    assert client().get_run(parent.run_id).info.status == "FINISHED"
+    assert len(children(parent.run_id)) == 2
+
+
+def test_store_of_azure_ml_loads_beside_the_pinned_client() -> None:
+    pytest.importorskip("azureml.mlflow", reason="pip install -c constraints.txt '.[azureml]'")
+    (store,) = entry_points(group="mlflow.tracking_store", name="azureml")
+    assert callable(store.load())

@@ -1,0 +1,150 @@
+"""Scores and texts are those of Evalution's own transformers engine on the same fp32 weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from evalution.engines.base import GenerationRequest, LoglikelihoodRequest, RollingLoglikelihoodRequest
+
+from olive_ext.plugins.suites.evalution import OrtInferenceSession
+from tests.exports import CONTEXT, TEXT
+from tests.plugins.suites.evalution.models import FAMILIES, open_ours, theirs
+from tests.plugins.suites.evalution.requests import Draw
+
+pytestmark = [pytest.mark.slow, pytest.mark.other_env]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def ours(family: str) -> Iterator[OrtInferenceSession]:
+    session = open_ours(family)
+    yield session
+    session.close()
+
+
+def check_scores(found: list[Any], expected: list[Any]) -> None:
+    """Counts, greedy flags and metadata are equal, scores within 1e-4 nats. (Where they are beyond 100 nats, within
+    1e-6 of them: the other engine adds up in fp32.)"""
+    for attribute in ("token_count", "metadata", "is_greedy"):
+        of_both = [[getattr(output, attribute, None) for output in outputs] for outputs in (found, expected)]
+        assert of_both[0] == of_both[1], attribute
+    scores = [output.logprob for output in expected]
+    assert [output.logprob for output in found] == pytest.approx(scores, abs=1e-4, rel=1e-6)
+
+
+def test_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(1)
+    requests = [draw.scoring(number) for number in range(60)]
+    check_scores(ours.loglikelihood(requests), theirs(family).loglikelihood(requests))
+
+
+def test_streamed_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(2)
+    requests = {f"key {number}": draw.scoring(number) for number in range(60)}
+    found = dict(ours.loglikelihood_continuous(requests.items()))
+    expected = dict(theirs(family).loglikelihood_continuous(requests.items()))
+    assert found.keys() == expected.keys()
+    check_scores([found[key] for key in requests], [expected[key] for key in requests])
+
+
+def test_rolling_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(3)
+    requests = [draw.rolling(number) for number in range(40)]
+    check_scores(ours.loglikelihood_rolling(requests), theirs(family).loglikelihood_rolling(requests))
+
+
+def test_texts_and_prompts_equal(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(4)
+    requests = [draw.generation(number) for number in range(60)]
+    assert ours.generate(requests) == theirs(family).generate(requests)
+
+
+def test_texts_of_beam_searches_equal(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(7)
+    requests = [replace(draw.generation(3 * number + 2), num_beams=2 + number % 3, stop=[]) for number in range(9)]
+    assert ours.generate(requests) == theirs(family).generate(requests)
+
+
+def test_streamed_texts_equal(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(5)
+    requests = {(number, "key"): draw.generation(number) for number in range(60)}
+    assert dict(ours.generate_continuous(requests.items())) == dict(
+        theirs(family).generate_continuous(requests.items())
+    )
+
+
+def test_prepared_requests_equal(family: str, ours: OrtInferenceSession) -> None:
+    draw = Draw(6)
+    requests = [draw.generation(number) for number in range(20)]
+    assert ours.prepare_requests(requests) == theirs(family).prepare_requests(requests)
+
+
+def test_bos_in_the_text_is_not_doubled_and_a_text_alone_scores_its_bos(ours: OrtInferenceSession, family: str) -> None:
+    requests = [LoglikelihoodRequest(context, " stone") for context in ("<bos>Ann sees", "Ann sees")]
+    found = ours.loglikelihood(requests)
+    assert found[0] == found[1]
+    check_scores(found, theirs(family).loglikelihood(requests))
+    rolling = [RollingLoglikelihoodRequest(text) for text in ("", "<bos>Ann sees", "Ann sees")]
+    counts = [output.token_count for output in ours.loglikelihood_rolling(rolling)]
+    assert counts[0] == 1
+    assert counts[1] == counts[2]
+
+
+def test_continuation_is_encoded_apart_from_its_context(ours: OrtInferenceSession, family: str) -> None:
+    """Joined the text has fewer tokens than its two halves: lm-eval would score those."""
+    requests = [LoglikelihoodRequest("Ann measures the qui", "et stone")]
+    apart = len(ours.tokenizer("et stone", add_special_tokens=False)["input_ids"])
+    (found,) = ours.loglikelihood(requests)
+    assert found.token_count == apart
+    check_scores([found], theirs(family).loglikelihood(requests))
+
+
+def test_continuation_longer_than_the_context_length_is_scored_in_chunks(
+    ours: OrtInferenceSession, family: str
+) -> None:
+    requests = [LoglikelihoodRequest(context, " " + TEXT[:9000]) for context in ("", TEXT[:2000])]
+    found = ours.loglikelihood(requests)
+    assert all(output.token_count > 2 * CONTEXT for output in found)
+    check_scores(found, theirs(family).loglikelihood(requests))
+
+
+def test_text_is_stripped_and_keeps_the_token_that_ended_it(ours: OrtInferenceSession, family: str) -> None:
+    """Each prompt of one token is tried until the model ends a text by itself."""
+    requests = [GenerationRequest(prompt=" ", input_ids=[token], max_new_tokens=40) for token in range(4, 124)]
+    found = ours.generate(requests)
+    ended = [place for place, output in enumerate(found) if output.text.endswith("<eos>")]
+    if not ended:
+        pytest.skip(f"this {family} of random weights never ends a text")
+    expected = theirs(family).generate([requests[place] for place in ended])
+    assert [found[place] for place in ended] == expected
+    assert all(output.text == output.text.strip() for output in found)
+
+
+def test_500_requests_of_mixed_kinds_from_five_threads() -> None:
+    ours, reference = open_ours("llama"), theirs("llama")
+    draw = Draw(7)
+    scoring = [draw.scoring(number) for number in range(240)]
+    rolling = [draw.rolling(number) for number in range(40)]
+    generation = [draw.generation(number) for number in range(220)]
+    with ThreadPoolExecutor(5) as pool:
+        scores = pool.submit(ours.loglikelihood, scoring[:120])
+        streamed_scores = pool.submit(lambda: dict(ours.loglikelihood_continuous(enumerate(scoring[120:]))))
+        rolled = pool.submit(ours.loglikelihood_rolling, rolling)
+        texts = pool.submit(ours.generate, generation[:110])
+        streamed = pool.submit(lambda: dict(ours.generate_continuous(enumerate(generation[110:]))))
+        prepared = [ours.prepare_requests(generation) for _ in range(3)]
+    in_order = [streamed_scores.result()[number] for number in range(120)]
+    check_scores([*scores.result(), *in_order], reference.loglikelihood(scoring))
+    check_scores(rolled.result(), reference.loglikelihood_rolling(rolling))
+    found = [*texts.result(), *(streamed.result()[number] for number in range(110))]
+    assert found == reference.generate(generation)
+    assert prepared == [reference.prepare_requests(generation)] * 3
+    ours.close()

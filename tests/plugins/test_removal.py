@@ -1,0 +1,72 @@
+"""Each plug-in is removed in turn: its commands, functions and passes are gone, and all else works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import olive_ext
+from olive_ext.registry import load, plugins
+from tests.backends.local_tasks import write_tasks
+from tests.exports import genai_export
+
+PACKAGE = Path(olive_ext.__file__).parent
+NAMES = sorted(path.parent.name for path in (PACKAGE / "plugins").glob("*/__init__.py"))
+
+PROGRAM = """
+import contextlib, io, json, sys
+import olive_ext
+from olive_ext.cli import main
+from olive_ext.cli.parser import commands
+from olive_ext.config import evaluator_settings, pass_settings
+model, tasks, gone = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+assert not {*gone["commands"]} & commands().keys(), "commands"
+assert not {*gone["passes"]} & pass_settings().keys(), "passes"
+assert not {*gone["evaluators"]} & evaluator_settings().keys(), "evaluators"
+assert not any(hasattr(olive_ext, name) for name in gone["functions"]), "functions"
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--help"]) == main(["schema", "recipe"]) == main(["check", model, "--max-length", "64"]) == 0
+    assert all(main([name]) == 2 for name in gone["commands"])
+settings = {"tasks": ["tiny_choice"], "include_path": tasks, "max_length": 64, "progress": False}
+report = olive_ext.evaluate(model, reference=model, **settings)
+assert report.metrics and report.comparison.overall_divergence().kl.mean < 1e-6
+import olive_ext.workflow
+print("done")
+"""
+
+
+def test_every_name_in_a_hook_is_there() -> None:
+    for plugin in plugins().values():
+        for command in plugin.commands.values():
+            assert callable(load(command.function))
+            assert not command.options or load(command.options)
+        for name in (
+            *plugin.functions.values(),
+            *plugin.hooks.values(),
+            *(part for one in plugin.passes.values() for part in (one.kind, one.settings)),
+            *(part for one in plugin.evaluators.values() for part in (one.kind, one.settings)),
+            *(part for one in plugin.evaluators.values() for part in (one.refuse, one.mistakes, one.describe)),
+        ):
+            assert load(name) is not None
+    assert {*NAMES} <= plugins().keys()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_rest_works_without(name: str, tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "olive_ext", ignore=ignored)
+    shutil.rmtree(tmp_path / "olive_ext" / "plugins" / name)
+    write_tasks(tmp_path / "tasks")
+    plugin = plugins()[name]
+    gone = {kind: [*getattr(plugin, kind)] for kind in ("commands", "passes", "evaluators", "functions")}
+    command = [sys.executable, "-c", PROGRAM, str(genai_export("llama")), str(tmp_path / "tasks"), json.dumps(gone)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["done"], done.stderr[-3000:]
