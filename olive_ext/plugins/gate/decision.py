@@ -267,9 +267,9 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     return Gated(decision, found, tuple(bounds_of(comparison, found)), notes)
 
 
-FORMAT = 1
-_KEY_BYTES = 6
-"""Of a document's digest: 48 bits are for one document beside its earlier self, not for a search among all."""
+FORMAT = 2
+_KEY_BYTES = 4
+"""Of a digest: 32 bits are for one document beside its earlier self, and among some thousand others."""
 
 _MOST_BYTES = 1 << 26
 """What packed numbers may unfold to: 8 million documents; a file of more is no baseline of ours."""
@@ -308,7 +308,7 @@ class Packed:
     """The documents' numbers in the task, as 32 bits each."""
 
     keys: str
-    """The first 6 bytes of SHA-256 of lm-eval's digests of document, prompt and target."""
+    """The first 4 bytes of SHA-256 of lm-eval's digest of the document, and of those of document, prompt and target."""
 
     values: Mapping[str, str]
     """By metric, as 64 bits; NaN where a request had no answer."""
@@ -433,10 +433,14 @@ def complete_answers(run: Named) -> list[Answers]:
 def keyed(answers: Answers) -> Answers:
     """The answers under the digests of baselines."""
     short = {
-        number: replace(item, digest=hashlib.sha256(item.digest.encode()).hexdigest()[: 2 * _KEY_BYTES])
+        number: replace(item, digest=" ".join(map(_short, (item.digest.split(" ")[0], item.digest))))
         for number, item in answers.by_document.items()
     }
     return replace(answers, by_document=short)
+
+
+def _short(digest: str) -> str:
+    return hashlib.sha256(digest.encode()).hexdigest()[: 2 * _KEY_BYTES]
 
 
 def _packed(answers: Answers) -> Packed:
@@ -466,7 +470,7 @@ def _unpacked(packed: Packed) -> Answers:
     if {*packed.values} != {*packed.higher_is_better, *((NATS, UNITS) if packed.text_metric else ())}:
         raise ValueError(f"{name}: 'values' and 'higher_is_better' name other metrics")
     numbers = _array(packed.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
-    keys = _array(packed.keys, "u1", count * _KEY_BYTES, f"{name}: 'keys'").tobytes().hex()
+    keys = _array(packed.keys, "u1", 2 * count * _KEY_BYTES, f"{name}: 'keys'").reshape(-1, 2, _KEY_BYTES)
     values = {
         metric: _array(text, "<f8", count, f"{name}: 'values.{metric}'").tolist()
         for metric, text in packed.values.items()
@@ -476,7 +480,7 @@ def _unpacked(packed: Packed) -> Answers:
         margins = _array(packed.margins, "<f2", count, f"{name}: 'margins'").tolist()
     answers = {
         number: DocumentAnswer(
-            digest=keys[2 * _KEY_BYTES * place : 2 * _KEY_BYTES * (place + 1)],
+            digest=" ".join(key.tobytes().hex() for key in keys[place]),
             values={metric: column[place] for metric, column in values.items() if column[place] == column[place]},
             text="",
             margin=margins[place],
