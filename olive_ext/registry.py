@@ -54,8 +54,8 @@ class Pass:
 class Evaluator:
     """An evaluator of metrics that a recipe declares; its type is its name in `Plugin.evaluators`."""
 
-    kind: str
-    """The class, "module:name"."""
+    module: str
+    """Registers the type with Olive when it is imported: it may itself be what imports Olive's door first."""
 
     settings: str
     """Its keys, an `olive_ext.config.EvaluatorSettings`, "module:name"."""

@@ -4,6 +4,7 @@ wrong for them and for `OnnxConversion`. Other evaluators and passes keep Olive'
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -67,10 +68,10 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
 def register() -> None:
     """Registers all types and mends Olive's engine for them; may be called again."""
     silence()
-    kinds = {EVALUATOR_TYPE: OrtLMEvaluator, **{name: load(one.kind) for name, one in evaluators().items()}}
-    for name, kind in kinds.items():
-        if Registry.get(name) is not kind:
-            Registry.register(name)(kind)
+    if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
+        Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
+    for evaluator in evaluators().values():
+        importlib.import_module(evaluator.module)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)

@@ -10,7 +10,7 @@ _ROOM = "olive_ext.plugins.speech"
 plugin = Plugin(
     evaluators={
         "OrtEvaluator": Evaluator(
-            kind=f"{_ROOM}.metrics_evaluator:OrtEvaluator",
+            module=f"{_ROOM}.metrics_evaluator",
             settings=f"{_ROOM}.settings:MetricSettings",
             does="of Olive's own metrics",
             refuse=f"{_ROOM}.metrics_evaluator:refuse_metrics",

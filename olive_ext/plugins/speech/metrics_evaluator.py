@@ -123,6 +123,7 @@ def opened_models(model: Any, settings: MetricSettings, providers: Any, device: 
     return Models(config)
 
 
+@Registry.register(METRICS_TYPE)
 class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
     """Measures Olive's metrics. Its keys are those of `MetricSettings`; Olive makes a new one for each evaluation."""
 
