@@ -32,12 +32,12 @@ FLOORS = {
         ["cli"],
         ["plugins"],
     ],
-    "olive_ext.plugins": [["cluster", "code", "diagnose", "gate", "jobs", "mlflow", "suites"]],
+    "olive_ext.plugins": [["cluster", "code", "diagnose", "gate", "jobs", "mlflow", "speech", "suites"]],
     "olive_ext.model": [["types"], ["spec"], ["files"], ["providers"], ["decisions"], ["runtimes"], ["resolve"]],
     "olive_ext.model.files": [
         ["package_files"],
         ["package_config"],
-        ["folders", "transducer"],
+        ["folders"],
         ["content", "hub"],
         ["constants"],
         ["locate"],
@@ -60,7 +60,6 @@ FLOORS = {
         ["local"],
         ["workers"],
         ["opening"],
-        ["transducer"],
     ],
     "olive_ext.session.workers": [
         ["worker"],
@@ -98,7 +97,6 @@ FLOORS = {
         ["items"],
         ["shapes"],
         ["graphs"],
-        ["transducer"],
         ["encoder", "source_encoder"],
         ["embedding"],
     ],
@@ -126,6 +124,7 @@ DOORS = {
         "olive_ext.engine.runners.ort.*",
         "olive_ext.engine.media.*",
         "olive_ext.engine.reference.kernels",  # binds the rows of logits that runners leave on their devices
+        "olive_ext.plugins.speech.transducer",
         "olive_ext.plugins.diagnose.places.place",  # gives parts of graphs their inputs
         "olive_ext.plugins.diagnose.remedy.precision",  # ONNX Runtime's quantizer
     ],
@@ -153,7 +152,7 @@ DOORS = {
         "olive_ext.backends.*",
     ],
     "matplotlib": [],
-    "olive": ["olive_ext.workflow", "olive_ext.workflow.*", "olive_ext.plugins.*.passes"],
+    "olive": ["olive_ext.workflow", "olive_ext.workflow.*", "olive_ext.plugins.*.passes", "olive_ext.plugins.speech.*"],
     "onnx": [
         "olive_ext.engine.forms.packed.*",
         "olive_ext.engine.forms.tree.graph",

@@ -14,7 +14,8 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -23,6 +24,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.progress import shown
 from olive_ext.media.pictures import media_digest
+from olive_ext.model.files.content import digest_of
 from olive_ext.session.bounded_templates import BoundedEnvironment
 
 logger = logging.getLogger(__name__)
@@ -100,15 +102,23 @@ def quiet_bars(progress: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet_data() -> Iterator[None]:
-    """While tasks are loaded, `datasets` draws its bars on a terminal only, and leaves its errors to who catches
-    them."""
+    """While tasks are loaded, `datasets` draws its bars on a terminal only, leaves its errors to who catches them, and
+    knows local files in its cache by their content, too: by name and time alone an edited file would not be read."""
+    files: Any = importlib.import_module("datasets.data_files")
+    origin: Any = getattr(files, "_get_single_origin_metadata", None)
+
+    def by_content(file: str, *args: Any, **options: Any) -> tuple[str, ...]:
+        known: tuple[str, ...] = origin(file, *args, **options)
+        return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
+
     datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
     level, were_off = datasets.utils.logging.get_verbosity(), datasets.are_progress_bars_disabled()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     try:
-        yield
+        with nullcontext() if origin is None else replaced(files, origin.__name__, by_content):
+            yield
     finally:
         datasets.utils.logging.set_verbosity(level)
         if not were_off:

@@ -124,15 +124,17 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
     from olive_ext.run.models import stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
-    from olive_ext.session.texts import open_tokenizer
+    from olive_ext.session.tokenizer import load_tokenizer
 
     def ends(one: ResolvedModel) -> Mapping[str, Any]:
-        return read_stop_ids(one.processor_files, lambda: open_tokenizer(one).eos_token_id).facts
+        eos = None
+        with suppress(ModelError):  # a checkpoint without a tokenizer
+            eos = load_tokenizer(one.files.tokenizer, trust_remote_code=one.settings.trust_remote_code).eos_token_id
+        return read_stop_ids(one.processor_files, eos).facts
 
     other = resolve(model.settings.of_reference(checkpoint))
-    with suppress(ModelError):  # a checkpoint without a tokenizer, whose configurations name no end either
-        if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
-            findings.problems.append(stops.sentence())
+    if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
+        findings.problems.append(stops.sentence())
     found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
@@ -186,10 +188,9 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
 
 def _add_ends(stops: StopIds, tokenizer: Tokenizer, section: Section) -> None:
     section.add("end at", stops.described(tokenizer), stops.file)
-    eos = tokenizer.eos_token_id
-    if eos is not None and eos not in stops.ids:
-        text = stops.described(tokenizer, frozenset((eos,)))
-        section.add("note", f"they do not end at the tokenizer's EOS, {text}: {stops.file} does not name it")
+    for token, file in stops.unused.items():
+        text = stops.described(tokenizer, frozenset((token,)))
+        section.add("note", f"they do not end at {text}, which {file} has for an end: {stops.file} does not name it")
 
 
 def _export(model: ResolvedModel, config: EvaluationConfig) -> tuple[str, str]:

@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
-from olive_ext.check.metric_section import metric_mistakes
 from olive_ext.config import (
-    EVALUATOR_TYPE,
-    METRICS_TYPE,
-    MetricSettings,
+    EvaluatorSettings,
     PassSettings,
     WorkflowSettings,
+    evaluator_settings,
     pass_settings,
     settings_of_pass,
-    with_named_metrics,
+    settled_recipe,
 )
 from olive_ext.config.pass_options import unknown_keys, unknown_options
 from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
+from olive_ext.registry import evaluators, load
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -34,12 +33,8 @@ _TASK_FILES = (".yaml", ".yml")
 _TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
 """Types of Olive's models that are nothing without a path; others may have a loader or components."""
 
-Settings: TypeAlias = PassSettings | MetricSettings
+Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
-_EVALUATORS: Mapping[str, type[WorkflowSettings | MetricSettings]] = {
-    EVALUATOR_TYPE: WorkflowSettings,
-    METRICS_TYPE: MetricSettings,
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Block:
         """What the block's own keys are; None of a block of others'."""
         if self.is_pass:
             return settings_of_pass(self.type)
-        return _EVALUATORS.get(self.type)
+        return evaluator_settings().get(self.type)
 
     def settings(self) -> dict[str, Any]:
         """The block's own keys, without Olive's, from the block itself and from where Olive also takes them."""
@@ -111,7 +106,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
         yield "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
     yield from _no_mappings(recipe)
     try:
-        recipe = with_named_metrics(recipe)
+        recipe = settled_recipe(recipe)
     except ConfigError as error:
         yield str(error)
     yield from unknown_keys(recipe)
@@ -131,11 +126,10 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
 
 
 def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) -> Iterator[str]:
-    if not isinstance(settings, MetricSettings):
+    if not isinstance(settings, EvaluatorSettings):
         yield from what_is_missing(block, settings)
         return
-    if not settings.tasks:
-        yield from metric_mistakes(recipe, block.where, block.keys.get("metrics"))
+    yield from load(evaluators()[block.type].mistakes)(recipe, block.where, block.keys.get("metrics"), settings)
     if (script := block.keys.get("user_script")) and not Path(script).exists():
         yield f"'{block.where}.user_script' = '{script}': does not exist"
 
@@ -222,7 +216,7 @@ def _kind(value: Any) -> str:
 
 
 def _problems_of_type(block: Block) -> list[str]:
-    ours = {name.lower(): name for name in (pass_settings() if block.is_pass else _EVALUATORS)}
+    ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
     near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
     if block.is_ours or not near:
         return []

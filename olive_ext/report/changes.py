@@ -20,6 +20,7 @@ from olive_ext.report.comparison import (
     Comparison,
     Divergence,
     Outcome,
+    TextChange,
     telling,
 )
 from olive_ext.report.metrics import LENGTHS, read_metrics
@@ -142,9 +143,10 @@ def judged(changes: Sequence[Change]) -> list[Change]:
     return kept
 
 
-def _texts(comparison: Comparison) -> list[Divergence]:
+def _texts(comparison: Comparison) -> list[Divergence | TextChange]:
     answered = {ALL, *(item.task for item in comparison.outcomes)}
-    return [item for item in comparison.divergences if item.is_text and item.task not in answered]
+    texts: list[Divergence | TextChange] = [item for item in comparison.divergences if item.is_text]
+    return [item for item in [*texts, *comparison.texts] if item.task not in answered]
 
 
 def unpaired(comparison: Comparison) -> dict[str, str]:
@@ -216,7 +218,7 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
     )
 
 
-def perplexity_change(item: Divergence) -> Measured:
+def perplexity_change(item: Divergence | TextChange) -> Measured:
     """The change of the perplexity in per cent with its 95 % margin, as texts; no margin of too few texts."""
     margin = 100 * item.margin(item.perplexity_ratio_stderr)
     places = numbers.decimals(margin / _QUANTILE, most=2)
@@ -224,20 +226,21 @@ def perplexity_change(item: Divergence) -> Measured:
     return Measured(f"{numbers.plus(100 * (item.perplexity_ratio - 1), places)} %", shown)
 
 
-def _of_text(item: Divergence, matters: float) -> Change:
+def _of_text(item: Divergence | TextChange, matters: float) -> Change:
+    metric = item.metric if isinstance(item, TextChange) else "perplexity"
     change, documents, shown = 100 * (item.perplexity_ratio - 1), item.num_documents, perplexity_change(item)
     margin = 100 * item.margin(item.perplexity_ratio_stderr)
     needed = documents * ((1 + _POWER_QUANTILE / _QUANTILE) * margin / matters) ** 2 if math.isfinite(margin) else None
     few = f"{counted(documents, 'text')}, {LEAST_TEXTS} are needed"
     return Change(
         item.task,
-        "perplexity",
+        metric,
         "%",
         -change,
         low=-change - margin,
         high=-change + margin,
         p=item.p(item.perplexity_ratio - 1, item.perplexity_ratio_stderr) if abs(change) > _LEAST_CHANGE else 1.0,
-        figure=Figure(name_of(item.task, "perplexity"), shown.value, shown.margin or counted(documents, "text")),
+        figure=Figure(name_of(item.task, metric), shown.value, shown.margin or counted(documents, "text")),
         advice=few if needed is None else _advice(needed, documents),
     )
 

@@ -30,8 +30,46 @@ NAME = "name"
 """Key of what people call a model, among its facts; else its path stands for it."""
 
 
+class _OverDocuments:
+    """A mean over positions of documents, whose standard error has `degrees` of freedom."""
+
+    task: str
+    num_documents: int
+    degrees: float | None
+
+    def margin(self, stderr: float | None) -> float:
+        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
+        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
+
+    def p(self, estimate: float, stderr: float | None) -> float:
+        """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
+        if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
+            return 1.0
+        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
+
+    @property
+    def _degrees(self) -> float:
+        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
+
+
 @dataclass(frozen=True)
-class Divergence:
+class TextChange(_OverDocuments):
+    """The perplexity of a task's whole texts, of both models, by their log-likelihoods alone."""
+
+    task: str
+    metric: str
+    """The task's: "word_perplexity"."""
+
+    num_documents: int
+    perplexity_ratio: Number
+    """Candidate's over reference's, per word or byte."""
+
+    perplexity_ratio_stderr: float | None
+    degrees: float | None = None
+
+
+@dataclass(frozen=True)
+class Divergence(_OverDocuments):
     """How far the candidate's next-token distributions are from the reference's, on the same tokens of one task."""
 
     task: str
@@ -87,10 +125,6 @@ class Divergence:
     """Degrees of freedom of the standard errors (`stats.distances.degrees_of_freedom`); None in reports that lack
     them."""
 
-    def margin(self, stderr: float | None) -> float:
-        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
-        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
-
     @property
     def kl_interval(self) -> tuple[float, float]:
         """95 % interval of the mean KL; infinite of too few documents. Upwards it is that of the logarithm (delta
@@ -99,16 +133,6 @@ class Divergence:
         if math.isinf(margin) or (not self.is_text and self.num_documents < LEAST_ANSWERS):
             return -math.inf, math.inf
         return mean - margin, mean * math.exp(min(margin / mean, 700.0)) if mean > 0 else mean + margin
-
-    def p(self, estimate: float, stderr: float | None) -> float:
-        """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
-        if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
-            return 1.0
-        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
-
-    @property
-    def _degrees(self) -> float:
-        return max(1.0, self.num_documents - 1.0 if self.degrees is None else self.degrees)
 
 
 @dataclass(frozen=True)
@@ -299,6 +323,9 @@ class Stops:
     search: tuple[str, ...] = ()
     """What the candidate's file says otherwise of how answers are searched for: "min_length 60 for 0"."""
 
+    unused: tuple[int, ...] = ()
+    """Ends that files of the reference name which its runtime does not read: exports stop there, too."""
+
     @property
     def differ(self) -> bool:
         """Whether the candidate's own runtime would give other answers than the reference's, by these files alone."""
@@ -310,10 +337,15 @@ class Stops:
         return tuple(sorted({*self.reference} - {*self.candidate}))
 
     @property
-    def more(self) -> str:
+    def more(self) -> tuple[int, ...]:
+        """Those of the candidate at which the reference goes on."""
+        return tuple(sorted({*self.candidate} - {*self.reference}))
+
+    @property
+    def more_sentence(self) -> str:
         """Says which ids end the candidate's answers and not the reference's; empty without any."""
-        ids = sorted({*self.candidate} - {*self.reference})
-        return f"the candidate also stops at {', '.join(map(str, ids))} ({self.candidate_file})" if ids else ""
+        ids = ", ".join(map(str, self.more))
+        return f"the candidate also stops at {ids} ({self.candidate_file})" if ids else ""
 
     def sentence(self) -> str:
         """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
@@ -392,12 +424,16 @@ class Comparison:
     changed_answers: int = 0
     """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
 
+    texts: tuple[TextChange, ...] = ()
+    """Of tasks of whole texts, where no distributions were compared."""
+
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in self.divergences if item.task != ALL}
+        scored: list[Divergence | TextChange] = [*self.divergences, *self.texts]
+        numbers = {item.task: item.num_documents for item in scored if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:

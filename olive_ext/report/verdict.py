@@ -227,8 +227,8 @@ def verdict(comparison: Comparison) -> Verdict:
         others = [*_claimed(certainty), *others]
     if worst == "too_few" and any(item.task == ALL and not item.may_lose(comparison.matters) for item in changes):
         others.append(Reason("pooled"))
-    if comparison.stops is not None and comparison.stops.more:
-        others.append(Reason("more_stops", words=comparison.stops.more))
+    if comparison.stops is not None and comparison.stops.more and worst != "stops":
+        others.append(Reason("more_stops", words=comparison.stops.more_sentence))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
@@ -285,12 +285,12 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:
     """Everything that stands against the candidate."""
-    matters, stops = comparison.matters, comparison.stops
+    matters = comparison.matters
     if comparison.asked is not None:
         words = f"cannot tell: {comparison.asked.sentence()}; distributions are not compared"
         yield Reason("asked", words=words)
-    if stops is not None and stops.differ:
-        yield Reason("stops", words=f"not decided: {stops.sentence()}")
+    if words := _other_ends(comparison):
+        yield Reason("stops", words=f"not decided: {words}")
     for item in changes:
         if item.metric == CUT_OFF:
             if item.is_lost and item.may_lose(matters):
@@ -343,10 +343,22 @@ def _incomparable(comparison: Comparison) -> str:
 def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if unpaired(comparison).keys() - {item.task for item in comparison.divergences}:
         return False
-    if comparison.changed_answers or comparison.asked or (comparison.stops and comparison.stops.differ):
+    if comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
     return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
+
+
+def _other_ends(comparison: Comparison) -> str:
+    """What the candidate's files say otherwise of where answers end; empty where that is nothing, or where it stops at
+    more tokens and answers show what that costs, or the reference's files know them for ends."""
+    stops = comparison.stops
+    if stops is None or stops.differ:
+        return "" if stops is None else stops.sentence()
+    configs = [config or {} for config in comparison.metrics.get("configs", {}).values()]
+    is_seen = any(config.get("output_type") == "generate_until" for config in configs)
+    is_known = is_seen or {*stops.more} <= {*stops.unused}
+    return "" if is_known else f"{stops.more_sentence}, and no task has it write answers"
 
 
 def _non_finite(comparison: Comparison) -> list[str]:

@@ -347,9 +347,12 @@ class Models:
         else:
             from olive_ext.session.generation_bounds import read_stop_ids
 
-            other = self.other
-            known = read_stop_ids(other.processor_files, lambda: self._tokenizer(other).eos_token_id).facts
+            known = read_stop_ids(self.other.processor_files, self._tokenizer(self.other).eos_token_id).facts
         return stops_of(known, own)
+
+
+STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
+"""Facts of an execution that `stops_of` reads."""
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
@@ -360,7 +363,7 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
         return None
     both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
     search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
-    return Stops(*both[0], *both[1], search)
+    return Stops(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
 
 
 Phase = Literal["tasks", "export", "load", "reference", "candidate", "statistics"]

@@ -24,7 +24,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import evaluate_models
-from olive_ext.run.models import Models
+from olive_ext.run.models import STOP_FACTS, Models
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
@@ -62,7 +62,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
-    names = ("path", "kind", "content_hash", SIZE, "max_length", "stop_ids", "stop_ids_file", "search")
+    names = ("path", "kind", "content_hash", SIZE, "max_length", *STOP_FACTS)
     return {
         "facts": facts,
         **{name: report.model[name] for name in names if name in report.model},

@@ -11,13 +11,13 @@ import logging
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from olive_ext.errors import ConfigError, listed
-from olive_ext.model.files.package_config import GenerationConfig, first_named, named_end, named_ids, read_json
+from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -50,10 +50,14 @@ class StopIds:
     search: Mapping[str, Any]
     """As `read_search`."""
 
+    unused: Mapping[int, str]
+    """Ids that only other files of the folder, or its tokenizer, name as ends, and the first that names each."""
+
     @property
     def facts(self) -> dict[str, Any]:
         """JSON-ready, for the facts of an execution."""
-        return {"stop_ids": sorted(self.ids), "stop_ids_file": self.file, "search": self.search}
+        ids = {"stop_ids": sorted(self.ids), "unused_stop_ids": sorted(self.unused)}
+        return {**ids, "stop_ids_file": self.file, "search": self.search}
 
     def described(self, tokenizer: Tokenizer, ids: frozenset[int] | None = None) -> str:
         """The ids, or some of them, with their texts: "2 '</s>'"."""
@@ -61,14 +65,14 @@ class StopIds:
         return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
 
 
-def read_stop_ids(files: ModelFiles, eos: Callable[[], int | None]) -> StopIds:
+def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
     """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
-    generation_config.json, or config.json where there is none. Where that names none, `eos` is asked: the tokenizer's
-    EOS, which costs a tokenizer."""
-    named, file = named_end(files)
-    if named is None:
-        named = () if (end := eos()) is None else (end,)
-    return StopIds(frozenset(named), file, read_search(files))
+    generation_config.json, or config.json where there is none. Where that names none, `eos` is taken, the tokenizer's
+    EOS."""
+    ends = {**named_ends(files), "the tokenizer": () if eos is None else (eos,)}
+    file, ids = next(iter(ends.items()))
+    named = {token: other for other in reversed(ends) for token in ends[other] if token not in ids}
+    return StopIds(frozenset(ids), file, read_search(files), named)
 
 
 _SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0}
@@ -226,7 +230,7 @@ class TextStream:
         window = tokens[self._begin :]
         count = self._num_free(window)
         text = self._fresh(window[:count], skips=True)
-        if not text or text.endswith(INCOMPLETE) or self._ends_in_bytes(window[:count]):
+        if not text or text.endswith(INCOMPLETE) or any(map(self._ends_in_bytes, (window, window[:count]))):
             text = ""
         else:
             self._begin, self._read = self._read, self._begin + count
@@ -254,11 +258,11 @@ class TextStream:
 
     @staticmethod
     def _first(text: str, stop: str) -> int:
-        """Where the stop begins in the text, or may begin at its end."""
-        if (at := text.find(stop)) >= 0:
-            return at
-        ends = range(max(0, len(text) - len(stop) + 1), len(text))
-        return next((at for at in ends if stop.startswith(text[at:])), len(text))
+        """Where the stop begins in the text, or may begin at its end, which may become another character."""
+        certain, at = text.rstrip(INCOMPLETE), text.find(stop)
+        ends = range(max(0, len(certain) - len(stop) + 1), len(certain))
+        first = next((at for at in ends if stop.startswith(certain[at:])), len(certain))
+        return min(first, at) if at >= 0 else first
 
     def _ends_in_bytes(self, tokens: Sequence[int]) -> bool:
         tokenizer = self._tokenizer

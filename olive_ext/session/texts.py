@@ -76,8 +76,7 @@ def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Text
     """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
     that opening the model refuses of its tokenizer and of the configurations of a generation."""
     tokenizer = tokenizer or open_tokenizer(model)
-    eos = tokenizer.eos_token_id
-    stops = read_stop_ids(model.processor_files, lambda: eos)
+    stops = read_stop_ids(model.processor_files, tokenizer.eos_token_id)
     return Texts(model, tokenizer, stops, read_encoding(tokenizer, model, model.source or (None, None)))
 
 

@@ -20,11 +20,11 @@ from olive_ext.config import (
     AT_HAND,
     EVALUATOR_TYPE,
     EXPORT,
-    METRICS_TYPE,
-    MetricSettings,
+    EvaluatorSettings,
     PassSettings,
     Strict,
     WorkflowSettings,
+    evaluator_settings,
     pass_settings,
     settings_of_pass,
 )
@@ -32,11 +32,11 @@ from olive_ext.config.pass_options import unknown_options
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model.files.folders import is_hub_name, why_missing
+from olive_ext.registry import evaluators, load
 from olive_ext.run.bounds import refuse_names
 from olive_ext.run.task_fit import is_onnx_model, refuse_arguments
 from olive_ext.workflow.current_run import logger, settled
 from olive_ext.workflow.metric_results import check_declared, names_declared, with_measurements
-from olive_ext.workflow.metrics_evaluator import refuse_metrics
 
 Settings = TypeVar("Settings", bound=Strict)
 
@@ -46,7 +46,7 @@ FINGERPRINT = "fingerprint"
 
 def is_ours(evaluator: Any) -> bool:
     """Whether an evaluator configuration has one of this package's types."""
-    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in (EVALUATOR_TYPE, METRICS_TYPE)
+    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in evaluator_settings()
 
 
 def is_our_pass(pass_type: str) -> bool:
@@ -72,7 +72,7 @@ def refuse(engine: Any, input_model: Any) -> None:
         _refuse_unknown_pass(engine, name, config.type)
         if unknown := list(unknown_options(config.type, config.config or {}, f"passes.{name}")):
             raise ConfigError("; ".join(unknown))
-    evaluators = list(our_evaluators(engine))
+    ours = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     is_onnx = is_onnx_model(input_model.type)
     for name, config in _passes(engine):
@@ -87,12 +87,11 @@ def refuse(engine: Any, input_model: Any) -> None:
                 raise ConfigError(f"'{where}': {NEEDS_ONNX}")
             _refuse_reference(parse(settings_of_pass(config.type) or WorkflowSettings, values, where), where)
         is_onnx |= makes_onnx(config.type, engine.olive_config)
-    for where, evaluator in evaluators:
-        if evaluator.type == METRICS_TYPE:
-            metric_settings = MetricSettings.parse(evaluator.type_args, where)
-            _refuse_reference(metric_settings, where)
-            if not metric_settings.tasks:
-                refuse_metrics(evaluator.metrics, where, metric_settings)
+    for where, evaluator in ours:
+        if evaluator.type != EVALUATOR_TYPE:
+            declared = evaluator_settings()[evaluator.type].parse(evaluator.type_args, where)
+            _refuse_reference(declared, where)
+            load(evaluators()[evaluator.type].refuse)(evaluator.metrics, where, declared)
             continue
         check_declared(evaluator.metrics, where)
         settings = WorkflowSettings.parse(evaluator.type_args, where)
@@ -101,19 +100,19 @@ def refuse(engine: Any, input_model: Any) -> None:
         refuse_names(with_measurements(settings, evaluator.metrics), where, names_declared(evaluator.metrics))
     keys = input_model.config
     problem = why_missing(input_model.type.lower(), keys.get("model_path"), keys.get("onnx_file_name"))
-    if problem and (evaluators or passes):
+    if problem and (ours or passes):
         raise ModelError(problem)
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
             kind = settings_of_pass(config.type) or WorkflowSettings
             config.config = _with_named_reference(config.config or {}, kind, f"passes.{name}")
-        for where, evaluator in evaluators:
+        for where, evaluator in ours:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            own = MetricSettings if evaluator.type == METRICS_TYPE else WorkflowSettings
+            own = evaluator_settings()[evaluator.type]
             evaluator.type_args = _with_named_reference(evaluator.type_args, own, where)
 
 
-def _refuse_reference(settings: PassSettings | MetricSettings, where: str) -> None:
+def _refuse_reference(settings: PassSettings | EvaluatorSettings, where: str) -> None:
     """Refuses a reference that cannot be found."""
     reference = settings.reference and settled(settings.reference)
     if reference is None or reference.is_same:
@@ -123,7 +122,7 @@ def _refuse_reference(settings: PassSettings | MetricSettings, where: str) -> No
 
 
 def _with_named_reference(
-    values: dict[str, Any], kind: type[PassSettings | MetricSettings], where: str
+    values: dict[str, Any], kind: type[PassSettings | EvaluatorSettings], where: str
 ) -> dict[str, Any]:
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
@@ -135,7 +134,7 @@ def _with_named_reference(
     reference = settings.reference and settled(settings.reference)
     if reference is None:
         return values
-    ways = {"mode"} if kind is MetricSettings else set()  # metrics have one way alone
+    ways = {"mode"} if issubclass(kind, EvaluatorSettings) else set()  # metrics have one way alone
     return {**values, "reference": reference.model_dump(exclude_unset=True, exclude=ways)}
 
 

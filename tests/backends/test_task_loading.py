@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
 import random
 import sys
 import time
@@ -92,6 +94,28 @@ def test_task_that_cannot_load_its_data_is_named(folder: Path) -> None:
     (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
     with pytest.raises(TaskError, match=r"tiny_choice.*no data here"):
         load_tasks(["tiny_choice"], str(folder))
+
+
+def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    file, times = tmp_path / "data.json", (1_700_000_000, 1_700_000_000)
+    inline = {
+        "task": "inline",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(file)}},
+        "test_split": "test",
+        "output_type": "loglikelihood_rolling",
+        "doc_to_target": "{{text}}",
+        "doc_to_text": "",
+        "metric_list": [{"metric": "word_perplexity"}],
+    }
+    for text in ("old", "new", "old"):
+        file.write_text(json.dumps([{"text": text}]))
+        os.utime(file, times)
+        (task,) = load_tasks([inline]).tasks.values()
+        assert [doc["text"] for doc in task.eval_docs] == [text]
 
 
 def test_random_numbers_go_on_as_if_lm_eval_had_loaded_the_tasks(folder: Path) -> None:

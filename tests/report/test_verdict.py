@@ -444,10 +444,15 @@ def test_answers_that_do_not_end_anymore_are_a_loss() -> None:
 
 
 def test_stop_ids_are_named_by_what_the_candidate_lacks_and_has_besides() -> None:
-    safe = outcome(**SAFE)
+    """More ends are in doubt where no answer shows what they cost, unless another file of the reference has them."""
+    safe, writes = outcome(**SAFE), {"configs": {"colours": {}, "solve": {"output_type": "generate_until"}}}
     lost, more = Stops((1, 2), "a", (1,), "b"), Stops((1,), "a", (1, 2), "b")
     other = Stops((1,), "a", (1,), "b", ("min_length 60 for 0",))
-    found = [verdict(Comparison({}, (), (safe,), stops=item)) for item in (lost, more, other)]
-    assert [item.code for item in found] == ["stops", "no_loss_found", "stops"]
-    assert "also stops at 2" in found[1].finding
+    stops = [lost, more, other, replace(more, unused=(2,))]
+    found = [verdict(Comparison({}, (), (safe,), stops=item)) for item in stops]
+    found.append(verdict(Comparison({}, (), (safe,), metrics=writes, stops=more)))
+    assert [item.status for item in found] == ["unknown", "unknown", "unknown", "ok", "unknown"]
+    assert [item.code for item in found] == ["stops", "stops", "stops", "no_loss_found", "no_values"]
+    assert found[1].headline == "not decided: the candidate also stops at 2 (b), and no task has it write answers"
+    assert "also stops at 2" in found[3].finding
     assert "min_length 60" in found[2].headline

@@ -135,31 +135,48 @@ def test_checker_decodes_a_few_tokens_for_each_one_generated(make, text: str) ->
         assert tokenizer.num_decoded < 30 * len(tokens)
 
 
+UNUSED = {EOS: "the tokenizer"}
+
+
 @pytest.mark.parametrize(
-    ("genai", "generation", "config", "expected"),
+    ("genai", "generation", "config", "expected", "unused"),
     [
-        ({}, None, None, (EOS,)),
-        ({}, None, {}, (EOS,)),
-        ({"model": {"eos_token_id": [7, 8]}}, {"eos_token_id": 9}, None, (7, 8)),
-        ({"model": {}}, {"eos_token_id": 9}, {"eos_token_id": 10}, ()),
-        ({}, {"eos_token_id": None}, {"eos_token_id": [10]}, ()),
-        ({}, {"eos_token_id": 9}, {"eos_token_id": [10]}, (9,)),
-        ({}, None, {"eos_token_id": [10]}, (10,)),
+        ({}, None, None, (EOS,), {}),
+        ({}, None, {}, (EOS,), {}),
+        (
+            {"model": {"eos_token_id": [7, 8]}},
+            {"eos_token_id": [9, 8]},
+            None,
+            (7, 8),
+            {9: "generation_config.json", **UNUSED},
+        ),
+        (
+            {"model": {}},
+            {"eos_token_id": EOS},
+            {"eos_token_id": 10},
+            (),
+            {EOS: "generation_config.json", 10: "config.json"},
+        ),
+        ({}, {"eos_token_id": None}, {"eos_token_id": [10]}, (), {10: "config.json", **UNUSED}),
+        ({}, {"eos_token_id": 9}, {"eos_token_id": [10]}, (9,), {10: "config.json", **UNUSED}),
+        ({}, None, {"eos_token_id": [10]}, (10,), UNUSED),
     ],
 )
 def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
-    tmp_path: Path, genai, generation, config, expected
+    tmp_path: Path, genai, generation, config, expected, unused
 ) -> None:
+    """Ends that other files name beside are known, with the first file."""
     for name, content in (("generation_config.json", generation), ("config.json", config)):
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
-    assert read_stop_ids(model_files(tmp_path, genai), lambda: EOS).ids == {*expected}
+    stops = read_stop_ids(model_files(tmp_path, genai), EOS)
+    assert (stops.ids, stops.unused) == ({*expected}, unused)
 
 
 def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
-        read_stop_ids(model_files(tmp_path, {}), lambda: EOS)
+        read_stop_ids(model_files(tmp_path, {}), EOS)
 
 
 def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Core
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from olive_ext.session.generation_bounds import StopChecker, TextStream
 from olive_ext.session.tokenizer import Tokenizer
@@ -24,7 +27,9 @@ def _word_pieces() -> Tokenizer:
 
 TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "word_pieces": _word_pieces()}
 STOPS = st.lists(
-    st.sampled_from(["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd"]),
+    st.sampled_from(
+        ["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd", "a\ufffd", "\ufffdé"]
+    ),
     max_size=3,
 )
 
@@ -41,13 +46,67 @@ def _streamed(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> tupl
     return pieces, text if tokens else ""
 
 
+BYTES = [*"é東🙂a ".encode(), 0xEF, 0xBF, 0xBD, 0x9F]
+"""Characters over several tokens, U+FFFD itself, and a byte that begins none."""
+
+
+def _bytes(tokenizer: Tokenizer, values: list[int]) -> list[int]:
+    """The tokens that are these bytes alone."""
+    names = bytes_to_unicode() if tokenizer.where == "byte_level" else {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    return [tokenizer.hf.convert_tokens_to_ids(names[byte]) or 0 for byte in values]
+
+
+def _random_tokens(tokenizer: Tokenizer, random: Random) -> list[int]:
+    """Half of them are single bytes, others special tokens, words, or any."""
+    single, size = _bytes(tokenizer, BYTES), len(tokenizer.hf.get_vocab())
+    words = tokenizer.encode("the stop a é🙂", add_special_tokens=False)
+    pools = [single, single, words, range(size), range(min(5, size))]
+    return [random.choice(random.choice(pools)) for _ in range(random.randrange(30))]
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
-@given(data=st.data())
-def test_pieces_of_any_tokens_begin_the_answer(name: str, data: st.DataObject) -> None:
+def test_pieces_of_any_tokens_and_what_is_left_are_the_answer(name: str) -> None:
+    """As `Session.stream` joins them: pieces, and of the whole text what these lack."""
+    tokenizer, random = TOKENIZERS[name], Random(5)
+    pick = [
+        "\ufffd",
+        "\ufffd\ufffd",
+        "a\ufffd",
+        "\ufffda",
+        "é\ufffd",
+        "\ufffdé",
+        "é",
+        "東",
+        "🙂",
+        " ",
+        "<|im_end|>\ufffd",
+    ]
+    for _ in range(2000):
+        tokens, stops = _random_tokens(tokenizer, random), random.sample(pick, random.randrange(3))
+        pieces, text = _streamed(tokenizer, tokens, stops)
+        assert text.startswith("".join(pieces)), (tokens, stops)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "rest", "stop"),
+    [
+        (
+            "byte_fallback",
+            "a",
+            [0x61, 0x9F, 0xB1],
+            "a\ufffd",
+        ),  # a run of bytes is undone whole: "aa", then "a\ufffd\ufffd\ufffd"
+        ("byte_level", "stop", [0xC3, None, 0x9F, 0xC3, 0xA9], "\ufffdé"),  # "ß" without the special token between
+    ],
+)
+def test_characters_that_become_others_are_held_before_a_stop(
+    name: str, begin: str, rest: list[int | None], stop: str
+) -> None:
     tokenizer = TOKENIZERS[name]
-    size = len(tokenizer.hf.get_vocab())
-    tokens = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
-    pieces, text = _streamed(tokenizer, tokens, data.draw(STOPS))
+    tokens = tokenizer.encode(begin, add_special_tokens=False)
+    for byte in rest:
+        tokens += [0] if byte is None else _bytes(tokenizer, [byte])
+    pieces, text = _streamed(tokenizer, tokens, [stop])
     assert text.startswith("".join(pieces))
 
 

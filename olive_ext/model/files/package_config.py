@@ -189,22 +189,18 @@ def named_ids(key: str, files: ModelFiles) -> Mapping[str, int]:
     return _first(key, files) or {}
 
 
-def named_end(files: ModelFiles) -> tuple[Sequence[int] | None, str]:
-    """`eos_token_id` of the one file that a model's runtime reads it from, and that file's name. None where no file
-    decides: without genai_config.json and generation_config.json, where config.json names no id (transformers write
-    into it only what differs from a class's defaults)."""
-    generation = files.directory / "generation_config.json"
+def named_ends(files: ModelFiles) -> dict[str, Sequence[int]]:
+    """`eos_token_id` by file, first the one that a model's runtime reads: genai_config.json, generation_config.json or
+    config.json. A config.json that names no id decides nothing: transformers write into it only what differs from a
+    class's defaults."""
+    paths = (files.directory / "generation_config.json", files.directory / "config.json")
+    sections = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
+    if "eos_token_id" not in sections.get("config.json", {}):
+        sections.pop("config.json", None)
     if files.genai_config:
-        section, file = files.genai_config.get("model") or {}, "genai_config.json"
-    elif generation.is_file():
-        section, file = read_json(generation, GenerationConfig), generation.name
-    else:
-        config = files.directory / "config.json"
-        section, file = (read_json(config, GenerationConfig) if config.is_file() else {}), config.name
-        if section.get("eos_token_id") is None:
-            return None, "the tokenizer"
-    ids = section.get("eos_token_id")
-    return () if ids is None else [ids] if isinstance(ids, int) else list(ids), file
+        sections = {"genai_config.json": files.genai_config.get("model") or {}, **sections}
+    ids = {file: section.get("eos_token_id", ()) for file, section in sections.items()}
+    return {file: [named] if isinstance(named, int) else list(named) for file, named in ids.items()}
 
 
 def _first(key: str, files: ModelFiles) -> Any:

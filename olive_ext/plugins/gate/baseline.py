@@ -22,7 +22,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from olive_ext.errors import ConfigError, first_line, keys_once, special_kind
 from olive_ext.report import Metric, Report
 from olive_ext.run.earlier_reports import Named
-from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.models import STOP_FACTS
+from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
 
 FORMAT = 1
 _KEY_BYTES = 6
@@ -70,6 +71,9 @@ class Packed:
     values: Mapping[str, str]
     """By metric, as 64 bits; NaN where a request had no answer."""
 
+    text_metric: str = ""
+    """As in `Answers`; `values` then have log-likelihoods and lengths."""
+
     margins: str | None = None
     """How sure the model was (`DocumentAnswer.margin`), as 16 bits: ranks alone are read. None of generations."""
 
@@ -105,10 +109,10 @@ class Baseline:
 
 def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
     """The baseline of a report and the answers in its logs. Raises `ConfigError` where there are none."""
-    packed = tuple(_packed(item) for item in answers if item.metrics)
+    packed = tuple(_packed(item) for item in answers if item.judged)
     if not packed:
         raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
-    facts = ("path", "kind", "content_hash", "mode", "stop_ids", "stop_ids_file", "search")
+    facts = ("path", "kind", "content_hash", "mode", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
         format=FORMAT,
@@ -175,7 +179,7 @@ def complete_answers(run: Named) -> list[Answers]:
     known = {(item.task, item.metric, item.filter): item.n or 0 for item in run.report.metrics}
     for item in answers:
         logged = len(item.by_document)
-        most = max((known.get((item.task, name, item.filter), 0) for name in item.metrics), default=0)
+        most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
         if logged < most:
             raise ConfigError(
                 f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': evaluate with "
@@ -198,7 +202,7 @@ def _packed(answers: Answers) -> Packed:
     margins = [item.margin for item in documents.values()]
     values = {
         metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in answers.metrics
+        for metric in [*answers.metrics, *((NATS, UNITS) if answers.text_metric else ())]
     }
     with np.errstate(over="ignore"):
         narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
@@ -210,13 +214,14 @@ def _packed(answers: Answers) -> Packed:
         numbers=_text(np.array(list(documents), "<u4")),
         keys=_text(np.frombuffer(bytes.fromhex("".join(item.digest for item in documents.values())), "u1")),
         values=values,
+        text_metric=answers.text_metric,
         margins=narrow,
     )
 
 
 def _unpacked(packed: Packed) -> Answers:
     name, count = f"documents of '{packed.task}'", packed.num_documents
-    if set(packed.values) != set(packed.higher_is_better):
+    if {*packed.values} != {*packed.higher_is_better, *((NATS, UNITS) if packed.text_metric else ())}:
         raise ValueError(f"{name}: 'values' and 'higher_is_better' name other metrics")
     numbers = _array(packed.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
     keys = _array(packed.keys, "u1", count * _KEY_BYTES, f"{name}: 'keys'").tobytes().hex()
@@ -238,7 +243,7 @@ def _unpacked(packed: Packed) -> Answers:
     }
     if len(answers) != count:
         raise ValueError(f"{name}: 'numbers' has a document twice")
-    return Answers(packed.task, packed.filter, packed.higher_is_better, answers)
+    return Answers(packed.task, packed.filter, packed.higher_is_better, answers, packed.text_metric)
 
 
 def _text(array: npt.NDArray[Any]) -> str:

@@ -42,8 +42,6 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
     changes = changes_of(comparison)
     deciding, bounds = judged(changes), []
     for change in changes:
-        if (outcome := change.outcome) is None:
-            continue
         decision: Decision = "passed"
         note = "" if change in deciding else "of first answers: the mean of all decides"
         if found.code == "cannot_tell":
@@ -54,20 +52,19 @@ def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
         elif change in deciding and change.may_lose(comparison.matters):
             reason = Reason("too_few", change.task, change.metric, -change.low, change.unit, change.advice)
             decision, note = "cannot tell", possible_loss(reason)
-        bounds.append(Bound(_name(outcome), decision, "; ".join(filter(None, [_figures(outcome), note]))))
+        text = f"perplexity {change.figure.value} ({change.figure.note})"
+        name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
+        bounds.append(Bound(name, decision, "; ".join(filter(None, [figures, note]))))
     return bounds
 
 
-def _name(item: Outcome) -> str:
-    """ "arc_easy acc", "gsm8k exact_match (strict-match)", "accuracy over all"."""
-    if item.task == ALL:
-        return f"{item.metric} over all tasks"
-    return f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
-
-
-def _figures(item: Outcome) -> str:
+def _named(item: Outcome) -> tuple[str, str]:
+    """ "arc_easy acc", "gsm8k exact_match (strict-match)", "accuracy over all tasks"; and its figures."""
+    name = f"{item.metric} over all tasks"
+    if item.task != ALL:
+        name = f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
     shown, interval = difference_texts(item)
     percent = item.unit
     text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown} ({interval})"
     flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
-    return f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
+    return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"

@@ -32,7 +32,7 @@ from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import stops_of
 from olive_ext.run.reference.answers import Answers
-from olive_ext.run.reference.pairing import compare_answers, without_value
+from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 from olive_ext.run.sample_logs import Logs
 
 _DECISIONS: Mapping[Status, Decision] = {
@@ -118,12 +118,12 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     report, logs = run.report, run.logs
     if report.comparison is not None and report.comparison.certainty is not None:
         raise ConfigError(f"'{run.name}' has drawn its documents by another reference: give the gate its settings file")
-    own = [keyed(item) for item in complete_answers(run) if item.metrics]
+    own = [keyed(item) for item in complete_answers(run) if item.judged]
     if not own:
         raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
-    faults = replace(faults, stops=stops_of(baseline.model, report.model))
+    faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")
@@ -134,11 +134,11 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
 
 
 def _not_held(report: Report, own: Sequence[Answers]) -> list[str]:
-    """Tasks, and single metrics of others, that are no means over documents (F1 over a corpus beside an accuracy)."""
-    held = {item.task: {name for other in own if other.task == item.task for name in other.metrics} for item in own}
-    tasks = [task for task in report.results.get("configs", {}) if task not in held]
-    known = [item for item in read_metrics(report.results) if item.task in held and item.metric not in held[item.task]]
-    return [*tasks, *dict.fromkeys(f"{item.task} {item.metric}" for item in known)]
+    """Metrics that are no means over documents (F1 over a corpus) beside others of their task that are."""
+    held = {item.task: {name for other in own if other.task == item.task for name in other.judged} for item in own}
+    texts = {item.task for item in own if item.text_metric}  # of one log-likelihood all
+    known = [item for item in read_metrics(report.results) if item.task in held.keys() - texts]
+    return [*dict.fromkeys(f"{item.task} {item.metric}" for item in known if item.metric not in held[item.task])]
 
 
 def gate_answers(
@@ -178,7 +178,8 @@ def gate_answers(
         outcomes, _, lengths = compare_answers(*both, samples, tasks, faults.matters)
     except TaskError as error:
         raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
-    comparison = replace(faults, outcomes=outcomes, lengths=lengths, missing=max(faults.missing, len(lacking)))
+    missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
+    comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
@@ -193,7 +194,7 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
         {
             f"{item.task}/{name},{item.filter}{'' if better else ' (less is better)'}"
             for item in own
-            for name, better in item.metrics.items()
+            for name, better in item.judged.items()
             if name not in LENGTHS
         }
         for own in (before, after)
@@ -224,7 +225,8 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     if certain.metric != "accuracy_difference":
         raise ConfigError(f"'certain.metric' = '{certain.metric}': a baseline has answers alone: 'accuracy_difference'")
     config = config.model_copy(update={"documents": "enough", "certain": certain})
-    models, seeds, before = Models(config, progress=True), Seeds.of(config.seed), baseline.answers()
+    models, seeds = Models(config, progress=True), Seeds.of(config.seed)
+    before = [item for item in baseline.answers() if item.metrics]  # a claim is about answers alone
     tasks = asked_task_objects(models, None, seeds)
     asked = set() if tasks is None else set(tasks.tasks)
     if tasks is None or asked != {item.task for item in before}:

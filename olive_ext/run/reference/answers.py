@@ -26,6 +26,12 @@ _MAX_TEXT = 4000
 _LENGTHS: Mapping[str, Callable[[str], int]] = {"acc_norm": len, "acc_bytes": lambda text: len(text.encode())}
 """Metrics for which lm-eval divides a choice's log-probability by its length, and that length."""
 
+TEXT_METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+"""lm-eval's metrics of whole texts, whose value of a document is its log-likelihood and its words or bytes."""
+
+NATS, UNITS = "loglikelihood", "units"
+"""The names of the two among a document's values."""
+
 Sample = Mapping[str, Any]
 
 
@@ -63,6 +69,13 @@ class Answers:
     """Whether higher is better, by metric, in the task's order. Only metrics that are means over documents are here."""
 
     by_document: Mapping[int, DocumentAnswer]
+    text_metric: str = ""
+    """The perplexity that the task's whole texts are judged by; empty of other tasks."""
+
+    @property
+    def judged(self) -> dict[str, bool]:
+        """All metrics that two models can be compared by, and whether higher is better."""
+        return {**self.metrics, **({self.text_metric: False} if self.text_metric else {})}
 
     def of(self, documents: Collection[int]) -> Answers:
         """The answers to `documents` alone."""
@@ -98,7 +111,8 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
             if any(LENGTHS[-1] in answer.values for answer in answers.values()):
                 metrics.setdefault(LENGTHS[-1], False)
                 valued += [LENGTHS[-1]] if LENGTHS[-1] not in valued else []
-            read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers))
+            text = next((key for key in TEXT_METRICS if any(_of_text(line.get(key)) for line in chosen)), "")
+            read.append(Answers(name, filter_name, {key: metrics[key] for key in valued}, answers, text))
     return read
 
 
@@ -170,8 +184,16 @@ def _is_value(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
+def _of_text(value: Any) -> dict[str, float]:
+    """A text's log-likelihood in nats and its length; empty of what is no such pair."""
+    pair = [float(item) for item in value if _is_value(item)] if isinstance(value, list | tuple) else []
+    is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
+    return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
+
+
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
+    values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
     if (cut_off := share_cut_off(line)) is not None:
         values.setdefault(LENGTHS[-1], cut_off)
     # lm-eval hashes a document with pictures by where these lie in memory.

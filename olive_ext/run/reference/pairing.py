@@ -15,10 +15,19 @@ import numpy.typing as npt
 from olive_ext.errors import ANY_FAILURE, first_line
 from olive_ext.media.pictures import thumbnail
 from olive_ext.report.changes import LEVEL
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, telling
+from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Flip, Outcome, TextChange, telling
 from olive_ext.report.metrics import LENGTHS
-from olive_ext.run.reference.answers import Answers, check_same_questions, question_of, target_of, telling_answers
+from olive_ext.run.reference.answers import (
+    NATS,
+    UNITS,
+    Answers,
+    check_same_questions,
+    question_of,
+    target_of,
+    telling_answers,
+)
 from olive_ext.run.reference.observer import Weights
+from olive_ext.stats.distances import degrees_of_freedom, perplexity_ratio
 from olive_ext.stats.paired_answers import compare_outcomes, sampled_outcome
 
 FloatArray = npt.NDArray[np.float64]
@@ -95,6 +104,20 @@ def compare_answers(
     flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
     nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
+
+
+def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) -> Iterator[TextChange]:
+    """The change of the perplexity of each task of whole texts, over the documents that have a value in both."""
+    theirs = {item.task: item for item in reference}
+    for own in candidate:
+        first, second = theirs[own.task].by_document, own.by_document
+        both = [item for item in second if item in first]
+        numbers = [item for item in both if UNITS in first[item].values and UNITS in second[item].values]
+        if own.text_metric and numbers:
+            units = np.array([second[item].values[UNITS] for item in numbers])
+            sums = [np.array([answers[item].values[NATS] for item in numbers]) for answers in (first, second)]
+            ratio = perplexity_ratio(sums[0] / units, sums[1] / units, np.arange(len(numbers)), units)
+            yield TextChange(own.task, own.text_metric, len(numbers), *ratio, degrees_of_freedom(units))
 
 
 def _is_certain(item: Outcome) -> bool:

@@ -1,5 +1,5 @@
 """Reads chunks ahead of open workers and drives these: each gets the next chunk when it is free, and what a lost worker
-held runs again. A chunk that costs two workers is given up, and its requests are named.
+held runs again. A chunk that costs two workers runs request by request, and those that cost one more are named.
 
 Knows no text, and not where the workers are.
 """
@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
@@ -26,6 +27,9 @@ AHEAD = 4
 HELD_TOKENS = 1 << 24
 """Tokens of requests that are under way at most, about: some 300 MB. One chunk is read whatever it has."""
 
+MOST_GUILTY = 4
+"""Requests of one chunk that cost a worker alone; then the rest is given up, too: each opening takes its time."""
+
 _OVERHEAD_TOKENS = 128
 """As many tokens take the memory that a request takes besides its own."""
 
@@ -34,7 +38,8 @@ class ChunkFeed:
     """The chunks of one call. They are taken by the workers' threads; all else is for the thread that called.
 
     They are handed out in their order, so that early ones are complete first, and forgotten; once no more follow, the
-    largest first, so that the workers end together. A chunk that cost a worker comes last.
+    largest first, so that the workers end together. A chunk that cost a worker comes last; one that cost two is split
+    into single requests, parts with numbers below zero.
     """
 
     def __init__(self, chunks: Iterable[Sequence[Request]], num_workers: int) -> None:
@@ -46,6 +51,8 @@ class ChunkFeed:
         self._has_ended = False
         self._waiting: list[int] = []
         self._costly: set[int] = set()
+        self._parts: dict[int, tuple[int, int]] = {}  # to the chunk and the place in it
+        self._results: dict[int, dict[int, Result | Lost]] = {}  # of chunks that were split, by place
         self._changed = threading.Condition()
 
     @property
@@ -85,18 +92,42 @@ class ChunkFeed:
             return number, self._chunks[number]
 
     def put_back(self, number: int) -> bool:
-        """Lets a chunk that cost a worker be taken once more, after all others; False where it has cost one before."""
-        if number in self._costly:
+        """Lets a chunk that cost a worker be taken once more, after all others, the second time request by request;
+        False where a single request has cost a worker before."""
+        if number in self._costly and len(self._chunks[number]) == 1:
             return False
+        if number in self._costly:
+            for place, request in enumerate(self._chunks.pop(number)):
+                part = -1 - len(self._costly)
+                self._parts[part], self._chunks[part] = (number, place), [request]
+                self._costly.add(part)
+                self._put(part)
+            return True
         self._costly.add(number)
         self._put(number)
         return True
 
-    def complete(self, number: int) -> Sequence[Request]:
-        """Forgets a chunk; its requests."""
-        requests = self._chunks.pop(number)
-        self._num_tokens -= _held_tokens(requests)
-        return requests
+    def give_up(self, number: int) -> list[int]:
+        """The numbers of what is given up with a single request: it alone, or all that nobody has taken of its chunk
+        where `MOST_GUILTY` requests of that have cost a worker."""
+        whole = self._parts.get(number, (number, 0))[0]
+        num_guilty = 1 + sum(isinstance(result, Lost) for result in self._results.get(whole, {}).values())
+        with self._changed:
+            rest = [item for item in self._waiting if self._parts.get(item, (item, 0))[0] == whole]
+            rest = rest if num_guilty >= MOST_GUILTY else []
+            self._waiting = [item for item in self._waiting if item not in rest]
+        return [number, *rest]
+
+    def complete(self, number: int, results: Sequence[Result | Lost]) -> tuple[int, Sequence[Result | Lost]] | None:
+        """Forgets a chunk; its number and results, of one that was split once all its parts are complete."""
+        self._num_tokens -= _held_tokens(self._chunks.pop(number))
+        if number not in self._parts:
+            return number, results
+        whole, place = self._parts.pop(number)
+        self._results.setdefault(whole, {})[place] = results[0]
+        if any(chunk == whole for chunk, _ in self._parts.values()):
+            return None
+        return whole, [result for _, result in sorted(self._results.pop(whole).items(), key=itemgetter(0))]
 
     def end(self) -> None:
         """Lets `take` return None from now on."""
@@ -258,12 +289,11 @@ class Crew:
                 outcome = call.outcomes.get(block=read is None)
             except queue.Empty:
                 continue
-            if (complete := self._take_in(call, outcome)) is not None:
-                yield complete
+            yield from self._take_in(call, outcome)
 
-    def _take_in(self, call: _Call, outcome: Outcome) -> ChunkResults | None:
-        """Notes the outcome of a chunk, which may be complete now; of no chunk, that a worker cannot be opened
-        again."""
+    def _take_in(self, call: _Call, outcome: Outcome) -> Iterator[ChunkResults]:
+        """Notes the outcome of a chunk, and gives the chunks that are complete now; of no chunk, that a worker cannot
+        be opened again."""
         worker, number, reply = outcome
         if number is None:
             assert isinstance(reply, BaseException)
@@ -271,26 +301,26 @@ class Crew:
             call.num_gone += 1
             if call.num_gone == len(call.threads):
                 raise reply
-            return None
-        results: Sequence[Result | Lost]
+            return
+        numbers, results = [number], list[Result | Lost]()
         if isinstance(reply, WorkerLostError):
             self._retire_counters(worker)
             self.num_lost += 1
             if call.feed.put_back(number):
                 logger.warning("a worker %s; its chunk is run again", reply)
-                return None
-            requests = call.feed.complete(number)
-            reason = f"each worker that ran its chunk of {counted(len(requests), 'request')} {reply}"
-            logger.error("a chunk is given up: %s", reason)
-            results = [Lost(reason)] * len(requests)
+                return
+            reason = f"each worker that ran it {reply}"
+            numbers, results = call.feed.give_up(number), [Lost(reason)]
+            logger.error("%s given up: %s", counted(len(numbers), "request is", "requests are"), reason)
         elif isinstance(reply, BaseException):
             raise reply
         else:
             self._latest[f"{worker.name} {call.which}"] = Counters(**reply.counters)
             self._executions[f"{worker.name} {call.which}"] = reply.execution
-            results = reply.results
-            call.feed.complete(number)
-        return number, results
+            results = list(reply.results)
+        for item in numbers:
+            if (complete := call.feed.complete(item, results)) is not None:
+                yield complete
 
     def _work(self, worker: Worker, call: _Call) -> None:
         """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""

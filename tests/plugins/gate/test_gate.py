@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -91,6 +92,63 @@ def test_documents_that_changed_are_not_paired(baseline: Path) -> None:
     gated = gate(str(run), str(baseline))
     assert isinstance(gated, Gated)
     assert gated.notes == ("colours: 370 of 400 documents are the same in both",)
+
+
+def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = "word_perplexity") -> Path:
+    """An evaluation of 30 texts of 90 to 119 words at about `nats` nats a word, the first `lost` without a value."""
+    random = np.random.default_rng(7)  # the same texts, to both models as hard
+    lines = []
+    for number in range(30):
+        value = [-(nats + random.normal(0, 0.3)) * (90 + number), 90 + number]
+        lines.append(line(number, True, **({metric: value} if number >= lost else {})))
+
+    def change(values: dict[str, Any]) -> None:
+        values["metrics"][0] |= {"metric": metric, "value": float(np.exp(nats))}
+        values["results"]["configs"]["colours"]["metric_list"] = [{"metric": metric}]
+
+    return place(parent, name, lines, change)
+
+
+@pytest.mark.parametrize(
+    ("nats", "lost", "status", "words"),
+    [
+        (3.0, 0, 0, "passed: no loss found"),
+        (2.0, 0, 0, "gain in colours word_perplexity"),
+        (3.0049, 0, 0, "small loss found in colours word_perplexity, of less than 1 %"),
+        (3.62, 0, 1, "loss: loss found in colours word_perplexity"),
+        (3.0, 1, 3, "cannot tell: not decided: colours word_perplexity"),
+    ],
+)
+def test_perplexity_of_texts_is_held(
+    nats: float, lost: int, status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its interval in per cent: 86 % worse is a loss, and a text without a value may have lost anything."""
+    file = str(tmp_path / "baseline.json")
+    assert main(["gate", str(texts(tmp_path, "before", 3.0)), "--baseline", file, "--update-baseline"]) == 0
+    assert main(["gate", str(texts(tmp_path, "after", nats, lost=lost)), "--baseline", file]) == status
+    assert words in capsys.readouterr().out
+
+
+def test_bytes_stand_for_words_and_a_baseline_without_texts_is_refused(tmp_path: Path) -> None:
+    file, run = str(tmp_path / "baseline.json"), str(texts(tmp_path, "a", 3.0, metric="bits_per_byte"))
+    gate(run, file, update=True)
+    gated = gate(run, file)
+    assert isinstance(gated, Gated)
+    assert [(item.name, item.decision) for item in gated.bounds] == [("colours bits_per_byte", "passed")]
+    (before,) = read_baseline(Path(file)).answers()
+    with pytest.raises(ConfigError, match=r"has the metrics no other, and 'the run' colours/bits_per_byte"):
+        gate_answers([replace(before, text_metric="")], [before])
+
+
+def test_a_task_that_nothing_judges_by_document_is_never_passed(baseline: Path) -> None:
+    """A corpus' F1 beside an accuracy of another task, as the verdict on a reference has it."""
+    run = folder(baseline.parent, "after", 40)
+    report = json.loads((run / "report.json").read_text())
+    report["results"]["configs"]["shapes"] = {"metric_list": [{"metric": "f1"}]}
+    (run / "report.json").write_text(json.dumps(report))
+    gated = gate(str(run), str(baseline))
+    assert isinstance(gated, Gated)
+    assert (gated.decision, gated.verdict.code) == ("cannot tell", "no_values")
 
 
 def _shorter(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import RunError, TaskError, WorkerError
-from olive_ext.session.workers.crew import AHEAD, PAUSES_S, Crew
+from olive_ext.session.workers.crew import AHEAD, MOST_GUILTY, PAUSES_S, Crew
 from olive_ext.session.workers.pool import WorkerPool
 from olive_ext.session.workers.worker import OWN, Reply, Served, Watchdog, WorkerLostError
 from tests.engine.fake_runner import oracle
@@ -93,22 +94,38 @@ def test_results_are_those_of_the_requests_whichever_workers_are_lost(
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), data=st.data(), num_workers=st.integers(1, 3))
-def test_chunks_that_crash_twice_are_named_and_all_others_answered(
+def test_requests_that_crash_are_named_and_all_others_answered(
     sizes: list[int], data: st.DataObject, num_workers: int
 ) -> None:
-    """Of a chunk with a request that crashes every worker all requests are named; it costs two workers."""
+    """A chunk with such a request costs two workers, and the request by itself one more."""
     crashing = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=3))
     chunks = [requests_of(size, [size // 2] if number in crashing else []) for number, size in enumerate(sizes)]
     workers = [FakeWorker(f"worker {number}") for number in range(num_workers)]
     crew = Crew(workers)
     found = run(crew, chunks)
     for number, size in enumerate(sizes):
-        reason = f"each worker that ran its chunk of {size} request{'s' * (size > 1)} ended by SIGSEGV"
-        assert [isinstance(result, Lost) for result in found[number]] == [number in crashing] * size
-        assert number not in crashing or set(found[number]) == {Lost(reason)}
-    assert crew.num_lost == 2 * len(crashing)
-    asked = sum(len(worker.asked) for worker in workers)
-    assert asked == sum(size for number, size in enumerate(sizes) if number not in crashing)
+        for place, (request, result) in enumerate(zip(chunks[number], found[number], strict=True)):
+            if number in crashing and place == size // 2:
+                assert result == Lost("each worker that ran it ended by SIGSEGV")
+            else:
+                assert_equal(result, oracle(request))
+    assert crew.num_lost == sum(2 + (sizes[number] > 1) for number in crashing)
+    assert sum(len(worker.asked) for worker in workers) == sum(sizes) - len(crashing)
+
+
+class SlowWorker(FakeWorker):
+    """Takes as long to be opened as the caller to see that it was lost."""
+
+    def open(self) -> Served:
+        time.sleep(0.05)
+        return super().open()
+
+
+def test_a_chunk_of_which_every_request_crashes_costs_few_workers() -> None:
+    crew = Crew([SlowWorker("worker")])
+    found = run(crew, [requests_of(50, range(50)), requests_of(3)])
+    assert [isinstance(result, Lost) for result in (*found[0], *found[1])] == [True] * 50 + [False] * 3
+    assert crew.num_lost == 2 + MOST_GUILTY
 
 
 def test_counters_outlive_workers() -> None:

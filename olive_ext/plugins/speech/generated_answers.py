@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from olive.evaluator import olive_evaluator
 
-from olive_ext.config import MetricSettings
 from olive_ext.errors import ConfigError, MediaError, TaskError, listed
 from olive_ext.media.pictures import media_digest
 from olive_ext.media.sound import read_samples
+from olive_ext.plugins.speech.settings import MetricSettings
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
 

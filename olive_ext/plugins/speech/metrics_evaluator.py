@@ -25,11 +25,21 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import runtimes, versions
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.config import METRICS_TYPE, MetricSettings
 from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line, listed
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.folders import GENAI_CONFIG, is_same_path
-from olive_ext.model.files.package_config import read_json
+from olive_ext.model.files.folders import is_same_path
+from olive_ext.plugins.speech.generated_answers import (
+    Answers,
+    answered,
+    documents,
+    is_speech,
+    is_vision,
+    items_of,
+    of_documents,
+    refuse_no_data,
+)
+from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
+from olive_ext.plugins.speech.transducer import is_transducer, opened
 from olive_ext.registry import hook
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
@@ -45,19 +55,8 @@ from olive_ext.run.reference.answers import DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
-from olive_ext.session.transducer import is_transducer, opened
 from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
-from olive_ext.workflow.generated_answers import (
-    Answers,
-    answered,
-    documents,
-    is_speech,
-    is_vision,
-    items_of,
-    of_documents,
-    refuse_no_data,
-)
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 
@@ -78,7 +77,9 @@ def is_of_generations(metric: Any) -> bool:
 
 def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings) -> None:
     """Raises `ConfigError` for metrics that cannot be measured, and for bounds on what no metric gives; to be called
-    before anything runs."""
+    before anything runs. Tasks of embeddings have their own."""
+    if settings.tasks:
+        return
     if not metrics:
         raise ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
     names = [name for one in metrics for name in (one.name, *([sentences_of(one.name)] if _has_wer(one) else ()))]
@@ -120,24 +121,6 @@ def opened_models(model: Any, settings: MetricSettings, providers: Any, device: 
         config = hf_config(handler, evaluation)
         config = config.model_copy(update={"device": torch_device(config.device, device)})
     return Models(config)
-
-
-def with_file_name(model: Any) -> Any:
-    """Olive's configuration of a model, with the decoder's file as genai_config.json names it where a folder has
-    several graphs: Olive 0.13 refuses it without."""
-    path, name = model.config.get("model_path"), model.config.get("onnx_file_name")
-    if (
-        model.type.lower() != "onnxmodel"
-        or name
-        or not isinstance(path, str)
-        or len(list(Path(path).glob("*.onnx"))) == 1
-    ):
-        return model
-    file = Path(path, GENAI_CONFIG)
-    decoder = read_json(file).get("model", {}).get("decoder", {}).get("filename") if file.is_file() else None
-    if not isinstance(decoder, str) or not Path(path, decoder).is_file():
-        return model
-    return model.model_copy(update={"config": {**model.config, "onnx_file_name": decoder}})
 
 
 class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]

@@ -3,7 +3,7 @@ prediction network, a joint network, and the features of a chunk. Opens no graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +122,20 @@ def refuse_transducer(config: Mapping[str, Any], folder: Path) -> None:
             f"'{folder / 'genai_config.json'}' is of the type '{kind}', a transducer, which writes down what it hears "
             "and does no task: measure wer and rtfx, by an evaluator of the type 'OrtEvaluator'"
         )
+
+
+def transducer_in(path: Path, tasks: Iterable[Any]) -> str:
+    """What `olive-ext check` says of a transducer's package, or of a graph in one; empty for others. Raises
+    `ModelError` where it cannot be run, and where there are `tasks`, which it cannot do."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "genai_config.json"
+    config = read_json(file) if file.is_file() else {}
+    if transducer_type(config) is None:
+        return ""
+    if any(True for _ in tasks):
+        refuse_transducer(config, folder)
+    read_transducer(config, folder)
+    return "a transducer: sounds are transcribed, chunk by chunk"
 
 
 def read_transducer(config: Mapping[str, Any], folder: Path) -> TransducerConfig:

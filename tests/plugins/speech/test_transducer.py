@@ -13,10 +13,10 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, MediaError, ModelError
 from olive_ext.model import resolve
+from olive_ext.plugins.speech.transducer import TransducerSession
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import GenerationRequest
-from olive_ext.session.transducer import TransducerSession
-from tests.exports.transducer import JOINER, transducer_export
+from tests.plugins.speech.transducers import JOINER, transducer_export
 
 CHUNK, RATE = 8960, 16000
 LENGTHS = (30000, 8960, 400, 70001, 17920, 12345)

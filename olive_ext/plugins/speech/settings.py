@@ -1,12 +1,25 @@
-"""What is wrong with the metrics of an `OrtEvaluator` section as they are written. Imports no Olive, whose names of
-types and sub types these are (0.13), and loads no data."""
+"""What a recipe says to `OrtEvaluator`: its settings, Olive's metrics, those that the recipe names for it, and what is
+wrong with them as they are written. Imports no Olive, whose names of types and sub types these are (0.13)."""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+from typing_extensions import Self
+
+from olive_ext.config import EvaluatorSettings
+from olive_ext.config.base import NonNegativeInt, word
+from olive_ext.config.embeddings import EmbeddingSettings
+from olive_ext.errors import ConfigError, listed
+
+METRICS_TYPE = "OrtEvaluator"
+
+_OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "provider_stage")
+"""Keys of a reference for what tasks compare beside answers."""
 
 _TIMES = ("avg", "max", "min", "p50", "p75", "p90", "p95", "p99", "p999")
 _SPEECH, _VISION = ("wer", "rtfx"), ("exact_match", "relaxed_accuracy", "word_sort_ratio")
@@ -33,8 +46,67 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 """What Olive's components read, and what it fills in; it drops any other key without a word."""
 
 
-def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any) -> Iterator[str]:
-    """A sentence for each mistake; `where` is the section's place in the recipe."""
+class MetricSettings(EmbeddingSettings, EvaluatorSettings):
+    """Keys of the evaluator `OrtEvaluator`, beside Olive's `metrics`. With `tasks` it measures embeddings."""
+
+    language: str | None = None
+    """Language of what a model of speech hears, as its generation_config.json names it ("de"). None takes English, as
+    Olive's evaluator does."""
+
+    speech_task: Annotated[Literal["transcribe", "translate"] | None, BeforeValidator(word)] = None
+    """What a model of speech does with a `language`: write it down (None, too) or translate it."""
+
+    bootstrap_iters: NonNegativeInt = 1000
+    """Resamples of the documents for the standard error of a word error rate; 0 leaves it out."""
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        for name in _OF_DISTRIBUTIONS:
+            if self.reference is not None and name in self.reference.model_fields_set:
+                raise ValueError(f"'reference.{name}': the answers alone are compared here, take it out")
+        return self
+
+
+def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe as Olive takes it: where one of its evaluators is an `OrtEvaluator`, the recipe's own "metrics" are
+    put where these are named, and a recipe with one evaluator, no passes and no "evaluator" evaluates its input model.
+    Public recipes of Whisper are written that way. Raises `ConfigError` for a name that is not there."""
+    evaluators = recipe.get("evaluators")
+    if not isinstance(evaluators, Mapping) or not any(_is_ours(block) for block in evaluators.values()):
+        return recipe
+    known = {item.get("name"): item for item in recipe.get("metrics") or () if isinstance(item, Mapping)}
+    settled = {
+        name: {**block, "metrics": _named(block["metrics"], known, name)} if _has_metrics(block) else block
+        for name, block in evaluators.items()
+    }
+    changed = {**{name: value for name, value in recipe.items() if name != "metrics"}, "evaluators": settled}
+    engine = recipe.get("engine") or {}
+    if len(evaluators) == 1 and not recipe.get("passes") and "evaluator" not in recipe and "evaluator" not in engine:
+        used = {"evaluator": next(iter(evaluators)), "evaluate_input_model": True}
+        changed |= {"engine": {**engine, **used}} if isinstance(engine, Mapping) and engine else used
+    return changed
+
+
+def _is_ours(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == METRICS_TYPE
+
+
+def _has_metrics(block: Any) -> bool:
+    return isinstance(block, Mapping) and isinstance(block.get("metrics"), list)
+
+
+def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list[Any]:
+    for number, item in enumerate(metrics):
+        if isinstance(item, str) and item not in known:
+            has = f"which has {listed(known)}" if known else "which the recipe does not have"
+            raise ConfigError(f"'evaluators.{evaluator}.metrics.{number}' = '{item}': not in 'metrics', {has}")
+    return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
+
+
+def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings) -> Iterator[str]:
+    """A sentence for each mistake in the metrics; `where` is the section's place in the recipe. Tasks need none."""
+    if settings.tasks:
+        return
     if not isinstance(metrics, list) or not metrics:
         yield f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance"
         return
@@ -56,14 +128,16 @@ def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any) -> Iter
         yield from _data(place, metric.get("data_config"), names, known)
 
 
-def described(metrics: Any) -> str:
-    """The metrics with their sub types and data, for a person."""
+def described(metrics: Any, settings: MetricSettings) -> str:
+    """The tasks, or the metrics with their sub types and data, for a person."""
+    if settings.tasks:
+        return f"tasks of mteb: {', '.join(settings.tasks)}"
     mappings = [metric for metric in metrics if isinstance(metric, Mapping)] if isinstance(metrics, list) else []
     texts = []
     for metric in mappings:
         data = f" of {metric['data_config']}" if isinstance(metric.get("data_config"), str) else ""
         texts.append(f"{metric.get('name')} ({', '.join(_names(metric)) or metric.get('type')}){data}")
-    return "; ".join(texts) or "none"
+    return f"metrics: {'; '.join(texts) or 'none'}"
 
 
 def _names(metric: Mapping[str, Any]) -> list[str]:

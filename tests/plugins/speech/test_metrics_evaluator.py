@@ -25,20 +25,20 @@ from olive.model import ONNXModelHandler
 from onnx import TensorProto, helper, load, numpy_helper, save
 from scipy.io import wavfile
 
-from olive_ext.config import METRICS_TYPE, MetricSettings
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.plugins.speech.generated_answers import Answers, answered, chosen, documents
+from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, refuse_metrics, scored
+from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import GenerationRequest
-from olive_ext.workflow import OrtEvaluator, cli_run
-from olive_ext.workflow.generated_answers import Answers, answered, chosen, documents
-from olive_ext.workflow.metrics_evaluator import compared, refuse_metrics, scored
+from olive_ext.workflow import cli_run
 from tests.exports.genai import speech_export
 from tests.exports.media import media_export
 from tests.workflow.recipes import recipe, saved
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 VISION = RECIPES / "vision" / "model"
 NUM_SOUNDS, NUM_PICTURES = 12, 10
 RATE = 16000

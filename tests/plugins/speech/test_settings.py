@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from olive_ext.check import check_recipe, mistakes
-from olive_ext.check.metric_section import PARAMETERS, SUB_TYPES
-from olive_ext.config import with_named_metrics
 from olive_ext.errors import ConfigError
+from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, with_named_metrics
 
 METRIC: dict[str, Any] = {
     "name": "speech",

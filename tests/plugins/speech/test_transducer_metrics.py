@@ -13,13 +13,14 @@ from olive.evaluator.olive_evaluator import OnnxEvaluator
 from olive.model import ONNXModelHandler
 
 from olive_ext.check import check_recipe
-from olive_ext.config import METRICS_TYPE
 from olive_ext.errors import ModelError
-from olive_ext.run.task_fit import TaskInputs, is_transducer_folder
+from olive_ext.plugins.speech.settings import METRICS_TYPE
+from olive_ext.plugins.speech.transducer_files import transducer_in
+from olive_ext.run.task_fit import TaskInputs
 from olive_ext.workflow import cli_run
-from tests.exports.transducer import transducer_export
+from tests.plugins.speech.test_metrics_evaluator import declared, measured, olives, tones, wav
+from tests.plugins.speech.transducers import transducer_export
 from tests.workflow.recipes import recipe, saved
-from tests.workflow.test_metrics_evaluator import declared, measured, olives, tones, wav
 
 LENGTHS = (20000, 8960, 33000)
 
@@ -84,6 +85,6 @@ def test_public_recipe_of_nemotron_ports_by_its_type(package: Path, sounds: Any,
 
 def test_tasks_are_refused_for_a_transducer(package: Path) -> None:
     """The graph or the folder is given, and a task; without one it is a model for `OrtEvaluator`."""
-    assert is_transducer_folder(package / "decoder.onnx", [])
+    assert transducer_in(package / "decoder.onnx", [])
     with pytest.raises(ModelError, match=r"of the type 'nemotron_speech', a transducer.*'OrtEvaluator'"):
-        is_transducer_folder(package, [TaskInputs("task", False, False, False)])
+        transducer_in(package, [TaskInputs("task", False, False, False)])
