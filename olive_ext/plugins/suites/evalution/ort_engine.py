@@ -17,7 +17,7 @@ from evalution.engines import base
 
 from olive_ext.config.yaml_files import yaml_bytes
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.suites.evalution.requests import Arrivals, Item, Put, RequestEncoder, stream
+from olive_ext.plugins.suites.evalution.requests import Arrivals, Item, RequestEncoder, stream
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringOutput
@@ -111,7 +111,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         """JSON-ready, and the same for every use of one model on one machine, after `close` too."""
         return dict(self._execution)
 
-    def _generate_arrivals(self, arrivals: Arrivals, put: Put) -> None:
+    def _generate_arrivals(self, arrivals: Arrivals) -> Iterator[Item]:
         running: dict[Hashable, Item] = {}
 
         def feed() -> Iterator[tuple[Hashable, GenerationRequest] | None]:
@@ -127,15 +127,15 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         for number, output in self._session.generate_continuous(feed()):
             arrivals.check()
             key, request = running.pop(number)
-            put(key, self._generated(request, output))
+            yield key, self._generated(request, output)
 
-    def _score_arrivals(self, arrivals: Arrivals, put: Put) -> None:
+    def _score_arrivals(self, arrivals: Arrivals) -> Iterator[Item]:
         for batch in arrivals.batches():
             asked = self._encoder.scoring([request for _, request in batch])
             for index, output in self._session.as_completed("loglikelihood", [asked]):
                 arrivals.check()
                 key, request = batch[index]
-                put(key, _scored(request, output))
+                yield key, _scored(request, output)
 
     def _generation(self, prepared: base.GenerationRequest) -> GenerationRequest:
         if prepared.do_sample and not prepared.temperature:

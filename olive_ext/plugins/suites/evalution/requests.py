@@ -123,8 +123,6 @@ def _template_defaults(folder: Path) -> dict[str, Any]:
 Item = tuple[Any, Any]
 """The caller's key, and a request of Evalution."""
 
-Put = Callable[[Any, Any], None]
-
 LINGER_S = 0.05
 """How long an idle model waits for one more request: neighbours in one batch share prefixes."""
 
@@ -171,13 +169,14 @@ class Arrivals:
                 yield None
 
 
-def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals, Put], None]) -> Iterator[Item]:
-    """`(key, output)` in the order in which `process` puts them. Nothing runs before the caller takes the first; what
+def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals], Iterator[Item]]) -> Iterator[Item]:
+    """`(key, output)` in the order in which `process` yields them. Nothing runs before the caller takes the first; what
     the iterable or `process` raises is raised to the caller. Closing the iterator waits for the model's next result."""
 
-    def consume(stop: threading.Event, queue: RequestQueue, put: Put) -> None:
+    def consume(stop: threading.Event, queue: RequestQueue, put: Callable[[Any, Any], None]) -> None:
         with suppress(_Closed):
-            process(Arrivals(queue, stop), put)
+            for key, output in process(Arrivals(queue, stop)):
+                put(key, output)
 
     results: Iterator[Item] = stream_request_results(
         requests,
