@@ -13,7 +13,7 @@ from olive_ext.backends.samples import GeneratedText
 from olive_ext.config import Certain
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
-from olive_ext.plugins.gate.baseline import keyed
+from olive_ext.plugins.gate.decision import keyed
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers

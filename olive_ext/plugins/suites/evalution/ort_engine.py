@@ -121,7 +121,7 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         """JSON-ready, and the same for every use of one model on one machine, after `close` too."""
         return dict(self._execution)
 
-    def _generate_arrivals(self, arrivals: Arrivals, put: Put) -> None:
+    def _generate_arrivals(self, arrivals: Arrivals) -> Iterator[Item]:
         running: dict[Hashable, Item] = {}
 
         def feed() -> Iterator[tuple[Hashable, GenerationRequest] | None]:
@@ -137,15 +137,15 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
         for number, output in self._session.generate_continuous(feed()):
             arrivals.check()
             key, request = running.pop(number)
-            put(key, self._generated(request, output))
+            yield key, self._generated(request, output)
 
-    def _score_arrivals(self, arrivals: Arrivals, put: Put) -> None:
+    def _score_arrivals(self, arrivals: Arrivals) -> Iterator[Item]:
         for batch in arrivals.batches():
             asked = self._encoder.scoring([request for _, request in batch])
             for index, output in self._session.as_completed("loglikelihood", [asked]):
                 arrivals.check()
                 key, request = batch[index]
-                put(key, _scored(request, output))
+                yield key, _scored(request, output)
 
     def _generation(self, prepared: base.GenerationRequest) -> GenerationRequest:
         if prepared.do_sample and not prepared.temperature:
@@ -383,8 +383,6 @@ def _template_defaults(folder: Path) -> dict[str, Any]:
 Item = tuple[Any, Any]
 """The caller's key, and a request of Evalution."""
 
-Put = Callable[[Any, Any], None]
-
 LINGER_S = 0.05
 """How long an idle model waits for one more request: neighbours in one batch share prefixes."""
 
@@ -431,13 +429,14 @@ class Arrivals:
                 yield None
 
 
-def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals, Put], None]) -> Iterator[Item]:
-    """`(key, output)` in the order in which `process` puts them. Nothing runs before the caller takes the first; what
+def stream(name: str, requests: Iterable[Item], process: Callable[[Arrivals], Iterator[Item]]) -> Iterator[Item]:
+    """`(key, output)` in the order in which `process` yields them. Nothing runs before the caller takes the first; what
     the iterable or `process` raises is raised to the caller. Closing the iterator waits for the model's next result."""
 
-    def consume(stop: threading.Event, queue: RequestQueue, put: Put) -> None:
+    def consume(stop: threading.Event, queue: RequestQueue, put: Callable[[Any, Any], None]) -> None:
         with suppress(_Closed):
-            process(Arrivals(queue, stop), put)
+            for key, output in process(Arrivals(queue, stop)):
+                put(key, output)
 
     results: Iterator[Item] = stream_request_results(
         requests,
