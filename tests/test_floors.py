@@ -28,6 +28,7 @@ FLOORS = {
         ["session"],
         ["backends"],
         ["run"],
+        ["check.recipe"],
         ["workflow"],
         ["check"],
         ["cli"],
