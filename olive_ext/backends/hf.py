@@ -29,7 +29,7 @@ from olive_ext.errors import (
     one_line,
     why_not_loaded,
 )
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer
 
 CPU_BATCH_SIZE = 8
 """Batch size on a CPU, where "auto" would first run 64 sequences of full length."""

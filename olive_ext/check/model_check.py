@@ -24,9 +24,9 @@ from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
+    from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.texts import Texts
-    from olive_ext.text.generation_bounds import StopIds
-    from olive_ext.text.tokenizer import Tokenizer
+    from olive_ext.session.tokenizer import Tokenizer
 
 import math
 from typing import TYPE_CHECKING
@@ -123,8 +123,8 @@ def check_model(
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
     from olive_ext.run.models import stops_of
-    from olive_ext.text.generation_bounds import read_stop_ids
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.tokenizer import load_tokenizer
 
     def ends(one: ResolvedModel) -> Mapping[str, Any]:
         eos = None
@@ -149,7 +149,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
     from olive_ext.session.texts import open_tokenizer, read_texts
-    from olive_ext.text.tokenizer_fit import refuse_template
+    from olive_ext.session.tokenizer_fit import refuse_template
 
     section, is_ours = findings.section("Decisions"), model.runtime.runs_graph
     with findings.noting_problems():
@@ -385,7 +385,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 def _first_layer(model: ResolvedModel) -> str:
     """Where the model's output stops to be finite, or why that cannot be told."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.session.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
@@ -403,7 +403,7 @@ def _difference(one: float, other: float) -> float:
 
 def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[..., Session]) -> list[float]:
     """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    from olive_ext.text.requests import ScoringRequest
+    from olive_ext.session.requests import ScoringRequest
 
     engine = model.settings.engine.model_copy(update={"graph": graph})
     with open_session(model.patched({"engine": engine})) as session:

@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import (
-    EVALUATOR_TYPE,
     INPUT_MODEL,
-    METRICS_TYPE,
-    MetricSettings,
+    EvaluatorSettings,
     PassSettings,
     ReferenceConfig,
     WorkflowSettings,
+    evaluator_settings,
     pass_settings,
     settings_of_pass,
-    with_named_metrics,
+    settled_recipe,
 )
 from olive_ext.config.pass_options import unknown_keys, unknown_options, unlike
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import is_hub_name, why_missing
+from olive_ext.registry import evaluators, load
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -47,45 +47,8 @@ _CHANGES = {
 }
 """Keys of an input model that make it another model than the one at its path."""
 
-_TIMES = ("avg", "max", "min", "p50", "p75", "p90", "p95", "p99", "p999")
-_TIMED = ("latency", "throughput")
-_BESIDE_TIMES = ("first_token_ms", "output_token_ms", "tokens_per_second")
-_SPEECH, _VISION = ("wer", "rtfx"), ("exact_match", "relaxed_accuracy", "word_sort_ratio")
-_TENSORS = ("accuracy_score", "f1_score", "precision", "recall", "auroc", "perplexity")
-SUB_TYPES: Mapping[str, tuple[str, ...]] = {
-    "accuracy": (*_SPEECH, *_VISION, *_TENSORS),
-    "latency": _TIMES,
-    "throughput": _TIMES,
-    "size_on_disk": ("bytes",),
-    "custom": (),
-}
-"""Sub types of each type of Olive's metrics (0.13); those of a custom one are its own."""
-
-VISION_TASKS = {
-    "vision-vqa": "exact_match",
-    "vision-chart-qa": "relaxed_accuracy",
-    "vision-ocr": "word_sort_ratio",
-}
-"""Sub type of a metric by the task of its data."""
-
-PARAMETERS: Mapping[str, tuple[str, ...]] = {
-    "speech_transcription_pre_process": (
-        *("audio_col", "text_col", "sample_rate", "max_samples", "limit", "seed", "task"),
-        *("system_prompt", "instruction", "model_name", "trust_remote_code"),
-    ),
-    "vision_vqa_pre_process": (
-        *("image_col", "question_col", "answer_col", "options_col", "system_prompt", "max_length"),
-        *("max_samples", "limit", "seed", "task", "model_name", "trust_remote_code"),
-    ),
-}
-"""What Olive's components read, and what it fills in; it drops any other key without a word."""
-
-Settings: TypeAlias = PassSettings | MetricSettings
+Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
-_EVALUATORS: Mapping[str, type[WorkflowSettings | MetricSettings]] = {
-    EVALUATOR_TYPE: WorkflowSettings,
-    METRICS_TYPE: MetricSettings,
-}
 
 
 @dataclass(frozen=True)
@@ -129,7 +92,7 @@ class Block:
         """What the block's own keys are; None of a block of others'."""
         if self.is_pass:
             return settings_of_pass(self.type)
-        return _EVALUATORS.get(self.type)
+        return evaluator_settings().get(self.type)
 
     def settings(self) -> dict[str, Any]:
         """The block's own keys, without Olive's, from the block itself and from where Olive also takes them."""
@@ -179,7 +142,7 @@ def mistakes(
         yield ConfigError("unknown key '$schema': Olive refuses it; name the schema in the editor's settings")
     yield from map(ConfigError, _no_mappings(recipe))
     try:
-        recipe = with_named_metrics(recipe)
+        recipe = settled_recipe(recipe)
     except ConfigError as error:
         yield error
     yield from map(ConfigError, unknown_keys(recipe))
@@ -218,9 +181,9 @@ def _mistakes_of(
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):
         yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
     metrics = block.keys.get("metrics")
-    if isinstance(settings, MetricSettings):
-        if not settings.tasks:
-            yield from metric_mistakes(settings, block.where, metrics, recipe.get("data_configs"))
+    if isinstance(settings, EvaluatorSettings):
+        found = load(evaluators()[block.type].mistakes)(recipe, block.where, metrics, settings)
+        yield from map(ConfigError, found)
     elif passes is not None and not isinstance(settings, WorkflowSettings):
         if not gets_onnx(recipe, block, passes):
             yield ConfigError(f"'{block.where}': {NEEDS_ONNX}")
@@ -230,7 +193,7 @@ def _mistakes_of(
 
         is_onnx = gets_onnx(recipe, block, passes)
         yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
-        declared = [(str(one.get("type")), str(one.get("name"))) for one in _mappings(metrics)]
+        declared = [(str(one.get("type")), str(one.get("name"))) for one in mappings(metrics)]
         if not missing:
             yield from _raised(refuse_names, settings, block.where, declared, loads_tasks=not passes.are_all)
 
@@ -371,7 +334,7 @@ def _kind(value: Any) -> str:
 def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[str]:
     if block.is_ours:
         return
-    ours = {name.lower(): name for name in (pass_settings() if block.is_pass else _EVALUATORS)}
+    ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
     near, cutoff, plain = dict(ours), 0.85, _plain(block.type)
     if block.is_pass and passes is not None:
         if plain in passes.modules:
@@ -394,7 +357,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
     are, one for the tasks that no file defines."""
     paths = [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
     tasks: list[Any] = []
-    if not isinstance(settings, MetricSettings):
+    if not isinstance(settings, EvaluatorSettings):
         tasks, written = settings.tasks, settings.include_path or []
         paths += [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
         paths += [("tasks", task) for task in tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
@@ -414,107 +377,6 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _mappings(items: Any) -> list[Mapping[str, Any]]:
+def mappings(items: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list, none where it is none."""
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
-
-
-def metric_mistakes(
-    settings: MetricSettings, where: str, metrics: Any, data_configs: Any = None
-) -> Iterator[OliveExtError]:
-    """An error for each mistake in the metrics of an `OrtEvaluator`, as a recipe or Olive writes them, and for a bound
-    on what none of them gives; `where` is the section's place in the recipe. Loads no data."""
-    if not isinstance(metrics, list) or not metrics:
-        yield ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
-        return
-    data = {str(item.get("name")): item for item in _mappings(data_configs)}
-    measured: dict[str, list[str]] = {}
-    for number, metric in enumerate(metrics):
-        if not isinstance(metric, Mapping):
-            if not isinstance(metric, str):  # else the error is where names are looked up
-                what = "give a mapping, or the name of one in 'metrics'"
-                yield ConfigError(f"'{where}.metrics.{number}' = {json.dumps(metric)}: {what}")
-            continue
-        place, names = f"{where}.metrics.{metric.get('name', number)}", _sub_types(metric)
-        yield from map(ConfigError, _kind_mistakes(place, metric, names))
-        yield from map(ConfigError, _data_mistakes(place, metric.get("data_config"), names, data))
-        given = _measured(metric, names)
-        if twice := [name for name in given if name in measured]:
-            what = f"'{twice[0]}' twice (a wer of 'm' is also 'm_sentences')"
-            yield ConfigError(f"'{where}.metrics' has {what}: rename one")
-        measured |= given
-    if settings.require and len(_mappings(metrics)) == len(metrics):
-        from olive_ext.report.metrics import COMPARISON_NAMES
-        from olive_ext.run.bounds import check_names
-        from olive_ext.run.costs import PEAK_MEMORY
-
-        bounds = [(bound.task, bound.metric) for bound in settings.require]
-        compared = COMPARISON_NAMES if settings.reference is not None else ()
-        yield from _raised(check_names, bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")
-
-
-def sentences_of(name: str) -> str:
-    """The task that has the sentences of a metric of transcripts."""
-    return f"{name}_sentences"
-
-
-def _measured(metric: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """What a metric gives, as bounds may name it."""
-    name = str(metric.get("name"))
-    beside = _BESIDE_TIMES if metric.get("type") in _TIMED else ()
-    if "wer" in names:
-        return {name: [*names, *beside, "wer_jiwer"], sentences_of(name): []}
-    return {name: [*names, *beside]}
-
-
-def described(metrics: Any) -> str:
-    """The metrics with their sub types and data, for a person."""
-    texts = []
-    for metric in _mappings(metrics):
-        data = f" of {metric['data_config']}" if isinstance(metric.get("data_config"), str) else ""
-        texts.append(f"{metric.get('name')} ({', '.join(_sub_types(metric)) or metric.get('type')}){data}")
-    return "; ".join(texts) or "none"
-
-
-def _sub_types(metric: Mapping[str, Any]) -> list[str]:
-    return [str(item.get("name")) for item in _mappings(metric.get("sub_types"))]
-
-
-def _kind_mistakes(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[str]:
-    if "name" not in metric:
-        yield f"missing key '{place}.name': a name that goals and results are called by"
-    kind = str(metric.get("type"))
-    if kind not in SUB_TYPES:
-        yield f"'{place}.type' = '{kind}': give {', '.join(SUB_TYPES)}"
-        return
-    accepted = SUB_TYPES[kind]
-    if accepted and not names and kind != "size_on_disk":
-        yield f"'{place}.sub_types' is missing: give {', '.join(accepted)}"
-    if metric.get("backend", "torch_metrics") == "torch_metrics" and accepted:
-        for name in (name for name in names if name not in accepted):
-            near = difflib.get_close_matches(name, accepted, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"a metric of type '{kind}' has {', '.join(accepted)}"
-            yield f"'{place}.sub_types' has '{name}': {hint}"
-    kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
-    if kind == "accuracy" and len(kinds) > 1:
-        yield f"'{place}.sub_types' = {', '.join(names)}: put {' and '.join(kinds[0])} into a metric of their own"
-
-
-def _data_mistakes(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    asks = next((kind for kind in (_SPEECH, _VISION) if set(kind) & set(names)), None)
-    if data is None and asks:
-        yield f"'{place}.data_config' is missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
-    if isinstance(data, str) and data not in known:
-        yield f"'{place}.data_config' = '{data}': not in 'data_configs', which has {', '.join(known) or 'none'}"
-    written = mapping(known.get(data) if isinstance(data, str) else data)
-    component = mapping(written.get("pre_process_data_config"))
-    given = {**component, **mapping(component.get("params"))}
-    accepted, where = PARAMETERS.get(str(component.get("type")), ()), f"data_configs.{written.get('name')}"
-    for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
-        if near := difflib.get_close_matches(key, accepted, n=1):
-            place_of_key = f"{where}.pre_process_data_config.params.{key}"
-            yield f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
-    task = given.get("task")
-    for name in names if asks is _VISION and task is not None else ():
-        if VISION_TASKS.get(str(task)) != name:
-            pairs = ", ".join(f"{kind} of '{other}'" for other, kind in VISION_TASKS.items())
-            yield f"'{place}.sub_types' has '{name}', and its data the task '{task}': Olive measures {pairs}"

@@ -12,7 +12,6 @@ from olive_ext.check.recipe import (
     Block,
     Passes,
     blocks,
-    described,
     gets_onnx,
     input_model,
     mapping,
@@ -21,19 +20,19 @@ from olive_ext.check.recipe import (
     what_is_missing,
 )
 from olive_ext.config import (
-    EVALUATOR_TYPE,
-    METRICS_TYPE,
     EvaluationConfig,
     EvaluationSettings,
-    MetricSettings,
+    EvaluatorSettings,
     PassSettings,
     WorkflowSettings,
+    evaluator_settings,
     pass_settings,
-    with_named_metrics,
+    settled_recipe,
 )
 from olive_ext.errors import ConfigError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
+from olive_ext.registry import evaluators, hooks, load
 
 if TYPE_CHECKING:
     from olive_ext.run.task_fit import TaskInputs
@@ -53,23 +52,22 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         passes = known_passes()
     findings = Findings(problems=list(dict.fromkeys(map(str, mistakes(recipe, passes)))))
     with suppress(ConfigError):  # one of the mistakes
-        recipe = with_named_metrics(recipe)
+        recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
     valid: list[WorkflowSettings] = []
     inputs: list[TaskInputs] = []
     ours = [block for block in blocks(recipe) if block.is_ours]
     if not ours:
-        findings.problems.append(
-            f"the recipe has no evaluator {EVALUATOR_TYPE} or {METRICS_TYPE} and no pass {' or '.join(pass_settings())}"
-        )
+        kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
+        findings.problems.append(f"the recipe has no evaluator {kinds} and no pass {of_passes}")
     for block in ours:
         try:
             settings = block.parsed()
         except ConfigError:
             continue  # one of the mistakes
-        if isinstance(settings, MetricSettings):
-            of_tasks = f"tasks of mteb: {', '.join(settings.tasks)}" if settings.tasks else ""
-            section.add(block.where, f"{block.type}, {of_tasks or 'metrics: ' + described(block.keys.get('metrics'))}")
+        if isinstance(settings, EvaluatorSettings):
+            described = load(evaluators()[block.type].describe)(block.keys.get("metrics"), settings)
+            section.add(block.where, f"{block.type}, {described}")
             valid.append(settings.as_evaluation())
             continue
         named = [task if isinstance(task, str) else str(task.get("task", "inline task")) for task in settings.tasks]
@@ -167,12 +165,13 @@ def _check_input_model(
         return
     values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.run.task_fit import is_transducer_folder, refuse_generations, refuse_misfits, refuse_texts
+    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
 
     with findings.noting_problems():
-        if is_onnx and is_transducer_folder(Path(path), inputs):
-            section.add("scoring", "none", "a transducer: sounds are transcribed, chunk by chunk")
-            return
+        for describe in hooks("package_without_scores").values() if is_onnx else ():
+            if described := describe(Path(path), inputs):
+                section.add("scoring", "none", described)
+                return
         config = EvaluationConfig.parse({**values, "model": model}, "input_model")
         if is_onnx:
             findings.extend(check_model(config, verify=verify, handed_over=_accelerator(recipe)), "input_model")

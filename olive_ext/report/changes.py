@@ -145,8 +145,8 @@ def judged(changes: Sequence[Change]) -> list[Change]:
 
 def _texts(comparison: Comparison) -> list[Divergence | TextChange]:
     answered = {ALL, *(item.task for item in comparison.outcomes)}
-    measured = [item for item in comparison.divergences if item.is_text]
-    return [item for item in (*measured, *comparison.texts) if item.task not in answered]
+    texts: list[Divergence | TextChange] = [item for item in comparison.divergences if item.is_text]
+    return [item for item in [*texts, *comparison.texts] if item.task not in answered]
 
 
 def unpaired(comparison: Comparison) -> dict[str, str]:

@@ -33,6 +33,7 @@ NAME = "name"
 class _OverDocuments:
     """A mean over positions of documents, whose standard error has `degrees` of freedom."""
 
+    task: str
     num_documents: int
     degrees: float | None
 
@@ -431,7 +432,8 @@ class Comparison:
 
     def documents(self) -> dict[str, int]:
         """The number of documents of each task."""
-        numbers = {item.task: item.num_documents for item in (*self.divergences, *self.texts) if item.task != ALL}
+        scored: list[Divergence | TextChange] = [*self.divergences, *self.texts]
+        numbers = {item.task: item.num_documents for item in scored if item.task != ALL}
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:

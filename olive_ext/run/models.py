@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
-    from olive_ext.text.tokenizer import Tokenizer
-    from olive_ext.text.tokenizer_fit import Asking
+    from olive_ext.session.tokenizer import Tokenizer
+    from olive_ext.session.tokenizer_fit import Asking
 
 import sys
 import tempfile
@@ -41,7 +41,7 @@ from olive_ext.records.travelling import unpack
 from olive_ext.report.numbers import duration
 from olive_ext.report.page import SIZE
 from olive_ext.report.scores import PHASES
-from olive_ext.text.tokenizer_fit import Asking
+from olive_ext.session.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -305,7 +305,7 @@ class Models:
     def asked_otherwise(self) -> Asked | None:
         """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
         `ConfigError` where the tokenizers give other ids to a text."""
-        from olive_ext.text.tokenizer_fit import refuse_other_tokenizer
+        from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 
         if self.records_file is not None:
             name, theirs = self.records_file.path, self.records_file.asking
@@ -323,7 +323,7 @@ class Models:
     def asking(self, model: ResolvedModel) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked."""
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-        from olive_ext.text.tokenizer_fit import Asking
+        from olive_ext.session.tokenizer_fit import Asking
 
         given = OrtLMArguments.parse(self.config.model_args, where="model_args")
         template = self.config.apply_chat_template
@@ -332,7 +332,7 @@ class Models:
         return Asking.of(self._tokenizer(model, **texts), variables if template else None)
 
     def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
-        from olive_ext.text.tokenizer import load_tokenizer
+        from olive_ext.session.tokenizer import load_tokenizer
 
         return load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code, **texts)
 
@@ -345,15 +345,19 @@ class Models:
         if self.records_file is not None:
             known: Mapping[str, Any] = self.records_file.manifest
         else:
-            from olive_ext.text.generation_bounds import read_stop_ids
+            from olive_ext.session.generation_bounds import read_stop_ids
 
             known = read_stop_ids(self.other.processor_files, self._tokenizer(self.other).eos_token_id).facts
         return stops_of(known, own)
 
 
+STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
+"""Facts of an execution that `stops_of` reads."""
+
+
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
     """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
-    from olive_ext.text.generation_bounds import other_search
+    from olive_ext.session.generation_bounds import other_search
 
     if "stop_ids" not in reference or "stop_ids" not in candidate:
         return None

@@ -24,7 +24,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.report import plain
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import evaluate_models
-from olive_ext.run.models import Models
+from olive_ext.run.models import STOP_FACTS, Models
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
@@ -62,17 +62,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)
-    names = (
-        "path",
-        "kind",
-        "content_hash",
-        SIZE,
-        "max_length",
-        "stop_ids",
-        "unused_stop_ids",
-        "stop_ids_file",
-        "search",
-    )
+    names = ("path", "kind", "content_hash", SIZE, "max_length", *STOP_FACTS)
     return {
         "facts": facts,
         **{name: report.model[name] for name in names if name in report.model},
@@ -92,7 +82,7 @@ def _announced(lm: Any, file: Path, tell: Callable[[str], None]) -> KnownAnswers
     def answer(requests: list[Any], ask: Callable[[list[Any]], list[Any]]) -> list[Any]:
         kind = requests[0].request_type if requests else ""
         if kind == "loglikelihood":
-            positions = sum(len(one[2]) for one in lm.token_requests(requests))
+            positions = sum(len(one.target) for _, one in lm.scoring_requests(requests) if one is not None)
         elif kind == "loglikelihood_rolling":
             positions = sum(len(lm.tok_encode(one.args[0])) for one in requests)
         else:

@@ -19,13 +19,12 @@ from olive_ext.check.recipe import Passes, mistakes
 from olive_ext.check.recipe import refuse as refuse_all
 from olive_ext.config import (
     AT_HAND,
-    EVALUATOR_TYPE,
     EXPORT,
-    METRICS_TYPE,
-    MetricSettings,
+    EvaluatorSettings,
     PassSettings,
     Strict,
     WorkflowSettings,
+    evaluator_settings,
     pass_settings,
     settings_of_pass,
 )
@@ -40,7 +39,7 @@ FINGERPRINT = "fingerprint"
 
 def is_ours(evaluator: Any) -> bool:
     """Whether an evaluator configuration has one of this package's types."""
-    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in (EVALUATOR_TYPE, METRICS_TYPE)
+    return isinstance(evaluator, OliveEvaluatorConfig) and evaluator.type in evaluator_settings()
 
 
 def is_our_pass(pass_type: str) -> bool:
@@ -81,16 +80,16 @@ def refuse(engine: Any, input_model: Any) -> None:
     refuse_all(mistakes(written, known_passes(engine.olive_config), has_model=bool(evaluators or passes)))
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
-            kind = settings_of_pass(config.type) or WorkflowSettings
-            config.config = _with_named_reference(config.config or {}, kind, f"passes.{name}")
+            settings = settings_of_pass(config.type) or WorkflowSettings
+            config.config = _with_named_reference(config.config or {}, settings, f"passes.{name}")
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
-            own = MetricSettings if evaluator.type == METRICS_TYPE else WorkflowSettings
-            evaluator.type_args = _with_named_reference(evaluator.type_args, own, where)
+            kind = evaluator_settings()[evaluator.type]
+            evaluator.type_args = _with_named_reference(evaluator.type_args, kind, where)
 
 
 def _with_named_reference(
-    values: dict[str, Any], kind: type[PassSettings | MetricSettings], where: str
+    values: dict[str, Any], kind: type[PassSettings | EvaluatorSettings], where: str
 ) -> dict[str, Any]:
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
@@ -102,7 +101,7 @@ def _with_named_reference(
     reference = settings.reference and settled(settings.reference)
     if reference is None:
         return values
-    ways = {"mode"} if kind is MetricSettings else set()  # metrics have one way alone
+    ways = {"mode"} if issubclass(kind, EvaluatorSettings) else set()  # metrics have one way alone
     return {**values, "reference": reference.model_dump(exclude_unset=True, exclude=ways)}
 
 

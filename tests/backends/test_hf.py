@@ -12,10 +12,10 @@ from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import ExecutionSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.session import Session
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer
 from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, instances, model, ort_lm
+from tests.session.tiny import byte_level
 from tests.strangers import put_scaled
-from tests.text.tiny import byte_level
 
 PAIRS = [("the cat", " sat on the mat and the dog ran off with the hat"), ("", "the")]
 

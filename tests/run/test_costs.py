@@ -15,7 +15,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, model, ort_lm
-from tests.text.tiny import TEMPLATE, byte_level
+from tests.session.tiny import TEMPLATE, byte_level
 
 
 def costs(lm: Any, folder: Path) -> tuple[Report, dict[str, Metric]]:

@@ -21,7 +21,7 @@ from olive_ext.workflow.metric_results import broken_in, to_metric_result
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import instances, model
 from tests.check.tiny import put_model
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -21,6 +21,8 @@ from olive_ext.engine.requests import (
     FinishReason,
     Generation,
     Hypothesis,
+    KeyedRequest,
+    KeyedResult,
     Request,
     Result,
     Sampling,
@@ -28,13 +30,13 @@ from olive_ext.engine.requests import (
     Suppressed,
 )
 from olive_ext.errors import RecordsError
-from olive_ext.session.answer_journal import answer_key, read_result, written
+from olive_ext.session.answer_journal import answer_key, in_chunks, read_result, written
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0, width=32)
 
@@ -180,13 +182,16 @@ class EagerEngine(FakeEngine):
         self.ahead = ahead
         self.ran: set[tuple[Request, ...]] = set()
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        return in_chunks(self, slices)
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result]]]:
         source = enumerate(chunks)
         while read := list(islice(source, self.ahead)):
             for number, requests in reversed(read):
                 assert tuple(requests) not in self.ran
-                self.ran.add(tuple(requests))
-                done(number, self.run(requests))
+                self.ran.update([tuple(requests)] if requests else [])
+                yield number, [*map(self._answer, requests)]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -200,9 +205,7 @@ def test_chunks_of_slices_are_the_same_however_many_are_under_way(is_kept: bool,
         session = Session(engine, byte_level())
         if is_kept:
             session.keep_answers(tmp_path / str(ahead))
-        else:
-            engine.needs_chunks = True
-        session.loglikelihood_slices(iter(slices), found.__setitem__)
+        found.update(session.as_completed("loglikelihood", iter(slices)))
         ran.append(engine.ran)
         answered.append(found)
     assert ran[0] == ran[1] == ran[2]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine, naive
-from tests.text.tiny import BOS, EOS, TEMPLATE, byte_level
+from tests.session.tiny import BOS, EOS, TEMPLATE, byte_level
 
 IDS = st.lists(st.integers(5, 300), max_size=50)
 TEXT = st.text(alphabet="the catso東🙂\n", max_size=30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -27,11 +27,11 @@ from olive_ext.backends.lm_eval.instances import (
     LostRequests,
     Observer,
     PendingGeneration,
-    TokenRequest,
+    Scored,
     encoded_slices,
     known_answers_first,
     noting,
-    score_slices,
+    scored,
 )
 from olive_ext.backends.lm_eval.task_media import TaskMedia
 from olive_ext.backends.package_versions import versions
@@ -40,10 +40,10 @@ from olive_ext.backends.samples import GeneratedText
 from olive_ext.errors import SessionError, TaskError
 from olive_ext.model import ResolvedModel
 from olive_ext.session import Session
+from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
-from olive_ext.text.encoder_decoder import decoder_tokens
-from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.requests import RollingRequest, ScoringRequest
+from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -159,26 +159,34 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
-        answers = [CERTAIN] * len(requests)
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
+            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
+            return self._scores(len(requests), slices, requests, advance)
 
-            def keep(index: int, answer: Answer) -> None:
-                answers[index] = answer
-                advance(1)
-
-            slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.token_requests)
-            score_slices(self, slices, keep, requests)
+    def _scores(
+        self,
+        count: int,
+        slices: Iterable[tuple[Sequence[int], Sequence[Scored]]],
+        instances: Sequence[Instance] = (),
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> list[Answer]:
+        answers = [CERTAIN] * count
+        for place, key, answer in scored(self, slices, instances):
+            answers[place] = answer
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answer)
+            advance(1)
         return answers
 
-    def token_requests(self, requests: Sequence[Instance]) -> list[TokenRequest]:
-        """The texts' tokens, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
+    def scoring_requests(self, requests: Sequence[Instance]) -> list[Scored]:
+        """The session's requests, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
         given = [self._media.given(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
         texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
         self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
         try:
             return [
-                (one.args, *(self._pair(*pair) if pair[1] else ([], [])), media)
+                (one.args, self._scoring_request(*self._pair(*pair), media) if pair[1] else None)
                 for one, pair, media in zip(requests, pairs, given, strict=True)
             ]
         finally:
@@ -189,16 +197,17 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             return self._prompt(context), self._text.encode_answer(continuation)
         return self._encode_pair(context, continuation)
 
-    def _loglikelihood_tokens(self, requests: Sequence[TokenRequest], **_: object) -> list[Answer]:
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, ...]], **_: object) -> list[Answer]:
         """Answers (key, context ids, target ids); a key of None is not cached."""
-        answers = [CERTAIN] * len(requests)
-        score_slices(self, [(range(len(requests)), requests)], answers.__setitem__)
-        return answers
+        asked = [(key, self._scoring_request(context, target)) for key, context, target in requests]
+        return self._scores(len(requests), [(range(len(requests)), asked)])
 
-    def scoring_request(
+    def _scoring_request(
         self, context: Sequence[int], target: Sequence[int], given: Mapping[str, Any] | None = None
-    ) -> ScoringRequest:
+    ) -> ScoringRequest | None:
         """The request for one pair; as in HFLM an encoder-decoder encodes the context, and decodes the target alone."""
+        if not target:
+            return None
         if self._encoding is None or self._media.is_speech:
             return ScoringRequest(context, target, **(given or {}))
         return ScoringRequest("", target, source=context)
@@ -210,16 +219,13 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
         asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         answers = [0.0] * len(requests)
-        with self._progress("Scoring texts", len(requests), disable_tqdm) as advance:
-
-            def keep(index: int, output: RollingOutput) -> None:
+        progress = self._progress("Scoring texts", len(requests), disable_tqdm)
+        with progress as advance, noting(self.lost, lambda at: [requests[at]]):
+            for index, output in self.session.as_completed("loglikelihood_rolling", [asked]):
                 answers[index] = output.logprob
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
                 self.observer(requests[index], asked[index], output)
                 advance(1)
-
-            with noting(self.lost, lambda at: [requests[at]]):
-                self.session.loglikelihood_rolling(asked, on_result=keep)
         return answers
 
     @known_answers_first
@@ -227,21 +233,22 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The continuation of each context. Greedy requests with equal arguments are generated once."""
         answers = [""] * len(requests)
         wanted = self.wanted_generations(requests)
+
+        def whose(at: int) -> str:
+            return str(requests[wanted[at].owners[0]].task_name)
+
         with self._progress("Generating", len(requests), disable_tqdm) as advance:
-
-            def keep(at: int, output: GenerationOutput) -> None:
-                item = wanted[at]
-                text = item.settings.answer(output, self.tok_decode)
-                for index in item.owners:
-                    answers[index] = GeneratedText.of(text, output)
-                    self.observer(requests[index], item.request, output)
-                if not item.settings.is_sampled:
-                    self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
-                advance(len(item.owners))
-
+            asked = [item.request for item in wanted]
             with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
-                names = [str(requests[item.owners[0]].task_name) for item in wanted]
-                self.session.generate([item.request for item in wanted], on_result=keep, names=names)
+                for at, output in self.session.as_completed("generate", [asked], whose):
+                    item = wanted[at]
+                    text = item.settings.answer(output, self.tok_decode)
+                    for index in item.owners:
+                        answers[index] = GeneratedText.of(text, output)
+                        self.observer(requests[index], item.request, output)
+                    if not item.settings.is_sampled:
+                        self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
+                    advance(len(item.owners))
         return answers
 
     def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:

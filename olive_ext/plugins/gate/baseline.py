@@ -22,6 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from olive_ext.errors import ConfigError, first_line, keys_once, special_kind
 from olive_ext.report import Metric, Report
 from olive_ext.run.earlier_reports import Named
+from olive_ext.run.models import STOP_FACTS
 from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
 
 FORMAT = 1
@@ -111,7 +112,7 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
     packed = tuple(_packed(item) for item in answers if item.judged)
     if not packed:
         raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
-    facts = ("path", "kind", "content_hash", "mode", "stop_ids", "unused_stop_ids", "stop_ids_file", "search")
+    facts = ("path", "kind", "content_hash", "mode", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
         format=FORMAT,

@@ -3,19 +3,20 @@ engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from olive_ext.config import ModelSettings
 from olive_ext.config.execution import WorkerSettings
-from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.errors import LostRequestsError, RunError
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request
+from olive_ext.errors import RunError
 from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
-from olive_ext.session.answer_journal import run_in_chunks
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.answer_journal import in_chunks
+from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.process_worker import ProcessWorker
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob
@@ -50,42 +51,29 @@ class WorkerPool:
         """The counters of all workers together."""
         return self._crew.counters
 
-    needs_chunks = True
-
     @property
     def at_work(self) -> str:
         """See `Crew.at_work`."""
         return self._crew.at_work
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
-        """Runs all requests, in chunks. Raises `LostRequestsError` behind all others where some have no result."""
-        lost: dict[int, str] = {}
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """Runs all requests, in chunks."""
+        return in_chunks(self, slices)
 
-        def take(index: int, result: Result | Lost) -> None:
-            if isinstance(result, Lost):
-                lost[index] = result.reason
-            else:
-                on_result(index, result)
-
-        run_in_chunks(self, [(requests, take)], None)
-        if lost:
-            raise LostRequestsError(lost)
-
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs each chunk on whichever worker is free."""
-        self._crew.run(self._which, chunks, done)
+        return self._crew.run(self._which, chunks)
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Runs what is there, up to what the slots of all workers are filled with some times over; then reads on."""
         most = WINDOW_CHUNKS * self.num_slots * len(self._crew.workers)
-        window: list[tuple[Hashable, Request]] = []
-        for item in items:
+        window: list[KeyedRequest] = []
+        for item in chain(items, [None]):
             if item is not None:
                 window.append(item)
             if window and (item is None or len(window) >= most):
-                yield from self._answer(window)
+                yield from list(self.run_slices([window]))  # all of them: who stops reading ends no worker
                 window = []
-        yield from self._answer(window)
 
     def reset(self) -> None:
         """Nothing: a chunk begins from an empty cache."""
@@ -109,11 +97,6 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers."""
         self._crew.stop()
-
-    def _answer(self, window: Sequence[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        answers: list[tuple[Hashable, Result]] = []
-        self.run([request for _, request in window], lambda index, result: answers.append((window[index][0], result)))
-        yield from answers
 
 
 def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Crew:

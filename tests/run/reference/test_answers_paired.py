@@ -18,7 +18,7 @@ from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
 from olive_ext.run.reference.claims import question_of
 from olive_ext.run.reference.pairing import compare_answers
-from olive_ext.text.requests import GenerationOutput
+from olive_ext.session.requests import GenerationOutput
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
 

@@ -23,9 +23,9 @@ from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Swi
 from olive_ext.plugins.diagnose.remedy.weights import Matrix
 from olive_ext.records import Records
 from olive_ext.session.local import LocalModel
+from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.session.texts import read_texts
-from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 logger = logging.getLogger(__name__)
 

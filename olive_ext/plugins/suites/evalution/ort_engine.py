@@ -20,7 +20,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.plugins.suites.evalution.requests import Arrivals, Item, Put, RequestEncoder, stream
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringOutput
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringOutput
 
 _STABLE = ("runtime", "providers", "batching", "kv_cache", "scoring_head")
 """Facts of `Session.describe_execution` that depend on the model and the machine only."""
@@ -131,15 +131,11 @@ class OrtInferenceSession(base.BaseInferenceSession):  # type: ignore[misc] # Ev
 
     def _score_arrivals(self, arrivals: Arrivals, put: Put) -> None:
         for batch in arrivals.batches():
-            self._score_batch(batch, arrivals, put)
-
-    def _score_batch(self, batch: Sequence[Item], arrivals: Arrivals, put: Put) -> None:
-        def take(index: int, output: ScoringOutput) -> None:
-            arrivals.check()
-            key, request = batch[index]
-            put(key, _scored(request, output))
-
-        self._session.loglikelihood(self._encoder.scoring([request for _, request in batch]), on_result=take)
+            asked = self._encoder.scoring([request for _, request in batch])
+            for index, output in self._session.as_completed("loglikelihood", [asked]):
+                arrivals.check()
+                key, request = batch[index]
+                put(key, _scored(request, output))
 
     def _generation(self, prepared: base.GenerationRequest) -> GenerationRequest:
         if prepared.do_sample and not prepared.temperature:

@@ -23,8 +23,8 @@ from evalution.engines import base
 from evalution.engines.continuous import RequestQueue, stream_request_results
 
 from olive_ext.errors import ConfigError, TaskError
-from olive_ext.text.requests import RollingRequest, ScoringRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.requests import RollingRequest, ScoringRequest
+from olive_ext.session.tokenizer import Tokenizer
 
 
 class RequestEncoder:

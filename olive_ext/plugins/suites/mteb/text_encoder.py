@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.config.olive_metrics import EmbeddingSettings
+from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 from olive_ext.plugins.suites.mteb.encoders import DecoderStates, FeatureGraph
 from olive_ext.plugins.suites.mteb.sentence_files import read_sentence_files
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.session.tokenizer import load_tokenizer
 
 Array = npt.NDArray[np.float32]
 
