@@ -64,7 +64,7 @@ FLOORS = {
     ],
     "olive_ext.session.workers": [
         ["worker"],
-        ["crew", "process_worker"],
+        ["crew"],
         ["pool"],
     ],
     "olive_ext.engine": [
