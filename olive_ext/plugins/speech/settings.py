@@ -138,10 +138,13 @@ def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, setting
         measured |= given
     if settings.require and len(mappings(metrics)) == len(metrics):
         bounds = [(bound.task, bound.metric) for bound in settings.require]
+        from olive_ext.report.metrics import COMPARISON_NAMES
+        from olive_ext.run.bounds import check_names
+        from olive_ext.run.costs import PEAK_MEMORY
+
+        compared = COMPARISON_NAMES if settings.reference is not None else ()
         try:
-            check_names(
-                bounds, measured, COMPARISON_NAMES if settings.reference is not None else (), f"{where}.require"
-            )
+            check_names(bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")
         except ConfigError as error:
             yield str(error)
 
