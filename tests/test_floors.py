@@ -27,6 +27,7 @@ FLOORS = {
         ["session"],
         ["backends"],
         ["run"],
+        ["check.recipe"],
         ["workflow"],
         ["check"],
         ["cli"],
