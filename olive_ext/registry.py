@@ -64,11 +64,9 @@ class Evaluator:
     does: str
     """What it is, for the schema."""
 
-    refuse: str
-    """Of Olive's metrics, their place and the settings; raises `ConfigError` before anything runs."""
-
     mistakes: str
-    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake."""
+    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake. To be
+    asked before anything runs."""
 
     describe: str
     """Of the metrics as written and the settings; a text for a person."""

@@ -27,6 +27,7 @@ FLOORS = {
         ["session"],
         ["backends"],
         ["run"],
+        ["check.recipe"],
         ["workflow"],
         ["check"],
         ["cli"],
@@ -63,7 +64,7 @@ FLOORS = {
     ],
     "olive_ext.session.workers": [
         ["worker"],
-        ["crew", "process_worker"],
+        ["crew"],
         ["pool"],
     ],
     "olive_ext.engine": [

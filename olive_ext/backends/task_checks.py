@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from lm_eval import evaluator_utils
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
@@ -38,6 +39,11 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
+        if aggregation is None and (callable(metric) or metric not in METRIC_REGISTRY):
+            known = f"which only metrics of lm-eval have of their own: {_known(AGGREGATION_REGISTRY)}"
+            raise TaskError(
+                f"task '{name}': the metric '{getattr(metric, '__name__', metric)}' has no 'aggregation', {known}"
+            )
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
             raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}")
@@ -138,9 +144,9 @@ def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> s
 def checked_documents() -> Iterator[None]:
     """While an evaluation runs, a document whose prompt cannot be made or is too long, without choices, or whose target
     is missing or none of them, raises `TaskError` with its number as its requests are built, which is before any of
-    them is asked."""
+    them is asked; and what aggregates a task's values names the task."""
     construct, iterate = ConfigurableTask.construct_requests, ConfigurableTask.doc_iterator
-    context = ConfigurableTask.fewshot_context
+    context, aggregate = ConfigurableTask.fewshot_context, evaluator_utils._compute_task_aggregations
     numbers: deque[int] = deque()  # of the documents whose prompts are still to be made
 
     def iterated(self: Any, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -165,7 +171,12 @@ def checked_documents() -> Iterator[None]:
                     refuse_long(text, "a text of it")
         return made
 
+    def aggregated(task: Any, *args: Any, **options: Any) -> Any:
+        with named_failures(f"task '{task.task_name}', its metrics"):
+            return aggregate(task, *args, **options)
+
     with (
+        replaced(evaluator_utils, "_compute_task_aggregations", aggregated),
         replaced(ConfigurableTask, "construct_requests", checked),
         replaced(ConfigurableTask, "doc_iterator", iterated),
         replaced(ConfigurableTask, "fewshot_context", prompted),

@@ -122,7 +122,7 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
-    from olive_ext.run.models import stops_of
+    from olive_ext.run.models import contexts_of, stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
 
@@ -139,6 +139,8 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
+    if contexts := contexts_of(model.context_length, other.context_length):
+        section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
     if found.is_equal or found.quantized_by:

@@ -135,6 +135,15 @@ class Models:
         except OliveExtError as error:
             raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
 
+    @property
+    def contexts(self) -> tuple[int, int] | None:
+        """`Comparison.contexts`; of records made elsewhere, by the length that they were made with."""
+        if self.config.reference is None:
+            return None
+        records = self.records_file
+        other = self.given_reference.context_length if records is None else records.max_length
+        return contexts_of(self.own.context_length, other)
+
     def damage(self) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
         of records that were made elsewhere are not at hand."""
@@ -353,6 +362,11 @@ class Models:
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
+
+
+def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
+    """Both contexts, where that of a model is known to be shorter than its reference's."""
+    return (own, other) if own and other and own < other else None
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:

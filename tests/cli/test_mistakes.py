@@ -180,6 +180,17 @@ def coded(place: Place, field: str, code: str, value: str = "!function mine.f") 
     return place
 
 
+def self_scored(place: Place) -> Place:
+    """Nothing but the log of samples asks for the targets."""
+    for name, text in (
+        ("mine.yaml", "process_results: !function mine.g"),
+        ("mine.py", "def g(*_): return {'acc': 1.0}"),
+    ):
+        file = place.here / "tasks" / name
+        file.write_text(f"{file.read_text()}{text}\n")
+    return place.also("--set", "sample_log_num=9", "--output", place.here / "out")
+
+
 def renamed(graph: Path) -> None:
     """The file of the weights has a name of as many bytes that is no UTF-8."""
     graph.write_bytes(graph.read_bytes().replace(b"w.data", b"w\xed\xa0\x80ta"))
@@ -191,6 +202,7 @@ def without_tokens(file: Path) -> str:
     return json.dumps(content)
 
 
+OF_OWN = "aggregation: mean, higher_is_better: true"
 ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
 ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
@@ -665,7 +677,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
             ("doc_to_text", "task 'mine', document 0"),
             ("doc_to_target", "task 'mine', document 0"),
             ("process_docs", "task 'mine'"),
-            ("process_results", "the evaluation stopped"),
+            ("process_results", "task 'mine', document 0"),
         )
         for fault, code, error in (
             ("ends the process", "raise SystemExit(0)", "SystemExit: 0"),
@@ -674,7 +686,25 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     },
     "aggregation that ends the process": (
         lambda p: coded(p, "metric_list", "exit()", "[{metric: acc, aggregation: !function mine.f}]"),
-        r"the evaluation stopped: SystemExit: None \(.*mine.py, line 3\)",
+        r"task 'mine', its metrics: SystemExit: None \(.*mine.py, line 3\)",
+    ),
+    "metric without an aggregation": (
+        lambda p: coded(p, "metric_list", "pass", "[{metric: !function mine.f}]"),
+        "task 'mine': the metric '.*f' has no 'aggregation', which only metrics of lm-eval have",
+    ),
+    "metric that raises": (
+        lambda p: p.task(GENERATE.replace("metric: exact_match", f"{{metric: !function mine.f, {OF_OWN}}}")).beside(
+            "mine.py", "\ndef f(*_, **__):\n    return {}['x']\n"
+        ),
+        r"task 'mine', document 0: KeyError: 'x' \(.*mine.py, line 3\)",
+    ),
+    "target that raises where scores are made by the task": (
+        lambda p: self_scored(coded(p, "doc_to_target", "return {0: 0, 1: 1}[values[0]['answer']]")),
+        r"task 'mine', document 1: KeyError: 2 \(.*mine.py, line 3\)",
+    ),
+    "values that no mean can be of": (
+        lambda p: coded(p, "process_results", "return {'acc': 'right'}"),
+        "task 'mine', its metrics: TypeError: ",
     ),
     "task whose module ends the process": (
         lambda p: coded(p, "doc_to_text", "pass").beside("mine.py", "exit(0)\n"),
