@@ -50,7 +50,7 @@ FLOORS = {
         ["ort_session"],
     ],
     "olive_ext.session": [
-        ["executor", "bounded_templates", "token_ids"],
+        ["executor", "bounded_templates"],
         ["tokenizer", "requests"],
         ["generation_bounds", "tokenizer_fit", "placeholders"],
         ["encoder_decoder"],

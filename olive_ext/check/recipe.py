@@ -357,6 +357,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
     are, one for the tasks that no file defines."""
     paths = [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
     tasks: list[Any] = []
+    written: str | list[str] = []
     if not isinstance(settings, EvaluatorSettings):
         tasks, written = settings.tasks, settings.include_path or []
         paths += [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
@@ -367,7 +368,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
         from olive_ext.run.costs import COSTS
 
         try:
-            refuse_unknown([task for task in tasks if task not in COSTS], task_folders(settings.include_path))
+            refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))
         except TaskError as error:
             yield TaskError(f"'{block.where}.tasks': {error}")
 

@@ -46,9 +46,7 @@ from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Names: TypeAlias = Sequence[str]
 Whose: TypeAlias = Callable[[int], str] | None
-_OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
 
 _ASK: Mapping[str, Callable[[Any], Any]] = {
     "generate": to_generation,
@@ -170,26 +168,24 @@ class Session(AbstractContextManager["Session"]):
     def generate(
         self,
         requests: Sequence[ToGenerate],
-        on_result: _OnGenerated = None,
-        *,
-        names: Names = (),
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
         **settings: Any,
     ) -> list[GenerationOutput]: ...
 
     def generate(
-        self, requests: Any, on_result: _OnGenerated = None, *, names: Names = (), **settings: Any
+        self, requests: Any, on_result: Callable[[int, Any], None] | None = None, **settings: Any
     ) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
         `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
         that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
+        as each becomes complete, in any order.
         """
         refuse_unknown_settings(settings)
         ask = partial(to_generation, settings=settings)
         is_alone = is_one(requests)
-        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result, names)
+        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result)
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
@@ -245,14 +241,12 @@ class Session(AbstractContextManager["Session"]):
         self,
         requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
-        *,
-        names: Names = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, to_scoring, on_result, names)
+        return self._run("loglikelihood", requests, to_scoring, on_result)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -321,11 +315,9 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[Any],
         ask: Callable[[Any], Any],
         on_result: Callable[[int, Any], None] | None,
-        names: Names = (),
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
-        completed = self._completed(Call(self, call, ask), [requests], names.__getitem__ if names else None)
-        for index, output in self._in_turn(call, completed, is_whole=True):
+        for index, output in self._in_turn(call, self._completed(Call(self, call, ask), [requests]), is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)

@@ -1,12 +1,14 @@
 """`OrtLM`: lm-eval's language model interface on top of the public session.
 
 Turns lm-eval's texts into token ids by HFLM's rules and hands every answer to lm-eval's cache the moment it is there.
-Knows no engine and no provider.
+Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine and no provider.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
@@ -33,11 +36,14 @@ from olive_ext.backends.lm_eval.instances import (
     noting,
     scored,
 )
+from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.samples import GeneratedText
-from olive_ext.errors import SessionError, TaskError
+from olive_ext.errors import MediaError, SessionError, TaskError, counted
+from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
@@ -47,15 +53,11 @@ from olive_ext.session.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-import re
-import sys
+PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
+"""What a task's text holds for a picture and for a sound."""
 
-from lm_eval.models.utils import replace_placeholders, resize_image
-
-from olive_ext.backends.lm_eval_patches import as_list
-from olive_ext.errors import MediaError, counted
-from olive_ext.media.pictures import read_picture
-from olive_ext.model.spec.media_types import Modality
+_ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
+"""Names under which a request of lm-eval gives them."""
 
 
 @register_model("olive_ext", "olive-ext")
@@ -309,13 +311,6 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         executor = self.session.executor
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
         return progress_bar(doing, total, fed, is_disabled, at_work=at_work)
-
-
-PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
-"""What a task's text holds for a picture and for a sound."""
-
-_ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
-"""Names under which a request of lm-eval gives them."""
 
 
 class TaskMedia:
