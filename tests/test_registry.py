@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from olive_ext.registry import plugins
+
+ROOT = Path(__file__).resolve().parents[1]
 
 STRANGER = """
 from olive_ext.registry import Command, Plugin
@@ -73,3 +78,11 @@ def test_plugin_that_fails_or_takes_a_name_is_refused(tmp_path: Path, text: str,
     assert done.returncode == 2
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_every_hook_is_asked_for_offered_and_on_the_map() -> None:
+    sources = [path for path in (ROOT / "olive_ext").rglob("*.py") if path.name != "registry.py"]
+    asked = {name for path in sources for name in re.findall(r'\bhooks?\(\s*"(\w+)"', path.read_text(encoding="utf-8"))}
+    assert asked == {name for plugin in plugins().values() for name in plugin.hooks}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert {name for name in asked if f"`{name}`" not in page} == set()
