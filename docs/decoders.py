@@ -141,7 +141,7 @@ def measure(name: str, provider: str) -> dict[str, str]:
 
 
 def _numbers(export: Any, opened: Callable[[int, int], Any]) -> dict[str, str]:
-    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from olive_ext.session.requests import GenerationRequest, ScoringRequest
 
     rng = random.Random(11)
     draw = lambda low, high: [rng.randrange(40, 1000) for _ in range(rng.randint(low, high))]  # noqa: E731

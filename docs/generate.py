@@ -27,7 +27,6 @@ from olive_ext.config import (  # noqa: E402
     EngineConfig,
     EvaluationSettings,
     ExecutionSettings,
-    MetricSettings,
     ModelConfig,
     OpenSettings,
     ReferenceConfig,
@@ -36,6 +35,7 @@ from olive_ext.config import (  # noqa: E402
 )
 from olive_ext.model.providers.table import TABLE  # noqa: E402
 from olive_ext.plugins.diagnose.settings import LocationSettings, MendingSettings  # noqa: E402
+from olive_ext.plugins.speech.settings import MetricSettings  # noqa: E402
 from olive_ext.registry import Command, load  # noqa: E402
 from olive_ext.report.verdict import EXIT_STATUS  # noqa: E402
 

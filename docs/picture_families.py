@@ -49,7 +49,7 @@ def measure(family: str) -> dict[str, str]:
     import olive_ext
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
-    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from olive_ext.session.requests import GenerationRequest, ScoringRequest
     from tests.exports.genai_layout import GENAI_LAYOUT
     from tests.exports.media import SOUND_FAMILIES, media_export
     from tests.exports.mobius import RELEASE

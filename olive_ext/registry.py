@@ -51,11 +51,33 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Evaluator:
+    """An evaluator of metrics that a recipe declares; its type is its name in `Plugin.evaluators`."""
+
+    module: str
+    """Registers the type with Olive when it is imported: it may itself be what imports Olive's door first."""
+
+    settings: str
+    """Its keys, an `olive_ext.config.EvaluatorSettings`, "module:name"."""
+
+    does: str
+    """What it is, for the schema."""
+
+    mistakes: str
+    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake. To be
+    asked before anything runs."""
+
+    describe: str
+    """Of the metrics as written and the settings; a text for a person."""
+
+
+@dataclass(frozen=True)
 class Plugin:
     """What a plug-in adds, by hook. Its module imports nothing heavy: objects are named "module:name"."""
 
     commands: Mapping[str, Command] = field(default_factory=dict)
     passes: Mapping[str, Pass] = field(default_factory=dict)
+    evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
     """Of the package, as `olive_ext.locate`."""
 
@@ -86,6 +108,11 @@ def load(name: str, what: str = "") -> Any:
 def passes() -> Mapping[str, Pass]:
     """The passes of all plug-ins by their types."""
     return {name: one for plugin in plugins().values() for name, one in plugin.passes.items()}
+
+
+def evaluators() -> Mapping[str, Evaluator]:
+    """The evaluators of all plug-ins by their types."""
+    return {name: one for plugin in plugins().values() for name, one in plugin.evaluators.items()}
 
 
 def hooks(name: str) -> Mapping[str, Any]:

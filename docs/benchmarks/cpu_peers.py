@@ -67,7 +67,7 @@ Answering = Callable[[list[list[int]], list[int]], Answer | Callable[[], Answer]
 
 def ours(model: Path, threads: int) -> Answering:
     import olive_ext
-    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from olive_ext.session.requests import GenerationRequest, ScoringRequest
 
     session = olive_ext.open(str(model), kind="onnx", engine={"num_threads": threads})
 

@@ -25,7 +25,7 @@ from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.model import resolve
 from olive_ext.model.providers.resolution import register_libraries
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.session.tokenizer import load_tokenizer
 
 LETTERS = "ABCDEFGHIJ"
 NEW_TOKENS = 16

@@ -23,9 +23,9 @@ from olive.evaluator.olive_evaluator import OnnxEvaluator
 from olive.model import ONNXModelHandler
 from scipy.io import wavfile
 
-from olive_ext.config import MetricSettings
+from olive_ext.plugins.speech.generated_answers import answered, documents
+from olive_ext.plugins.speech.settings import MetricSettings
 from olive_ext.session import open as open_session
-from olive_ext.workflow.generated_answers import answered, documents
 
 TURNS, RATE = 5, 16000
 

@@ -26,8 +26,8 @@ from harness import parser_of, table, write
 
 from olive_ext.report import from_json
 from olive_ext.report.comparison import Divergence
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
 from olive_ext.stats.paired_answers import documents_needed
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
 
 HEADS = ("task", "measure", "n", "tokens each", "difference", "z", "z of 1,000 tokens", "needed", "tokens needed")
 Z95 = 1.959964

@@ -35,7 +35,7 @@ another one."""
 def answer(model: str) -> dict[str, dict[str, Any]]:
     """Digest of all numbers and seconds (wall, CPU) of each of `ENGINES`, in this process with the package it finds."""
     import olive_ext
-    from olive_ext.text.requests import GenerationRequest, ScoringRequest
+    from olive_ext.session.requests import GenerationRequest, ScoringRequest
 
     found = {}
     for name, engine in ENGINES.items():

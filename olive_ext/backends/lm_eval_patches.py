@@ -26,7 +26,7 @@ from olive_ext.backends.progress import shown
 from olive_ext.errors import named_failures
 from olive_ext.media.pictures import media_digest
 from olive_ext.model.files.content import digest_of
-from olive_ext.text.bounded_templates import BoundedEnvironment
+from olive_ext.session.bounded_templates import BoundedEnvironment
 
 logger = logging.getLogger(__name__)
 

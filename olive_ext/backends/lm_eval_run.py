@@ -30,7 +30,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, RecordsError, named_failures
 from olive_ext.records.journal import Journal
 from olive_ext.report.page import TEMPLATE_DATE
-from olive_ext.text.bounded_templates import bounded_chat_templates
+from olive_ext.session.bounded_templates import bounded_chat_templates
 
 _PASSED_ON = (
     *("num_fewshot", "limit", "bootstrap_iters", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"),

@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from olive_ext.engine.requests import FinishReason
 from olive_ext.report.metrics import LENGTHS, MEANS
-from olive_ext.text.requests import GenerationOutput
+from olive_ext.session.requests import GenerationOutput
 
 _TOGETHER = MajorityVoteFilter, TakeKFilter
 """Filters that choose among a document's answers."""

@@ -7,13 +7,14 @@ against opening it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, OliveExtError, ProviderError, listed
+from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, listed
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
@@ -24,17 +25,10 @@ from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
-    from olive_ext.session.texts import Texts
-    from olive_ext.text.generation_bounds import StopIds
-    from olive_ext.text.tokenizer import Tokenizer
-
-import math
-from typing import TYPE_CHECKING
-
-from olive_ext.errors import NonFiniteError
-
-if TYPE_CHECKING:
     from olive_ext.session import Session
+    from olive_ext.session.generation_bounds import StopIds
+    from olive_ext.session.texts import Texts
+    from olive_ext.session.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -122,9 +116,9 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
-    from olive_ext.run.models import stops_of
-    from olive_ext.text.generation_bounds import read_stop_ids
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.run.models import contexts_of, stops_of
+    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.tokenizer import load_tokenizer
 
     def ends(one: ResolvedModel) -> Mapping[str, Any]:
         eos = None
@@ -139,6 +133,8 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
+    if contexts := contexts_of(model.context_length, other.context_length):
+        section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
     if found.is_equal or found.quantized_by:
@@ -149,7 +145,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
     from olive_ext.session.texts import open_tokenizer, read_texts
-    from olive_ext.text.tokenizer_fit import refuse_template
+    from olive_ext.session.tokenizer_fit import refuse_template
 
     section, is_ours = findings.section("Decisions"), model.runtime.runs_graph
     with findings.noting_problems():
@@ -385,7 +381,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 def _first_layer(model: ResolvedModel) -> str:
     """Where the model's output stops to be finite, or why that cannot be told."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
-    from olive_ext.text.tokenizer import load_tokenizer
+    from olive_ext.session.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code)
     try:
@@ -403,7 +399,7 @@ def _difference(one: float, other: float) -> float:
 
 def _token_logprobs(model: ResolvedModel, graph: str, open_session: Callable[..., Session]) -> list[float]:
     """Log-probabilities of all target tokens of `PAIRS` in order, in nats."""
-    from olive_ext.text.requests import ScoringRequest
+    from olive_ext.session.requests import ScoringRequest
 
     engine = model.settings.engine.model_copy(update={"graph": graph})
     with open_session(model.patched({"engine": engine})) as session:

@@ -6,17 +6,18 @@ model and no framework.
 
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.certain import Bound, Certain
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings, WorkflowSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
-from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings, with_named_metrics
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
     PASS_TYPE,
     SCHEMA_KINDS,
+    evaluator_settings,
     pass_settings,
     schema,
     settings_of_pass,
+    settled_recipe,
 )
 from olive_ext.config.work import (
     AT_HAND,
@@ -33,7 +34,6 @@ __all__ = [
     "EVALUATOR_TYPE",
     "EXPORT",
     "INPUT_MODEL",
-    "METRICS_TYPE",
     "PASS_TYPE",
     "RECORDS_SUFFIX",
     "SAME_MODEL",
@@ -43,8 +43,8 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "EvaluationSettings",
+    "EvaluatorSettings",
     "ExecutionSettings",
-    "MetricSettings",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",
@@ -53,8 +53,9 @@ __all__ = [
     "Strict",
     "WorkflowSettings",
     "accepts",
+    "evaluator_settings",
     "pass_settings",
     "schema",
     "settings_of_pass",
-    "with_named_metrics",
+    "settled_recipe",
 ]

@@ -170,3 +170,12 @@ class WorkflowSettings(JudgedSettings, EvaluationSettings):
             return values  # told with the field
         claim = implied(bounds)
         return values if claim is None else {**values, "certain": claim}
+
+
+class EvaluatorSettings(JudgedSettings, ComparedSettings, ExecutionSettings):
+    """The keys of a plug-in's evaluator, beside Olive's `metrics`, that are common to all."""
+
+    def as_evaluation(self) -> WorkflowSettings:
+        """The same models opened for an evaluation that runs no task."""
+        names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparedSettings.model_fields}
+        return WorkflowSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from olive_ext.config.evaluation import WorkflowSettings
-from olive_ext.config.olive_metrics import METRICS_TYPE, MetricSettings
+from olive_ext.config.evaluation import EvaluatorSettings, WorkflowSettings
 from olive_ext.config.work import PassSettings
-from olive_ext.registry import load, passes
+from olive_ext.registry import evaluators, hooks, load, passes
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -39,7 +38,6 @@ _EVALUATOR_KEYS: Json = {
 }
 _METRICS_KEYS: Json = {
     **_EVALUATOR_KEYS,
-    "type": {"const": METRICS_TYPE, "description": "This package's evaluator of Olive's own metrics."},
     "metrics": {
         "type": "array",
         "items": {"type": ["object", "string"]},
@@ -62,6 +60,18 @@ def pass_settings() -> Mapping[str, type[PassSettings]]:
     return {PASS_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in passes().items()}}
 
 
+def evaluator_settings() -> Mapping[str, type[WorkflowSettings | EvaluatorSettings]]:
+    """The types of the evaluators of this package and its plug-ins, and their settings."""
+    return {EVALUATOR_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in evaluators().items()}}
+
+
+def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe as Olive takes it, of what plug-ins let be written otherwise. Raises `ConfigError`."""
+    for settle in hooks("settle_recipe").values():
+        recipe = settle(recipe)
+    return recipe
+
+
 def settings_of_pass(pass_type: str) -> type[PassSettings] | None:
     """The settings of a pass of this package, None of others'; Olive reads the types of passes without regard to case
     or to a leading path."""
@@ -72,11 +82,12 @@ def settings_of_pass(pass_type: str) -> type[PassSettings] | None:
 def schema(kind: SchemaKind) -> Json:
     """The schema (draft 7, which editors know best) of one evaluator block, one pass block or a whole recipe."""
     known = {name: _tidy(one.model_json_schema()) for name, one in pass_settings().items()}
-    settings, metrics = known[PASS_TYPE], _tidy(MetricSettings.model_json_schema())
-    blocks = {
-        "evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args"),
-        "metrics": _block(metrics["properties"], _METRICS_KEYS, "type_args", "metrics"),
-    }
+    settings = known[PASS_TYPE]
+    blocks = {"evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
+    for name, evaluator in evaluators().items():
+        own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {evaluator.does}."}}
+        properties = _tidy(load(evaluator.settings).model_json_schema())["properties"]
+        blocks[name] = _block(properties, own, "type_args", "metrics")
     does = {PASS_TYPE: _PASS_DOES, **{name: one.does for name, one in passes().items()}}
     for name, one in known.items():
         own = {"type": {"const": name, "description": f"This package's pass: {does[name]}."}, **_PASS_KEYS}
@@ -112,7 +123,7 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
 
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
-    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), _when_ours(METRICS_TYPE, "metrics")]}
+    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in evaluators())]}
     ours = [_when_ours(name, _block_of(name)) for name in pass_settings()]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}

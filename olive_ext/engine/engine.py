@@ -1,26 +1,35 @@
-"""Requests in, results out, in the order of the requests. Knows no text, and no step: a `StepLoop` runs those."""
+"""Requests in, results out as they become complete: an `Engine` over one or two `StepLoop`s, of which each runs a
+scheduler's steps on a runner, has a tap note them, and splits a step for which memory does not suffice. Knows no text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import reduce
 from itertools import islice
 from typing import Any
 
+from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
+from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import NoTap, Tap
-from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step_loop import StepLoop
-from olive_ext.errors import LostItemError, LostRequestsError, RunError
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
+from olive_ext.engine.runners.runner import Runner, Traits
+from olive_ext.engine.scheduling.overlapped_steps import StepThread
+from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
+from olive_ext.engine.scheduling.scheduler import Scheduler
+from olive_ext.engine.scheduling.sequences import PendingAnswer
+from olive_ext.engine.step import Step, StepOutput
+from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.providers.devices import trim_host_memory
+
+logger = logging.getLogger(__name__)
 
 WINDOW_PER_SLOT = 16
 """Requests that `run_continuous` plans together, for each slot: enough to share prefixes, few enough to stream."""
-
-OnResult = Callable[[int, Result], None]
-Put = Callable[[int, Result | Lost], None]
 
 
 class Engine:
@@ -30,7 +39,6 @@ class Engine:
     with all its slots. Engines whose runners share a `Residency` may be used in turns.
     """
 
-    needs_chunks = False
     at_work = ""
 
     def __init__(
@@ -66,47 +74,43 @@ class Engine:
         """Positions that a scored sequence may occupy at most."""
         return self._scoring.traits.context_length
 
-    def run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result]:
-        """Results in the order of `requests`; `on_result(index, result)` is called as each becomes complete. Raises
-        `LostRequestsError` behind all others where an encoder fails on a picture or a sound of some."""
-        found = self._run(requests, on_result)
-        if lost := {place: result.reason for place, result in enumerate(found) if isinstance(result, Lost)}:
+    def run(self, requests: Sequence[Request]) -> list[Result]:
+        """Results in the order of `requests`. Raises `LostRequestsError` where an encoder fails on a picture or a sound
+        of some."""
+        answers, lost = dict[int, Result](), dict[int, str]()
+        for place, answer in self.run_slices([list(enumerate(requests))]):
+            if isinstance(answer, Lost):
+                lost[place] = answer.reason
+            else:
+                answers[place] = answer
+        if lost:
             raise LostRequestsError(lost)
-        return [result for result in found if isinstance(result, Result)]
+        return [answers[place] for place in range(len(requests))]
 
-    def _run(self, requests: Sequence[Request], on_result: OnResult | None = None) -> list[Result | Lost]:
-        results: dict[int, Result | Lost] = {}
-
-        def put(place: int, result: Result | Lost) -> None:
-            results[place] = result
-            if on_result is not None and isinstance(result, Result):
-                on_result(place, result)
-
-        if self._is_deterministic:
-            self.reset()
-        items = list(enumerate(requests))
-        has_two = self._generating is not self._scoring
-        generated = [item for item in items if item[1].generation is not None] if has_two else []
-        scored = [item for item in items if item[1].generation is None] if has_two else items
-        with self._running():
-            self._score(scored, put)
-            self._drive(self._generating, generated, put)
-        return [results[place] for place in range(len(requests))]
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
+        own, are planned together; a slice is read when the one before it is complete. A request is `Lost` where an
+        encoder fails on a picture or a sound of it."""
+        for items in slices:
+            if self._is_deterministic:
+                self.reset()
+            yield from self._run(items)
 
     @property
     def num_slots(self) -> int:
         """Sequences that are decoded together at most."""
         return self.runner.capacity.num_slots
 
-    def run_chunks(
-        self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result | Lost]], None]
-    ) -> None:
-        """Runs each chunk by itself, from an empty cache; `done(number, results)` is called as each is complete."""
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
+        """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
+        cache; an empty one is complete at once."""
         for number, requests in enumerate(chunks):
-            self.reset()
-            done(number, self._run(requests))
+            if requests:
+                self.reset()
+            answers = dict(self._run(list(enumerate(requests))))
+            yield number, [answers[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
         one plan needs.
 
@@ -117,7 +121,7 @@ class Engine:
         window = WINDOW_PER_SLOT * self.num_slots
         with self._running():
             self._enter(loop)
-            batch: list[tuple[Hashable, Request]] | None = []
+            batch: list[KeyedRequest] | None = []
             while batch is not None or loop.has_work:
                 if batch == [] and loop.num_waiting == 0:
                     batch = _read(source, window)
@@ -161,23 +165,27 @@ class Engine:
             "counters": counters,
         }
 
-    def _score(self, items: Sequence[tuple[int, Request]], put: Put) -> None:
+    def _run(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+        has_two = self._generating is not self._scoring
+        generated = [item for item in items if item[1].generation is not None] if has_two else []
+        scored = [item for item in items if item[1].generation is None] if has_two else items
+        with self._running():
+            yield from self._score(scored)
+            yield from self._drive(self._generating, generated)
+
+    def _score(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
         """Runs what the tap does not know already. What is complete is kept, however this ends."""
         known, rest = self._tap.prepare(items)
-        for place, result in known.items():
-            put(place, result)
-
-        def finish(place: int, result: Result | Lost) -> None:
-            put(place, result if isinstance(result, Lost) else self._tap.finish(place, result))
-
+        yield from known.items()
         try:
-            self._drive(self._scoring, rest, finish)
+            for key, result in self._drive(self._scoring, rest):
+                yield key, result if isinstance(result, Lost) else self._tap.finish(key, result)
         finally:
             self._tap.flush()
 
-    def _drive(self, loop: StepLoop, items: Sequence[tuple[int, Request]], put: Put) -> None:
-        """Runs numbered requests until none is left. Where an encoder fails on an item, requests that have it are lost,
-        and all others without an answer are begun anew: a step that failed leaves nothing to go on from."""
+    def _drive(self, loop: StepLoop, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
+        """Runs requests until none is left. Where an encoder fails on an item, requests that have it are lost, and all
+        others without an answer are begun anew: a step that failed leaves nothing to go on from."""
         waiting = dict(items)
         while waiting:
             self._enter(loop)
@@ -186,9 +194,8 @@ class Engine:
                 loop.admit(list(waiting.items()))
                 while loop.has_work:
                     for answer in loop.advance():
-                        assert isinstance(answer.key, int)
-                        put(answer.key, answer.result())
                         del waiting[answer.key]
+                        yield answer.key, answer.result()
             except LostItemError as error:
                 lost = [key for key, request in waiting.items() if error.key in {run.item.key for run in request.media}]
                 if not lost:
@@ -196,8 +203,8 @@ class Engine:
                 loop.reset()
                 for key in lost:
                     del waiting[key]
-                    put(key, Lost(str(error)))
                 self.counters.requests = num_before + begun - len(waiting)  # the rest is admitted once more
+                yield from ((key, Lost(str(error))) for key in lost)
 
     def _enter(self, loop: StepLoop) -> None:
         """Gives the runner's slots to `loop`, which forgets what was resident where another one has run since."""
@@ -218,11 +225,224 @@ class Engine:
             raise
 
 
-def _read(source: Iterator[tuple[Hashable, Request] | None], count: int) -> list[tuple[Hashable, Request]] | None:
+def _read(source: Iterator[KeyedRequest | None], count: int) -> list[KeyedRequest] | None:
     """The next items, `count` at most, up to the first None; None where there are no more."""
-    found: list[tuple[Hashable, Request]] = []
+    found: list[KeyedRequest] = []
     for item in islice(source, count):
         if item is None:
             return found
         found.append(item)
     return found or None
+
+
+class StepLoop:
+    """One scheduler, and what it knows of the runner: which sequences are resident, how long a step may be."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tap: Tap,
+        chunk_size: int,
+        rule: ScoringRule,
+        counters: Counters,
+        *,
+        reports_non_finite: bool = False,
+    ) -> None:
+        """`reports_non_finite`: requests whose output is not finite are counted instead of raising `NonFiniteError`."""
+        self._runner, self._runners = runner, (runner, *tap.runners)
+        self._reports_non_finite = reports_non_finite
+        self._tap = tap
+        self._chunk_size = min(chunk_size, tap.longest_step)
+        self._counters = counters
+        self._steps = self.traits.form.scored_steps(self._chunk_size, rule)
+        self._limit = UNLIMITED
+        self._positions = self._cells = 0
+        self._media_ids = MediaIds()
+        self._scheduler = self._new_scheduler()
+        self._thread = StepThread(runner.run)
+
+    @property
+    def traits(self) -> Traits:
+        """What both the runner and the tap can do."""
+        return self._tap.traits(self._runner)
+
+    @property
+    def capacity(self) -> Capacity:
+        """The memory that both the runner and the tap have."""
+        return reduce(Capacity.both, [runner.capacity for runner in self._runners])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is waiting or running."""
+        return self._scheduler.has_work
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that no step has begun with."""
+        return self._scheduler.num_waiting
+
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Whether `requests` may be admitted now: memory can only be reserved while nothing runs."""
+        positions, cells = self._needed(*_longest(requests))
+        capacity, in_use = self.capacity, self._in_use
+        has_slots = in_use.for_sequences(positions) == in_use
+        is_reserved = positions <= capacity.positions and cells <= in_use.cells and has_slots
+        return is_reserved or not self._scheduler.has_work
+
+    def admit(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        """Plans `(key, request)` pairs together. Raises `OliveExtError` for one that the model cannot take."""
+        requests = [request for _, request in items]
+        scored, generated = _longest(requests)
+        most = self.traits.context_length
+        if max(scored, generated) > most:
+            key, needed = next((key, found.num_positions) for key, found in items if found.num_positions > most)
+            raise OliveExtError(f"request {key!r} needs {needed} positions; the model has {most} (max_length)")
+        self._check(requests)
+        if [True for request in requests if request.media]:
+            items = [(key, self._media_ids.put(request)) for key, request in items]
+            for request in requests:
+                self._runner.expect_media(request.media)
+                for other in self._tap.runners:
+                    other.expect_media(self._tap.own_media(request.media))
+        plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
+        if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
+            self.reset()  # what was timed has overwritten what was resident
+        positions, cells = self._needed(scored, generated)
+        self.reserve(positions, cells)
+        self._positions, self._cells = max(self._positions, positions), max(self._cells, cells)
+        self._check_beams(items)
+        in_use = self._in_use
+        has_work = self._scheduler.has_work
+        renewed = [not has_work and runner.renew(in_use.num_slots, self._positions) for runner in self._runners]
+        if any(renewed) or self._scheduler.key != (in_use, *self._steps.sizes):
+            self._scheduler = self._new_scheduler()
+        self._counters.requests += len(items)
+        self._counters.tokens_naive += plan.tokens_naive
+        self._counters.tokens_distinct += plan.tokens_distinct
+        self._scheduler.add(plan.sequences)
+
+    def advance(self) -> list[PendingAnswer]:
+        """Takes in one step, behind which the next begins where it is known; the answers that are now complete."""
+        scheduler = self._scheduler
+        if not scheduler.is_planned:
+            scheduler.schedule()
+        if (overlapped := scheduler.schedule_overlapped()) is not None:
+            if not self._thread.num_begun:
+                self._thread.begin(scheduler.present, is_overlapped=False)
+            self._thread.begin(overlapped, is_overlapped=True)
+        try:
+            output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
+        except MemoryShortageError as error:
+            self.settle()  # behind a step that failed none has run: the overlapped one is run again
+            output = self._in_halves(scheduler.present, error)
+        return scheduler.update(output)
+
+    def reserve(self, positions: int, cells: int = 0) -> None:
+        """Makes room on the runner, and where the tap has a model of its own."""
+        for runner in self._runners:
+            runner.reserve(positions, cells)
+
+    def run(self, step: Step) -> StepOutput:
+        """The step's output with the tap's notes, in place of the logits rows, which only the tap reads."""
+        try:
+            output = self._runner.run(step)
+        except MemoryShortageError:
+            self._tap.miss(step)
+            raise
+        notes_T = self._tap.note(step, output)
+        return output if notes_T is None else replace(output, logits_RV=None, notes_T=notes_T)
+
+    def settle(self) -> None:
+        """Returns when nothing runs. May be interrupted, and called again."""
+        self._thread.settle()
+
+    def reset(self) -> None:
+        """Forgets what is resident and what is in flight."""
+        self._positions = self._cells = 0
+        self._scheduler = self._new_scheduler()
+        self._media_ids = MediaIds()
+        self._tap.forget()
+        self.settle()
+
+    def close(self) -> None:
+        """Ends the thread: nothing may run on what is about to be released."""
+        self._thread.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The sizes of steps, and the reasons."""
+        facts = {"chunk_size": self._chunk_size, **self._steps.describe()}
+        return {**facts, "step_limit": self._limit} if self._limit < UNLIMITED else facts
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Raises `OliveExtError` for a source, a picture, a sound or beams that the model cannot take."""
+        for source in dict.fromkeys([request.source for request in requests]):
+            for runner in self._runners:
+                runner.check_source(source)
+        for media in [request.media for request in requests if request.media]:
+            self._runner.check_media(media)
+            for other in self._tap.runners:
+                other.check_media(self._tap.own_media(media))
+            for run in media:
+                self.traits.item_limit.check(run.item)
+        generations = [request.generation for request in requests if request.generation is not None]
+        for num_beams in {found.num_slots for found in generations if found.beams is not None}:
+            self._runner.check_beams(num_beams)
+        for request in [one for one in requests if one.generation is not None and one.generation.beams is not None]:
+            begin, most = len(request.tokens), request.num_positions
+            if (last := self.traits.side(begin).last) < most:
+                text = f"of {begin} tokens to {most} would pass {last}, where this model computes texts otherwise"
+                raise OliveExtError(f"a beam search from a prompt {text}: give a smaller 'max_new_tokens', or one beam")
+
+    def _check_beams(self, items: Sequence[tuple[Hashable, Request]]) -> None:
+        """Raises `OliveExtError` for a search whose beams do not fit in the KV cache together."""
+        (number, size), slots, most = self.capacity.blocks, self._in_use.num_slots, self.capacity.most_positions
+        for key, request in items:
+            beams = request.generation.num_slots if request.generation is not None else 1
+            if beams > 1 and (beams * -(-request.num_positions // size) > number if number else beams > slots):
+                shown = f"'num_beams' = {beams}, of up to {request.num_positions} positions each"
+                most = number * size or most
+                raise OliveExtError(f"request {key!r}: {shown}, is beyond the KV cache's {most} positions")
+
+    def _needed(self, scored: int, generated: int) -> tuple[int, int]:
+        traits = self.traits
+        return self._steps.memory(scored, generated, traits.context_length, traits.row_group)
+
+    def _in_halves(self, step: Step, error: MemoryShortageError) -> StepOutput:
+        """The output of a step too large for the memory, run in two parts; later steps are no longer than these."""
+        halves = halve(step, splits_rows=self.traits.form.in_slots.splits_rows)
+        if halves is None:
+            if len(step.rows) == 1 < step.num_tokens:
+                shown = f"{error}; the {step.num_tokens} tokens of a picture or a sound are fed in one step"
+                raise MemoryShortageError(shown) from error
+            raise error
+        self._counters.steps_halved += 1
+        self._limit = min(self._limit, max(half.num_tokens for half in halves))
+        self._scheduler.cut_steps(self._limit)
+        logger.warning("%s; steps are cut to %d tokens", error, self._limit)
+        return joined(*map(self._run_or_halve, halves))
+
+    def _run_or_halve(self, step: Step) -> StepOutput:
+        try:
+            return self.run(step)
+        except MemoryShortageError as error:
+            return self._in_halves(step, error)
+
+    @property
+    def _in_use(self) -> Capacity:
+        """The capacity with the cells and the slots for what was needed since the last reset. More may be there from
+        earlier requests, but steps follow from the present ones alone, and so do the bits of their numbers."""
+        capacity = self.capacity.for_sequences(self._positions)
+        return capacity._replace(cells=min(self._cells, capacity.cells))
+
+    def _new_scheduler(self) -> Scheduler:
+        """A scheduler knows one capacity, and one choice of how scored texts share steps."""
+        scheduler = Scheduler(self.traits, self._in_use, self._counters, self._chunk_size, self._steps)
+        scheduler.cut_steps(self._limit)
+        scheduler.reports_non_finite = self._reports_non_finite
+        return scheduler
+
+
+def _longest(requests: Sequence[Request]) -> tuple[int, int]:
+    found = [(request.generation is None, request.num_positions) for request in requests]
+    scored = max([positions for is_scored, positions in found if is_scored], default=0)
+    return scored, max([positions for is_scored, positions in found if not is_scored], default=0)

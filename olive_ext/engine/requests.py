@@ -222,6 +222,12 @@ class Lost:
     reason: str
 
 
+KeyedRequest = tuple[Any, Request]
+"""A request, and the key under which its result comes back: whatever may be the key of a dict."""
+
+KeyedResult = tuple[Any, Result | Lost]
+
+
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
     """The compared fields of all requests' targets, one request behind the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]

@@ -19,7 +19,6 @@ from olive_ext.model.files.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
 from olive_ext.model.files.package_files import inside
-from olive_ext.model.files.transducer import refuse_transducer
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.providers.package_trust import operators_library
@@ -28,6 +27,7 @@ from olive_ext.model.runtimes import Runtime
 from olive_ext.model.spec import checkpoint
 from olive_ext.model.spec.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
 from olive_ext.model.types import DecoderSpec, ModelFiles, SourceKind, TensorSpec
+from olive_ext.registry import hooks
 
 
 def resolve(
@@ -165,7 +165,8 @@ class ResolvedModel:
         from olive_ext.model.spec.step_choices import as_opened, table_offset
 
         files, settings = self.files, self.settings
-        refuse_transducer(files.genai_config, files.directory)
+        for refuse in hooks("refuse_package").values():
+            refuse(files.genai_config, files.directory)
         provided = {name for path in settings.engine.adapters for name in read_adapter(path).get_parameters()}
         try:
             with understood(files.decoder):

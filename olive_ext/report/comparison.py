@@ -33,6 +33,7 @@ NAME = "name"
 class _OverDocuments:
     """A mean over positions of documents, whose standard error has `degrees` of freedom."""
 
+    task: str
     num_documents: int
     degrees: float | None
 
@@ -404,6 +405,10 @@ class Comparison:
 
     reach: Reach | None = None
     """None without distributions."""
+
+    contexts: tuple[int, int] | None = None
+    """Tokens of the longest text by the candidate's files and by the reference's, where the candidate's say fewer, and
+    both were asked no longer ones."""
 
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""

@@ -99,12 +99,13 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     """With what the comparison has reached of the model, and the constants of its files, reached or not."""
     if report.comparison is None:
         return report
-    vocab_size = length = None
+    vocab_size = length = contexts = None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
-        length = models.own.context_length
-    reach = None if observer is None else observer.reach(length, vocab_size)
-    return replace(report, comparison=replace(report.comparison, damaged=models.damage(), reach=reach))
+        contexts, length = models.contexts, models.own.context_length
+    reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
+    comparison = replace(report.comparison, damaged=models.damage(), reach=reach, contexts=contexts)
+    return replace(report, comparison=comparison)
 
 
 def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:

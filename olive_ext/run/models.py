@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import say
+from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, first_line
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
+from olive_ext.report.numbers import duration
+from olive_ext.report.page import SIZE
+from olive_ext.report.scores import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
+from olive_ext.session.tokenizer_fit import Asking
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
-    from olive_ext.text.tokenizer import Tokenizer
-    from olive_ext.text.tokenizer_fit import Asking
-
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Collection
-from contextlib import ExitStack, contextmanager
-from typing import Literal, get_args
-
-from olive_ext.backends.progress import LINE_SECONDS, silence
-from olive_ext.errors import RecordsError
-from olive_ext.records import Records
-from olive_ext.records.travelling import unpack
-from olive_ext.report.numbers import duration
-from olive_ext.report.page import SIZE
-from olive_ext.report.scores import PHASES
-from olive_ext.text.tokenizer_fit import Asking
+    from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -134,6 +127,15 @@ class Models:
                 return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
         except OliveExtError as error:
             raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
+
+    @property
+    def contexts(self) -> tuple[int, int] | None:
+        """`Comparison.contexts`; of records made elsewhere, by the length that they were made with."""
+        if self.config.reference is None:
+            return None
+        records = self.records_file
+        other = self.given_reference.context_length if records is None else records.max_length
+        return contexts_of(self.own.context_length, other)
 
     def damage(self) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
@@ -308,7 +310,7 @@ class Models:
     def asked_otherwise(self) -> Asked | None:
         """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
         `ConfigError` where the tokenizers give other ids to a text."""
-        from olive_ext.text.tokenizer_fit import refuse_other_tokenizer
+        from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 
         if self.records_file is not None:
             name, theirs = self.records_file.path, self.records_file.asking
@@ -326,7 +328,7 @@ class Models:
     def asking(self, model: ResolvedModel) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked."""
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-        from olive_ext.text.tokenizer_fit import Asking
+        from olive_ext.session.tokenizer_fit import Asking
 
         given = OrtLMArguments.parse(self.config.model_args, where="model_args")
         template = self.config.apply_chat_template
@@ -335,7 +337,7 @@ class Models:
         return Asking.of(self._tokenizer(model, **texts), variables if template else None)
 
     def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
-        from olive_ext.text.tokenizer import load_tokenizer
+        from olive_ext.session.tokenizer import load_tokenizer
 
         return load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code, **texts)
 
@@ -348,7 +350,7 @@ class Models:
         if self.records_file is not None:
             known: Mapping[str, Any] = self.records_file.manifest
         else:
-            from olive_ext.text.generation_bounds import read_stop_ids
+            from olive_ext.session.generation_bounds import read_stop_ids
 
             known = read_stop_ids(self.other.processor_files, self._tokenizer(self.other).eos_token_id).facts
         return stops_of(known, own)
@@ -358,9 +360,14 @@ STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
 
 
+def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
+    """Both contexts, where that of a model is known to be shorter than its reference's."""
+    return (own, other) if own and other and own < other else None
+
+
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:
     """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
-    from olive_ext.text.generation_bounds import other_search
+    from olive_ext.session.generation_bounds import other_search
 
     if "stop_ids" not in reference or "stop_ids" not in candidate:
         return None

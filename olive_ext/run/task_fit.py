@@ -5,16 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_names import Spec
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import TaskError, warn_ignored
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.folders import GENAI_CONFIG
-from olive_ext.model.files.package_config import read_json
-from olive_ext.model.files.transducer import read_transducer, refuse_transducer, transducer_type
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.model.types import SourceKind
 
@@ -94,7 +90,7 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval_run import chosen_template
     from olive_ext.session.texts import open_tokenizer, read_texts
-    from olive_ext.text.tokenizer_fit import refuse_template
+    from olive_ext.session.tokenizer_fit import refuse_template
 
     if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet
         model = model.patched({"max_length": DEFAULT_LENGTH})
@@ -146,17 +142,3 @@ def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: 
 def is_onnx_model(kind: str) -> bool:
     """Whether an input model of Olive's type `kind` reaches the evaluation as ONNX graphs, whatever passes do."""
     return kind.lower() in ("onnxmodel", "compositemodel")
-
-
-def is_transducer_folder(path: Path, tasks: Iterable[TaskInputs]) -> bool:
-    """Whether genai_config.json of a package, or of a graph in one, names a transducer. Raises `ModelError` where it
-    describes none that can be run, and where there are `tasks`, for which it is no model."""
-    folder = path if path.is_dir() else path.parent
-    file = folder / GENAI_CONFIG
-    config = read_json(file) if file.is_file() else {}
-    if transducer_type(config) is None:
-        return False
-    if any(True for _ in tasks):
-        refuse_transducer(config, folder)
-    read_transducer(config, folder)
-    return True

@@ -1,15 +1,15 @@
-"""A session's answers in a journal: a request's key, a result as JSON and back, and a run in chunks, each of which is
-journaled when it is complete. Knows no text."""
+"""A session's answers in a journal: a request's digest, a result as JSON and back, and a run in chunks, each of which
+is journaled when it is complete. Knows no text."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeGuard
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,8 @@ from olive_ext.engine.requests import (
     FinishReason,
     Generation,
     Hypothesis,
+    KeyedRequest,
+    KeyedResult,
     Lost,
     Request,
     Result,
@@ -30,15 +32,11 @@ from olive_ext.engine.requests import (
 from olive_ext.engine.scheduling.chunks import cut
 from olive_ext.errors import RecordsError, one_line
 from olive_ext.records.journal import Journal, facts_key
-from olive_ext.session.executor import Executor, OpenModel
+from olive_ext.session.conversion import OpenModel
+from olive_ext.session.executor import Executor
+from olive_ext.session.tokenizer_fit import tokenizer_traits
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.tokenizer_fit import tokenizer_traits
 
-Take: TypeAlias = Callable[[int, Result | Lost], None]
-Call: TypeAlias = tuple[Sequence[Request], Take]
-"""Requests that are cut together, and who takes the result of each, by its index among them."""
-
-_Owner: TypeAlias = tuple[Take, int]
 _DECIDING = (
     "revision",
     "runtime",
@@ -60,72 +58,85 @@ _DECIDING = (
 """Facts of an execution that decide the bits of its numbers."""
 
 
-def run_in_chunks(executor: Executor, calls: Iterable[Call], journal: Journal | None) -> None:
-    """Has the requests of `calls` run, each call cut by itself, and read when the executor asks for more.
+def in_chunks(
+    executor: Executor, slices: Iterable[Sequence[KeyedRequest]], journal: Journal | None = None
+) -> Iterator[KeyedResult]:
+    """The result of every request as its chunk becomes complete. Each slice is cut into chunks by itself, and read when
+    the executor asks for more.
 
-    What the journal knows is taken at once, and left out of its chunk; all else as its chunk becomes complete. Equal
-    requests of a call are computed once, with a journal those of all calls."""
-    run = _ChunkedRun(executor.num_slots, journal)
-    executor.run_chunks(run.chunks(calls), run.done)
+    What the journal knows is left out of its chunk. Equal requests of a slice are computed once, with a journal those
+    of all slices."""
+    chunks = _Chunks(executor.num_slots, journal)
+    for number, results in executor.run_chunks(chunks.read(slices)):
+        yield from chunks.complete(number, results)
 
 
-class _ChunkedRun:
-    """The calls under way; what is computed in which chunk follows from calls and journal, not from progress."""
+@dataclass(frozen=True)
+class _Chunk:
+    known: list[KeyedResult]
+    """Results that the journal has."""
+
+    keys: dict[bytes, list[Hashable]]
+    """Of each request that is computed, by its digest, whom its result answers."""
+
+
+class _Chunks:
+    """The chunks under way; what is computed in which chunk follows from slices and journal, not from progress."""
 
     def __init__(self, num_slots: int, journal: Journal | None) -> None:
         self._num_slots = num_slots
         self._journal = journal
-        self._num_chunks = 0
-        self._chunks: dict[int, dict[bytes, list[_Owner]]] = {}
-        self._asked: dict[bytes, list[_Owner]] = {}  # of all calls, where there is a journal
+        self._num_read = 0
+        self._chunks: dict[int, _Chunk] = {}
+        self._asked: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
 
-    def chunks(self, calls: Iterable[Call]) -> Iterator[list[Request]]:
-        for requests, take in calls:
-            owners: dict[bytes, list[_Owner]] = {}
-            for index, request in enumerate(requests):
-                owners.setdefault(answer_key(request), []).append((take, index))
-            keys = list(owners)
-            distinct = [requests[own[0][1]] for own in owners.values()]
-            for chunk in cut(distinct, self._num_slots):
-                missing = [at for at in chunk if not self._is_asked(distinct[at], keys[at], owners[keys[at]])]
-                if missing:
-                    self._chunks[self._num_chunks] = {keys[at]: owners[keys[at]] for at in missing}
-                    self._num_chunks += 1
-                    yield [distinct[at] for at in missing]
+    def read(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[list[Request]]:
+        for items in slices:
+            keys: dict[bytes, list[Hashable]] = {}
+            distinct: dict[bytes, Request] = {}
+            for key, request in items:
+                digest = answer_key(request)
+                keys.setdefault(digest, []).append(key)
+                distinct.setdefault(digest, request)
+            digests, requests = list(distinct), list(distinct.values())
+            for places in cut(requests, self._num_slots):
+                chunk = _Chunk([], {})
+                missing = [at for at in places if self._is_missing(digests[at], requests[at], keys[digests[at]], chunk)]
+                if missing or chunk.known:
+                    self._chunks[self._num_read] = chunk
+                    self._num_read += 1
+                    yield [requests[at] for at in missing]
 
-    def done(self, number: int, results: Sequence[Result | Lost]) -> None:
-        by_key = dict(zip(self._chunks[number], results, strict=True))
-        if self._journal is not None:
-            self._journal.add({key: written(result) for key, result in by_key.items() if _is_kept(result)})
-        for key, owners in self._chunks.pop(number).items():
-            self._asked.pop(key, None)
-            for take, index in owners:
-                take(index, by_key[key])
+    def complete(self, number: int, results: Sequence[Result | Lost]) -> Iterator[KeyedResult]:
+        chunk = self._chunks.pop(number)
+        computed = dict(zip(chunk.keys, results, strict=True))
+        if self._journal is not None:  # what a broken model said is asked again, and counted again
+            sound = {at: one for at, one in computed.items() if isinstance(one, Result) and one.is_finite}
+            self._journal.add({digest: written(result) for digest, result in sound.items()})
+        yield from chunk.known
+        for digest, result in computed.items():
+            self._asked.pop(digest, None)
+            yield from ((key, result) for key in chunk.keys[digest])
 
-    def _is_asked(self, request: Request, key: bytes, owners: list[_Owner]) -> bool:
-        """Whether the answer is known, or on its way for an earlier call, which was told to give it to `owners`."""
-        if self._journal is None:
-            return False
-        if key in self._asked:
-            self._asked[key] += owners
+    def _is_missing(self, digest: bytes, request: Request, keys: list[Hashable], chunk: _Chunk) -> bool:
+        """Notes in `chunk` whom the result of `request` answers, which is to be computed or known; or it is on its way
+        for an earlier slice, and answers them then."""
+        if digest in self._asked:
+            self._asked[digest] += keys
+        elif self._journal is not None and digest in self._journal:
+            try:
+                result = read_result(self._journal[digest], request)
+            except RecordsError:
+                raise
+            except (ValueError, TypeError) as error:
+                raise self._journal.foreign(f"the answer {digest.hex()}", one_line(error)) from error
+            chunk.known.extend((key, result) for key in keys)
+        else:
+            chunk.keys[digest] = keys
+            if self._journal is not None:
+                self._asked[digest] = keys
             return True
-        if key not in self._journal:
-            self._asked[key] = owners
-            return False
-        try:
-            result = read_result(self._journal[key], request)
-        except RecordsError:
-            raise
-        except (ValueError, TypeError) as error:
-            raise self._journal.foreign(f"the answer {key.hex()}", one_line(error)) from error
-        for take, index in owners:
-            take(index, result)
-        return True
-
-
-def _is_kept(result: Result | Lost) -> TypeGuard[Result]:
-    """What a broken model said is asked again, and counted again."""
-    return isinstance(result, Result) and result.is_finite
+        return False
 
 
 def journal_of(session: OpenModel, stem: str | Path, facts: Mapping[str, Any], *, resume: bool) -> Journal:

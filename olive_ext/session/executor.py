@@ -1,22 +1,16 @@
-"""What a session drives, and what it is to those who convert its requests and keep its answers.
-
-`engine.Engine` runs requests in this process; workers do elsewhere."""
+"""What a session drives: `engine.Engine` runs requests in this process, workers do elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.model import ResolvedModel
-from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.placeholders import MediaText
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.engine.requests import KeyedRequest, KeyedResult, Lost, Request, Result
 
-OnChunk = Callable[[int, Sequence[Result | Lost]], None]
-"""Called with the number of a chunk that is complete, and its results in the order of its requests."""
+ChunkResults = tuple[int, Sequence[Result | Lost]]
+"""The number of a chunk, and its results in the order of its requests."""
 
 
 class Executor(Protocol):
@@ -35,20 +29,18 @@ class Executor(Protocol):
         """`engine.requests.Counters` since opening."""
 
     @property
-    def needs_chunks(self) -> bool:
-        """Whether requests are cut into chunks, even where no answers are kept."""
-
-    @property
     def at_work(self) -> str:
         """How many workers are open and were lost, for whoever waits; empty where there is nothing to say."""
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> object:
-        """Runs all together, calling back as each is complete; `LostRequestsError` behind all where some are lost."""
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """The result of every request as it is complete, in any order. `slices` is read as there is room; what a slice
+        holds is planned together."""
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
-        """Runs each chunk by itself, in any order. `chunks` is read as there is room."""
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+        """Runs each chunk by itself, in any order. `chunks` is read as there is room; an empty one is complete at
+        once."""
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Runs what `items` yields while it does; None among them: nothing more is there for now."""
 
     def reset(self) -> None:
@@ -62,41 +54,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Releases the model."""
-
-
-class OpenModel(Protocol):
-    """What conversions of requests and the journal of answers read of a session."""
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's texts."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end every generation."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens that the model sees at once at most."""
-
-    @property
-    def encoding(self) -> Encoding | None:
-        """How an encoder-decoder's sources are encoded."""
-
-    @property
-    def media(self) -> MediaText | None:
-        """How pictures and sounds stand in texts."""
-
-    @property
-    def model(self) -> ResolvedModel | None:
-        """The opened model, where it was resolved."""
-
-    @property
-    def reference(self) -> OpenModel | None:
-        """The resident reference."""
-
-    def describe_execution(self) -> dict[str, Any]:
-        """Facts of the execution."""
 
 
 @dataclass(frozen=True)

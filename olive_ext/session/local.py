@@ -25,10 +25,10 @@ from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
+from olive_ext.session.placeholders import MediaText
 from olive_ext.session.session import Session
 from olive_ext.session.texts import Texts, read_texts
-from olive_ext.text.placeholders import MediaText
-from olive_ext.text.tokenizer_fit import refuse_other_tokenizer, tokenizer_traits
+from olive_ext.session.tokenizer_fit import refuse_other_tokenizer, tokenizer_traits
 
 RecordTo = str | Path | Mapping[str, Any]
 """Where a session's distributions are recorded: a folder, or the keys of `RecordSettings`."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from typing_extensions import Unpack
-
-from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.config.execution import ProviderOptions, ProviderRequest
+from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import asked_where_it_answers
@@ -26,46 +24,17 @@ Reference = str | Path | Mapping[str, Any] | ResolvedModel | Records
 """A model to compare with: its path or settings, the resolved model, or the records of its distributions."""
 
 
-class OpenKeywords(TypedDict, total=False):
-    """The keywords of `open` that are passed on as they are: the fields of `ModelSettings`, which documents them."""
-
-    kind: str
-    dtype: str
-    device: str | None
-    provider_options: ProviderOptions | list[ProviderOptions] | None
-    provider_libraries: Mapping[str, str] | None
-    allow_cpu_fallback: bool
-    batch_size: int | str
-    max_batch_size: int | None
-    non_finite: str
-    deterministic: bool | str
-    trust_remote_code: bool
-    tokenizer: str | Path | None
-    onnx_file_name: str | None
-    components: Mapping[str, str] | None
-    add_bos_token: bool | None
-    prefix_token_id: int | None
-    language: str | None
-    speech_task: str | None
-    isolation: str
-    step_timeout: int
-    workers: int | Mapping[str, Any] | None
-
-
 def open(
     model: str | Path | ModelSettings,
     *,
-    execution_provider: ProviderRequest | None = None,
-    max_length: int | None = None,
-    engine: EngineConfig | Mapping[str, Any] | None = None,
     reference: Reference | None = None,
     record_to: RecordTo | None = None,
-    **settings: Unpack[OpenKeywords],
+    **settings: Any,
 ) -> Session:
     """Opens the model at `model`: an ONNX file or folder, a genai package, Olive's output folder, or a Hugging Face
     model, which runs on transformers in `dtype` on `device`; `kind` "onnx" or "hf" chooses where a folder has both.
 
-    Arguments mean what the keys of the same name mean in a recipe: the fields of `ModelSettings`, an object of which
+    `settings` mean what the keys of the same name mean in a recipe: the fields of `ModelSettings`, an object of which
     may take their place. Raises `ConfigError`, `ModelError` or `ProviderError`, and `TypeError` for an unknown name.
 
     With a `reference` every score has in `compared` how far the two models' distributions are apart. `reference` is a
@@ -73,11 +42,22 @@ def open(
     this call), or the `Records` of a reference. `record_to`, a folder or a mapping ("folder", "top", "drawn", "seed"),
     makes this model a reference: its distributions are kept on disk, and candidates are opened with `Session.records`.
     """
-    named = {"execution_provider": execution_provider, "max_length": max_length, "engine": engine, **settings}
-    resolved = resolve(_settings(model, {name: value for name, value in named.items() if value is not None}))
+    resolved = resolve(_settings(model, {name: value for name, value in settings.items() if value is not None}))
     _refuse_both(reference, record_to)
     with asked_where_it_answers((resolved.settings.model, str(resolved.files.tokenizer))):
         return open_model(resolved, resolved_reference(resolved, reference), record_to)
+
+
+def _with_settings(signature: inspect.Signature) -> inspect.Signature:
+    """The signature with a keyword for every setting in place of `**settings`, as help and editors show it."""
+    kind, shown = inspect.Parameter.KEYWORD_ONLY, list(signature.parameters.values())[:-1]
+    for name, field in ModelSettings.model_fields.items():
+        if name != "model":
+            shown.append(inspect.Parameter(name, kind, default=field.get_default(call_default_factory=True)))
+    return signature.replace(parameters=shown)
+
+
+open.__signature__ = _with_settings(inspect.signature(open))  # type: ignore[attr-defined]
 
 
 def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> ModelSettings:

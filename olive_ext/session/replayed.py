@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from olive_ext.engine.reference.recorded import key_of
-from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request, Result
 from olive_ext.errors import RecordsError
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.executor import ChunkResults
 from olive_ext.session.session import Session
 
 
 class RecordedAnswers:
     """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
 
-    num_slots, needs_chunks, at_work = 1, True, ""
+    num_slots, at_work = 1, ""
 
     def __init__(self, records: Records, context_length: int) -> None:
         self._records = records
         self.context_length = context_length
         self.counters = Counters()
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
-        """Answers all requests."""
-        for index, request in enumerate(requests):
-            on_result(index, self._answer(request))
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """Answers each request as it is read."""
+        return self.run_continuous(item for items in slices for item in items)
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Answers each chunk as it is read."""
-        for number, chunk in enumerate(chunks):
-            done(number, [self._answer(request) for request in chunk])
+        yield from ((number, list(map(self._answer, chunk))) for number, chunk in enumerate(chunks))
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Answers each item as it is read."""
         yield from ((item[0], self._answer(item[1])) for item in items if item is not None)
 

@@ -1,37 +1,107 @@
 """The public session: texts or token ids in, texts and log-probabilities out, on one open model.
 
-Knows no evaluation framework. Results come back in the order of the requests.
+A call from another thread waits; a call from the thread whose own call is still open could wait forever, so it is
+refused. Knows no evaluation framework.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
-from olive_ext.engine.requests import Result
-from olive_ext.errors import ConfigError, LostRequestsError
+from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
+from olive_ext.errors import ConfigError, LostRequestsError, SessionError, TaskError, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
-from olive_ext.session import calls
-from olive_ext.session.answer_journal import journal_of, run_in_chunks
-from olive_ext.session.executor import Executor, OpenModel, RecordsElsewhere
-from olive_ext.text.conversion import Converted
-from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.generation_bounds import TextStream
-from olive_ext.text.placeholders import MediaText
-from olive_ext.text.requests import GenerationOutput, RollingOutput, ScoringOutput
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.answer_journal import in_chunks, journal_of
+from olive_ext.session.conversion import Call, Window, naming
+from olive_ext.session.encoder_decoder import Encoding
+from olive_ext.session.executor import Executor, RecordsElsewhere
+from olive_ext.session.generation_bounds import TextStream
+from olive_ext.session.placeholders import MediaText
+from olive_ext.session.requests import (
+    GenerationOutput,
+    GenerationRequest,
+    RollingOutput,
+    ScoringOutput,
+    ToGenerate,
+    ToRoll,
+    ToScore,
+    is_one,
+    refuse_unknown_settings,
+    to_generation,
+    to_rolling,
+    to_scoring,
+)
+from olive_ext.session.tokenizer import Tokenizer
 
-Names: TypeAlias = Sequence[str]
-_OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
+logger = logging.getLogger(__name__)
+
+Whose: TypeAlias = Callable[[int], str] | None
+
+_ASK: Mapping[str, Callable[[Any], Any]] = {
+    "generate": to_generation,
+    "loglikelihood": to_scoring,
+    "loglikelihood_rolling": to_rolling,
+}
+"""What makes the request of each call of what callers give."""
+
+
+class Turns:
+    """Hands out turns until closed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._owner: int | None = None
+        self._call = ""
+        self.is_closed = False
+
+    @contextmanager
+    def turn(self, call: str) -> Iterator[None]:
+        """Waits for the turn of `call`. Raises `SessionError` on a closed session, or inside another call."""
+        me = threading.get_ident()
+        with self._condition:
+            self.refuse_inside(call)
+            self._condition.wait_for(lambda: self._owner is None or self.is_closed)
+            self.check_open()
+            self._owner, self._call = me, call
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._owner = None
+                self._condition.notify_all()
+
+    def refuse_inside(self, call: str) -> None:
+        """Raises `SessionError` inside another call of this thread, for which `call` would wait forever."""
+        if self._owner == threading.get_ident() and not self.is_closed:
+            raise SessionError(f"{call} inside {self._call}: let that finish, or close its iterator, first")
+
+    def advance(self) -> None:
+        """An iterator that holds the turn goes on, perhaps in another thread than the one that began it."""
+        self.check_open()
+        self._owner = threading.get_ident()
+
+    def check_open(self) -> None:
+        """Raises `SessionError` where no more turns are handed out."""
+        if self.is_closed:
+            raise SessionError("the session is closed: open the model again")
+
+    def close(self) -> bool:
+        """No more turns; those who wait for one get the error. False where it was closed before."""
+        with self._condition:
+            was_open, self.is_closed = not self.is_closed, True
+            self._condition.notify_all()
+            return was_open
 
 
 class Session(AbstractContextManager["Session"]):
@@ -75,10 +145,10 @@ class Session(AbstractContextManager["Session"]):
         self.executor: Executor = engine  # an engine in this process, or workers
         self._facts = dict(facts or {})
         self._beside = beside
-        self._turns: calls.Turns = beside._turns if beside is not None else calls.Turns()
+        self._turns: Turns = beside._turns if beside is not None else Turns()
         # Held while the engine works, not between the results of an iterator: `close` never waits for a consumer.
         self._working: AbstractContextManager[Any] = beside._working if beside is not None else threading.RLock()
-        self._results: Iterator[tuple[Hashable, Result]] | None = None
+        self._outputs: Generator[tuple[Any, Any], None, None] | None = None
 
     @property
     def max_length(self) -> int:
@@ -92,46 +162,42 @@ class Session(AbstractContextManager["Session"]):
         return self.executor.counters
 
     @overload
-    def generate(self, requests: calls.ToGenerate, **settings: Any) -> GenerationOutput: ...
+    def generate(self, requests: ToGenerate, **settings: Any) -> GenerationOutput: ...
 
     @overload
     def generate(
         self,
-        requests: Sequence[calls.ToGenerate],
-        on_result: _OnGenerated = None,
-        *,
-        names: Names = (),
+        requests: Sequence[ToGenerate],
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
         **settings: Any,
     ) -> list[GenerationOutput]: ...
 
     def generate(
-        self, requests: Any, on_result: _OnGenerated = None, *, names: Names = (), **settings: Any
+        self, requests: Any, on_result: Callable[[int, Any], None] | None = None, **settings: Any
     ) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
         `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
         that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
+        as each becomes complete, in any order.
         """
-        calls.refuse_unknown_settings(settings)
-        convert = partial(calls.to_generation, settings=settings)
-        if calls.is_one(requests):
-            return self._run("generate", [requests], convert, on_result, names)[0]
-        return self._run("generate", requests, convert, on_result, names)
+        refuse_unknown_settings(settings)
+        ask = partial(to_generation, settings=settings)
+        is_alone = is_one(requests)
+        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result)
+        return outputs[0] if is_alone else outputs
 
-    def stream(self, prompt: calls.ToGenerate, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
         """The pieces of the text that `generate` gives for `prompt` and `settings`, as they become certain; together
         they are that text. The engine works ahead of who reads, and stops where reading ends. On workers the text is
         one piece."""
-        calls.refuse_unknown_settings(settings)
+        refuse_unknown_settings(settings)
         self._turns.check_open()
-        converted = streamable(prompt, calls.to_generation(self, prompt, settings), settings)
-        run = partial(self._run, "generate", [prompt])
-        return streamed(self.tokenizer, converted, run, partial(self._turns.refuse_inside, "stream"))
+        return self._stream(_Streamed(self, to_generation(prompt, settings)))
 
     def generate_continuous(
-        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Iterator[tuple[Hashable, GenerationOutput]]:
         """`(key, output)` in the order of completion for `(key, request)` items, which are read as they are needed.
 
@@ -139,37 +205,54 @@ class Session(AbstractContextManager["Session"]):
         The session is taken from the first `next` until the iterator ends or is closed.
         """
         self._turns.check_open()
-        return self._generate_continuous(items)
+        return self._in_turn("generate_continuous", self._continuous(items))
+
+    @overload
+    def as_completed(
+        self, call: Literal["generate"], slices: Iterable[Sequence[ToGenerate]], whose: Whose = None
+    ) -> Iterator[tuple[int, GenerationOutput]]: ...
+
+    @overload
+    def as_completed(
+        self, call: Literal["loglikelihood"], slices: Iterable[Sequence[ToScore]], whose: Whose = None
+    ) -> Iterator[tuple[int, ScoringOutput]]: ...
+
+    @overload
+    def as_completed(
+        self, call: Literal["loglikelihood_rolling"], slices: Iterable[Sequence[ToRoll]], whose: Whose = None
+    ) -> Iterator[tuple[int, RollingOutput]]: ...
+
+    def as_completed(
+        self, call: str, slices: Iterable[Sequence[Any]], whose: Whose = None
+    ) -> Iterator[tuple[int, Any]]:
+        """`(index, output)` of every request in the order of completion, as the method named `call` gives them in a
+        list. Requests are counted on from slice to slice; a slice is read when there is room to run it, so that not all
+        have to be in memory together. `whose(index)` names a request in warnings.
+
+        The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
+        the end where requests have no answer.
+        """
+        self._turns.check_open()
+        if call not in _ASK:
+            raise ConfigError(f"'call' = {call!r}: give one of {listed(_ASK)}")
+        return self._in_turn(call, self._completed(Call(self, call, _ASK[call]), slices, whose))
 
     def loglikelihood(
         self,
-        requests: Sequence[calls.ToScore],
+        requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
-        *,
-        names: Names = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, calls.to_scoring, on_result, names)
-
-    def loglikelihood_slices(
-        self,
-        slices: Iterable[Sequence[calls.ToScore]],
-        on_result: Callable[[int, ScoringOutput], None],
-        *,
-        whose: Callable[[int], str] | None = None,
-    ) -> None:
-        """As `loglikelihood` of each slice, for more requests than should be in memory together: a slice is read when
-        there is room to run it. Requests are counted on from slice to slice; `whose(index)` names them in warnings."""
-        self._run_slices("loglikelihood", slices, calls.to_scoring, on_result, whose)
+        return self._run("loglikelihood", requests, to_scoring, on_result)
 
     def loglikelihood_rolling(
-        self, requests: Sequence[calls.ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
+        self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
         """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
-        return self._run("loglikelihood_rolling", requests, calls.to_rolling, on_result)
+        return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
 
     def keep_answers(
         self, stem: str | Path | None, *, resume: bool = True, facts: Mapping[str, Any] | None = None
@@ -201,9 +284,9 @@ class Session(AbstractContextManager["Session"]):
         """Releases the model, behind the engine's present call; does nothing again, nor with `beside`."""
         if self._beside is None and self._turns.close():
             with self._working:
-                self._drop_results()
+                self._drop_outputs()
                 if self.reference is not None:
-                    self.reference._drop_results()
+                    self.reference._drop_outputs()
                 self.executor.close()
                 for kept in (self.records, self.journal, self.reference and self.reference.journal):
                     if kept is not None:
@@ -229,70 +312,110 @@ class Session(AbstractContextManager["Session"]):
     def _run(
         self,
         call: str,
-        requests: Sequence[calls.Asked],
-        convert: Callable[[Session, calls.Asked], Converted[calls.Output]],
-        on_result: Callable[[int, calls.Output], None] | None,
-        names: Names = (),
-    ) -> list[calls.Output]:
-        if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
-            kind = "text" if isinstance(requests, str) else type(requests).__name__
-            raise ConfigError(f"{call} takes a list of requests, not one {kind}")
-        requests = list(requests)
-        outputs: dict[int, calls.Output] = {}
-
-        def keep(index: int, output: calls.Output) -> None:
+        requests: Sequence[Any],
+        ask: Callable[[Any], Any],
+        on_result: Callable[[int, Any], None] | None,
+    ) -> list[Any]:
+        outputs: dict[int, Any] = {}
+        for index, output in self._in_turn(call, self._completed(Call(self, call, ask), [requests]), is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
+        return [outputs[index] for index in range(len(outputs))]
 
-        self._run_slices(call, [requests], convert, keep, names.__getitem__ if names else None)
-        return [outputs[index] for index in range(len(requests))]
+    def _completed(
+        self, call: Call, slices: Iterable[Sequence[Any]], whose: Whose = None
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Index and output of every request of the call."""
+        for key, result in self._results(call.name, call.put_all(slices, whose)):
+            if (output := call.take(key, result)) is not None:
+                yield key.number, output
+        yield from call.rest()
+        if call.lost:
+            raise LostRequestsError(call.lost)
 
-    def _run_slices(
-        self,
-        call: str,
-        slices: Iterable[Sequence[calls.Asked]],
-        convert: Callable[[Session, calls.Asked], Converted[calls.Output]],
-        on_output: Callable[[int, calls.Output], None],
-        whose: Callable[[int], str] | None,
-    ) -> None:
-        lost: dict[int, str] = {}
-        warn = partial(calls.warn_of_cuts, self.max_length, whose)
-        with self._turns.turn(call), self._work():
-            made = calls.batches(slices, partial(convert, self), on_output, lost.__setitem__, warn)
-            if self.journal is None and not self.executor.needs_chunks:
-                for batch in made:
-                    batch.run(self.executor)
-            else:
-                is_kept = self.records is None or call == "generate"
-                asked = ((batch.requests, batch.take) for batch in made)
-                run_in_chunks(self.executor, asked, self.journal if is_kept else None)
-        if lost:
-            raise LostRequestsError(lost)
+    def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        if self.journal is not None and (call == "generate" or self.records is None):
+            return in_chunks(self.executor, slices, self.journal)
+        return self.executor.run_slices(slices)
 
-    def _generate_continuous(
-        self, items: Iterable[tuple[Hashable, calls.ToGenerate] | None]
-    ) -> Iterator[tuple[Hashable, GenerationOutput]]:
-        asked = calls.ContinuousRequests(self)
-        with self._turns.turn("generate_continuous"):
-            try:
+    def _continuous(
+        self, items: Iterable[tuple[Hashable, ToGenerate] | None]
+    ) -> Generator[tuple[Hashable, Any], None, None]:
+        call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()
+
+        def asked() -> Iterator[KeyedRequest | None]:
+            for number, item in enumerate(items):
+                if item is None:
+                    yield None
+                    continue
+                keys[number], request = item
+                with naming(f"request {item[0]!r}"):
+                    (window, *others), is_cut = call.put(number, request)
+                    if others:
+                        raise TaskError(f"its sound has {len(others) + 1} windows: use `generate`")
+                if is_cut:
+                    logger.warning("request %r was cut on the left to fit", item[0])
+                yield window
+
+        for key, result in self.executor.run_continuous(asked()):
+            if (output := call.take(key, result)) is not None:
+                yield keys.pop(key.number), output
+        if call.lost:
+            raise LostRequestsError(call.lost)
+
+    def _stream(self, call: _Streamed) -> Iterator[str]:
+        """The pieces of the answer, which the engine makes in a thread, ahead of the reader. Where reading ends before,
+        the engine stops at the next token, and the answer is kept nowhere.
+
+        On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
+        """
+        self._turns.refuse_inside("stream")
+        outputs = self._in_turn(call.name, self._completed(call, [[None]]), is_whole=True)
+        thread = threading.Thread(target=call.work, args=(outputs,), name="olive_ext-stream", daemon=True)
+        thread.start()
+        stream, tokens, length = TextStream(self.tokenizer, call.generation.stops), list[int](), 0
+        try:
+            while isinstance(item := call.made.get(), int):
+                tokens.append(item)
+                if piece := stream.piece(tokens):
+                    length += len(piece)
+                    yield piece
+            if isinstance(item, BaseException):
+                raise item
+            if rest := item.text[length:]:
+                yield rest
+        finally:
+            call.is_left.set()
+            thread.join()
+
+    def _in_turn(
+        self, call: str, outputs: Generator[tuple[Any, Any], None, None], *, is_whole: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        """`outputs` while it is the turn of `call`, and the session is open; with `is_whole`, `close` waits for all."""
+        with self._turns.turn(call):
+            if is_whole:
                 with self._work():
-                    self._results = self.executor.run_continuous(asked.feed(items))
-                while (answer := self._next_result()) is not None:
-                    yield asked.take(*answer)
+                    yield from outputs
+                return
+            self._outputs = outputs
+            try:
+                while (item := self._next_output()) is not None:
+                    yield item
             finally:
                 with self._working:
-                    self._drop_results()
+                    self._drop_outputs()
 
-    def _next_result(self) -> tuple[Hashable, Result] | None:
+    def _next_output(self) -> tuple[Any, Any] | None:
         self._turns.advance()
-        with self._work():
-            return None if self._results is None else next(self._results, None)
+        with self._working:
+            self._turns.check_open()
+            return None if self._outputs is None else next(self._outputs, None)
 
-    def _drop_results(self) -> None:
-        results, self._results = self._results, None
-        if (close := getattr(results, "close", None)) is not None:
-            close()
+    def _drop_outputs(self) -> None:
+        outputs, self._outputs = self._outputs, None
+        if outputs is not None:
+            outputs.close()
 
     @contextmanager
     def _work(self) -> Iterator[None]:
@@ -305,79 +428,41 @@ class _LeftError(Exception):
     """Nobody reads on."""
 
 
-def streamable(
-    request: object, converted: Converted[GenerationOutput], settings: Mapping[str, Any]
-) -> Converted[GenerationOutput]:
-    """`converted`, from `request` and `settings`. Raises `ConfigError` where its answer is not known before the last
-    token."""
-    end = getattr(request, "think_end_token", settings.get("think_end_token"))
-    if end is not None:
-        text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
-        raise ConfigError(f"stream: 'think_end_token' = {end!r}: {text}")
-    if len(converted.requests) > 1:
-        raise ConfigError(f"stream: the sound has {len(converted.requests)} windows: use `generate`")
-    if converted.requests[0].generation is not None and converted.requests[0].generation.beams is not None:
-        raise ConfigError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
-    return converted
+class _Streamed(Call):
+    """The one request of a `stream`, of which the tokens, then the output, or the error that there was instead, are put
+    into `made`. Raises `ConfigError` where the answer is not known before the last token."""
 
-
-Run = Callable[[Callable[[OpenModel, Any], Converted[GenerationOutput]], None], Sequence[GenerationOutput]]
-"""A session's run of one request, which is converted as the first argument says."""
-
-
-def streamed(
-    tokenizer: Tokenizer, converted: Converted[GenerationOutput], run: Run, begin: Callable[[], None]
-) -> Iterator[str]:
-    """The pieces of the answer to `converted`, which `run` has the engine make in a thread, ahead of the reader. Where
-    reading ends before, the engine stops at the next token, and the answer is kept nowhere. `begin` is called first.
-
-    On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
-    """
-    begin()
-    made = _Made(converted)
-    thread = threading.Thread(target=made.work, args=(run,), name="olive_ext-stream", daemon=True)
-    thread.start()
-    stream, tokens, length = TextStream(tokenizer, made.generation.stops), list[int](), 0
-    try:
-        while isinstance(item := made.found.get(), int):
-            tokens.append(item)
-            if piece := stream.piece(tokens):
-                length += len(piece)
-                yield piece
-        if isinstance(item, BaseException):
-            raise item
-        if rest := item.text[length:]:
-            yield rest
-    finally:
-        made.is_left.set()
-        thread.join()
-
-
-class _Made:
-    """An answer while it is made: in `found` are its tokens, then all of it, or the error that there was instead."""
-
-    def __init__(self, converted: Converted[GenerationOutput]) -> None:
-        (self._request,) = converted.requests
+    def __init__(self, session: Session, request: GenerationRequest) -> None:
+        super().__init__(session, "generate", to_generation)
+        if request.think_end_token is not None:
+            text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
+            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}")
+        windows, _ = super().put(0, request)
+        self._key, self._request = windows[0]
+        if len(windows) > 1:
+            raise ConfigError(f"stream: the sound has {len(windows)} windows: use `generate`")
         assert self._request.generation is not None
         self.generation = self._request.generation
-        self._converted = converted
-        self.found: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
+        if self.generation.beams is not None:
+            raise ConfigError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
+        self.made: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_left = threading.Event()
 
-    def work(self, run: Run) -> None:
-        try:
-            self.found.put(run(self._convert, None)[0])
-        except BaseException as error:  # noqa: BLE001 - raised where the pieces are read
-            self.found.put(error)
-
-    def _convert(self, session: OpenModel, item: object) -> Converted[GenerationOutput]:
+    def put(self, index: int, item: object) -> tuple[list[tuple[Window, Request]], bool]:
         self._check()
         generation = replace(self.generation, is_finished=self._watch)
-        return replace(self._converted, requests=(replace(self._request, generation=generation),))
+        return [(self._key, replace(self._request, generation=generation))], False
+
+    def work(self, outputs: Iterable[tuple[int, GenerationOutput]]) -> None:
+        try:
+            for _, output in outputs:
+                self.made.put(output)
+        except BaseException as error:  # noqa: BLE001 - raised where the pieces are read
+            self.made.put(error)
 
     def _watch(self, tokens: Sequence[int]) -> bool:
         self._check()
-        self.found.put(tokens[-1])
+        self.made.put(tokens[-1])
         is_finished = self.generation.is_finished
         return is_finished is not None and is_finished(tokens)
 

@@ -10,14 +10,13 @@ from olive_ext.engine.media.items import ItemLimit
 from olive_ext.media import MediaProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
+from olive_ext.session.encoder_decoder import Encoding, read_encoding
 from olive_ext.session.executor import Executor, RecordsElsewhere
+from olive_ext.session.generation_bounds import StopIds, read_stop_ids
+from olive_ext.session.placeholders import MediaText, read_markers
 from olive_ext.session.session import Session
-from olive_ext.text.encoder_decoder import Encoding, read_encoding
-from olive_ext.text.generation_bounds import StopIds, read_stop_ids
-from olive_ext.text.placeholders import MediaText, read_markers
-from olive_ext.text.token_ids import Rows
-from olive_ext.text.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.text.tokenizer_fit import hold_to_files, refuse_smaller_vocabulary
+from olive_ext.session.tokenizer import Rows, Tokenizer, load_tokenizer
+from olive_ext.session.tokenizer_fit import hold_to_files, refuse_smaller_vocabulary
 
 logger = logging.getLogger(__name__)
 

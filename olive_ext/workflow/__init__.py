@@ -1,17 +1,16 @@
-"""Olive's door: importing this package registers the evaluators `OrtLMEvaluator` and `OrtEvaluator`
-and the passes `OrtLMEvaluation` and those of plug-ins.
+"""Olive's door: importing this package registers the evaluator `OrtLMEvaluator`, the pass
+`OrtLMEvaluation`, and those of plug-ins.
 
 Here lives everything that imports Olive: these types, hooks in Olive's engine, the conversion of its model handlers,
 and `olive-ext run`. Only the names below may be imported from it; importing Olive takes seconds. Knows no graph and
-no kernel: evaluations of tasks go through `run.evaluate`, those of Olive's own metrics through a session.
+no kernel: evaluations go through `run.evaluate`.
 """
 
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import cli_run
 from olive_ext.workflow.passes import OrtLMEvaluation
 from olive_ext.workflow.registration import register
 
-__all__ = ["OrtEvaluator", "OrtLMEvaluation", "OrtLMEvaluator", "cli_run", "register"]
+__all__ = ["OrtLMEvaluation", "OrtLMEvaluator", "cli_run", "register"]
 
 register()

@@ -17,26 +17,27 @@ from typing import Any
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.task_files import named_files
 from olive_ext.config import (
-    METRICS_TYPE,
+    EVALUATOR_TYPE,
     PASS_TYPE,
     EvaluationSettings,
-    MetricSettings,
     ModelSettings,
     PassSettings,
     ReferenceConfig,
     WorkflowSettings,
+    evaluator_settings,
 )
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
+from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.package_config import read_json
 from olive_ext.registry import hooks
 from olive_ext.report import from_json
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
 from olive_ext.workflow.metric_results import broken_in, names_kept_for
-from olive_ext.workflow.metrics_evaluator import with_file_name
 from olive_ext.workflow.preflight import is_ours
 
 _TASK_FILES = (".yaml", ".yml")
@@ -173,7 +174,7 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
 
 
 def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
-    run, is_anew = running.get(), evaluator.type == METRICS_TYPE
+    run, is_anew = running.get(), evaluator.type != EVALUATOR_TYPE
     if model.type.lower() == "compositemodel":
         other = f"measure this one with the pass {PASS_TYPE}"
         how = "name the folder that it is saved in as ONNXModel" if is_anew else other
@@ -181,13 +182,31 @@ def _evaluated(model: Any, evaluator: Any, proceed: Callable[..., Any]) -> Any:
     evaluation = _Evaluation("", None, is_kept=False) if is_anew else _keyed(model, evaluator)
     known, token = 0 if run is None else len(run.reports), _evaluation.set(evaluation)
     try:
-        signal = proceed(model_config=with_file_name(model)) if is_anew else proceed()
+        signal = proceed(model_config=_with_file_name(model)) if is_anew else proceed()
     finally:
         _evaluation.reset(token)
     report = evaluation.report
     if run is not None and len(run.reports) == known and report is not None and report.is_file():
         run.reports.append(from_json(report.read_text(encoding="utf-8")))  # of a cache, or of another process
     return signal
+
+
+def _with_file_name(model: Any) -> Any:
+    """Olive's configuration of a model, with the decoder's file as genai_config.json names it where a folder has
+    several graphs: Olive 0.13 refuses it without."""
+    path, name = model.config.get("model_path"), model.config.get("onnx_file_name")
+    if (
+        model.type.lower() != "onnxmodel"
+        or name
+        or not isinstance(path, str)
+        or len(list(Path(path).glob("*.onnx"))) == 1
+    ):
+        return model
+    file = Path(path, GENAI_CONFIG)
+    decoder = read_json(file).get("model", {}).get("decoder", {}).get("filename") if file.is_file() else None
+    if not isinstance(decoder, str) or not Path(path, decoder).is_file():
+        return model
+    return model.model_copy(update={"config": {**model.config, "onnx_file_name": decoder}})
 
 
 def _keyed(model: Any, evaluator: Any) -> _Evaluation:
@@ -208,8 +227,7 @@ def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
-    kind = MetricSettings if evaluator.type == METRICS_TYPE else WorkflowSettings
-    run, bounds = running.get(), kind.parse(evaluator.type_args).require
+    run, bounds = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args).require
     is_input = run is not None and engine.input_passes_configs and model is run.input_model
     lines = broken_in(signal, bounds) if bounds and not is_input else []
     if not lines:

@@ -17,6 +17,7 @@ from olive_ext.errors import RunError, named_failures
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
+from olive_ext.run.bounds import check_declared, with_measurements
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import Names
 from olive_ext.workflow.current_run import running, with_reference
@@ -30,7 +31,7 @@ from olive_ext.workflow.handlers import (
     onnx_config,
     torch_device,
 )
-from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
+from olive_ext.workflow.metric_results import declared_pairs, to_metric_result
 
 
 def measure(
@@ -109,7 +110,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         `OliveExtError` for every failure.
         """
         declared = list(metrics or ())
-        check_declared(declared, EVALUATOR_TYPE)
-        settings = with_measurements(self.settings, declared)
+        check_declared(pairs := declared_pairs(declared), EVALUATOR_TYPE)
+        settings = with_measurements(self.settings, pairs)
         report = type(self).measure(model, settings, device=device, execution_providers=execution_providers)
         return to_metric_result(report, declared, self.settings.require)

@@ -4,6 +4,7 @@ wrong for them and for `OnnxConversion`. Other evaluators and passes keep Olive'
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -21,16 +22,15 @@ from olive.systems.python_environment import PythonEnvironmentSystem
 from olive.telemetry.telemetry import Telemetry
 from olive.workflows.run import config as run_config
 
-from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE, settings_of_pass, with_named_metrics
+from olive_ext.config import EVALUATOR_TYPE, settings_of_pass, settled_recipe
 from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
 from olive_ext.errors import ConfigError
-from olive_ext.registry import load, passes
+from olive_ext.registry import evaluators, load, passes
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.metrics_evaluator import OrtEvaluator
 from olive_ext.workflow.olive_run import run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
@@ -68,9 +68,10 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
 def register() -> None:
     """Registers all types and mends Olive's engine for them; may be called again."""
     silence()
-    for name, kind in ((EVALUATOR_TYPE, OrtLMEvaluator), (METRICS_TYPE, OrtEvaluator)):
-        if Registry.get(name) is not kind:
-            Registry.register(name)(kind)
+    if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
+        Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
+    for evaluator in evaluators().values():
+        importlib.import_module(evaluator.module)
     # A table of passes that a recipe brings along (--package-config) replaces Olive's own: one that we had added an
     # entry to would be gone. Every way to a pass leads through this method.
     wrap_once(OlivePackageConfig, "get_pass_module_config", get_pass_module_config)
@@ -189,10 +190,10 @@ def validate_config(module: Any, given: dict[str, Any], proceed: Callable[..., A
 
 
 def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """The hook of `RunConfig.parse_file_or_obj`: metrics of an `OrtEvaluator` may be named, which Olive refuses, and an
-    unknown key at the top is named in one line."""
+    """The hook of `RunConfig.parse_file_or_obj`: what plug-ins let be written otherwise is settled, and an unknown key
+    at the top is named in one line."""
     known = given["file_or_obj"]
-    keys = with_named_metrics(known if isinstance(known, dict) else load_config_file(known))
+    keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
         raise ConfigError("; ".join(unknown))
     return proceed(file_or_obj=keys)

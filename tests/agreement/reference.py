@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from olive_ext.text.requests import ScoringOutput
+from olive_ext.session.requests import ScoringOutput
 
 EOS = 1
 

@@ -18,7 +18,7 @@ from lm_eval.models.huggingface import HFLM
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.session import Session
-from olive_ext.text.requests import GeneratedSequence, GenerationRequest
+from olive_ext.session.requests import GeneratedSequence, GenerationRequest
 from tests.exports import VOCAB, genai_export, hf_model
 from tests.exports.optimum import optimum_export
 

@@ -14,7 +14,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 import olive_ext
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 from tests.agreement.reference import Reference, largest_difference
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
 

@@ -11,7 +11,7 @@ import olive_ext
 from olive_ext.graph.scoring_head import add_scoring_head
 from olive_ext.model.files.content import load_graph
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.exports import VOCAB, Export, export
 from tests.families.agreement import Plain, expected_scores, largest_difference, prompts, scoring_requests
 

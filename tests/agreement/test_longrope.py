@@ -18,7 +18,7 @@ import transformers
 import olive_ext
 from olive_ext.errors import OliveExtError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
 from tests.agreement.reference import EOS, Reference, largest_difference
 from tests.exports import Export, export, hf_model
 from tests.exports.ropes import ORIGINAL

@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.exports import VOCAB, genai_export
 
 pytestmark = pytest.mark.slow

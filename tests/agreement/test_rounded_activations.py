@@ -15,7 +15,7 @@ import pytest
 
 import olive_ext
 from olive_ext.engine.runners.trials import GROUPS
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.emulated import IS_EMULATED
 from tests.exports import quickstart
 

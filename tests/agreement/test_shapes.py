@@ -23,7 +23,7 @@ from olive_ext.model.files.content import load_graph
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.texts import questions_with_endings
 from tests.exports import CONTEXT, VOCAB, genai_export
 

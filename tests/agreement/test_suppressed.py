@@ -20,7 +20,7 @@ from transformers.generation import GenerationMixin
 
 import olive_ext
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringRequest
 from tests.exports import hf_model
 from tests.exports.genai import whisper_export
 from tests.families.test_encoder_decoder import Reference

@@ -11,8 +11,8 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import ConfigError
-from olive_ext.text.requests import GenerationRequest
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.session.requests import GenerationRequest
+from olive_ext.session.tokenizer import load_tokenizer
 from tests.agreement.reference import Reference
 from tests.exports import VOCAB, genai_export, hf_model
 

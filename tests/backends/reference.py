@@ -4,7 +4,7 @@ full forward pass for every question."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import Counters, FinishReason, Request, Result
+from olive_ext.engine.requests import Counters, FinishReason, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.session import Session
-from tests.text.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
+from tests.session.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
 
 MAX_LENGTH = 48
 
@@ -42,7 +42,6 @@ def model() -> LlamaForCausalLM:
 class ForwardEngine:
     """Knows no cache and no batch. After `fails_after` results it raises `error`."""
 
-    needs_chunks = False
     at_work = ""
 
     def __init__(self, context_length: int = MAX_LENGTH) -> None:
@@ -55,22 +54,20 @@ class ForwardEngine:
         self.num_closed = 0
         self.script: Callable[[Request], Sequence[int]] | None = None
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
-        results: dict[int, Result] = {}
-        for index in reversed(range(len(requests))):
-            if self.fails_after is not None and len(self.requests) >= self.fails_after:
-                raise self.error
-            self.requests.append(requests[index])
-            results[index] = self._answer(requests[index])
-            if on_result is not None:
-                on_result(index, results[index])
-        return [results[index] for index in range(len(requests))]
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        for items in slices:
+            for key, request in reversed(items):
+                if self.fails_after is not None and len(self.requests) >= self.fails_after:
+                    raise self.error
+                self.requests.append(request)
+                yield key, self._answer(request)
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         for number, requests in enumerate(chunks):
-            done(number, self.run(requests))
+            answers = dict(self.run_slices([list(enumerate(requests))]))
+            yield number, [answers[place] for place in range(len(requests))]
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         raise NotImplementedError
 
     def reset(self) -> None:

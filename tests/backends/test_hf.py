@@ -12,8 +12,8 @@ from lm_eval.models.huggingface import HFLM
 from olive_ext.backends.hf import answers_key, torch_device
 from olive_ext.errors import ConfigError
 from tests.backends.reference import model
+from tests.session.tiny import byte_level
 from tests.strangers import put_scaled
-from tests.text.tiny import byte_level
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionErro
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
 from tests.exports import genai_export
-from tests.text.tiny import TEMPLATE, byte_level
+from tests.session.tiny import TEMPLATE, byte_level
 
 
 def score(lm: OrtLM, *pairs: tuple[str, str]) -> list[tuple[float, bool]]:

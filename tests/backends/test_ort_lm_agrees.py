@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.backends.reference import MAX_LENGTH, hflm, instances, ort_lm
-from tests.text.tiny import CORPUS
+from tests.session.tiny import CORPUS
 
 WORDS = " ".join(CORPUS[:3]).split(" ")
 

@@ -102,7 +102,7 @@ def test_pictures_are_limited_and_resized_as_asked(tmp_path: Path) -> None:
 
 
 def _alone(image: Image.Image) -> Any:
-    from olive_ext.text.requests import GenerationRequest
+    from olive_ext.session.requests import GenerationRequest
 
     return GenerationRequest("<image> and ", max_new_tokens=4, stop=["."], images=[image])
 

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from olive_ext.stats.paired_answers import documents_needed
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 

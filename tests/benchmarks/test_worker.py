@@ -11,6 +11,7 @@ import pytest
 from docs.benchmarks.speed.job import OURS, BenchJob
 from docs.benchmarks.speed.peers import RecordedRequest, instances
 from docs.benchmarks.speed.worker import inputs_of, perform
+from olive_ext.session.requests import ScoringRequest
 from tests.exports import genai_export
 
 
@@ -18,11 +19,11 @@ def encode(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def encode_pairs(asked: Sequence[RecordedRequest]) -> list[tuple[object, list[int], list[int]]]:
-    return [(one.args, *map(encode, one.args)) for one in asked]
+def encode_pairs(asked: Sequence[RecordedRequest]) -> list[tuple[object, ScoringRequest]]:
+    return [(one.args, ScoringRequest(*map(encode, one.args))) for one in asked]
 
 
-LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, token_requests=encode_pairs)
+LM = SimpleNamespace(max_length=4, prefix_token_id=0, tok_encode=encode, scoring_requests=encode_pairs)
 
 
 def test_inputs_are_what_a_plain_backend_feeds() -> None:

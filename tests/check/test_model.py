@@ -19,7 +19,7 @@ from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.text.requests import ScoringOutput
+from olive_ext.session.requests import ScoringOutput
 from tests.check.tiny import put_model
 
 

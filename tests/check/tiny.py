@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 VOCABULARY, HEADS, HEAD_SIZE = 320, 2, 4

@@ -690,7 +690,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     ),
     "metric without an aggregation": (
         lambda p: coded(p, "metric_list", "pass", "[{metric: !function mine.f}]"),
-        "task 'mine': the metric '.*f' has no 'aggregation', which only metrics of lm-eval have of their own",
+        "task 'mine': the metric '.*f' has no 'aggregation', which only metrics of lm-eval have",
     ),
     "metric that raises": (
         lambda p: p.task(GENERATE.replace("metric: exact_match", f"{{metric: !function mine.f, {OF_OWN}}}")).beside(

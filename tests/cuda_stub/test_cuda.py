@@ -34,7 +34,7 @@ from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.cuda_stub.counts import Counts, counts
 from tests.engine.runners.ort.test_block_tables import POOLS, Paged
 from tests.exports import VOCAB, export, genai_export

@@ -10,7 +10,7 @@ import pytest
 
 import olive_ext
 from olive_ext.session import Session
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.cuda_stub.counts import Counts, counts
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, plain_encoder_export, plain_items_export
 from tests.families.pictures import picture

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from olive_ext.text.requests import GenerationOutput, GenerationRequest
+from olive_ext.session.requests import GenerationOutput, GenerationRequest
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
 

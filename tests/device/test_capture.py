@@ -20,7 +20,7 @@ from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.decisions import BucketPlan
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.device.open import LIBRARY, STEP, open_on
 from tests.exports import VOCAB, export, genai_export
 

@@ -17,7 +17,7 @@ import olive_ext
 from olive_ext.errors import ProviderError
 from olive_ext.model.providers.resolution import available_providers, register_libraries
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports.genai import genai_export
 from tests.exports.media import MEDIA_FAMILIES, media_export
 from tests.families.pictures import picture

@@ -20,7 +20,7 @@ from olive_ext.engine.opening import open_runner
 from olive_ext.errors import ProviderError
 from olive_ext.model import resolve
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.device.open import LIBRARY, STEP, open_on
 from tests.engine.test_attention_trial import FLOAT16, trial_of
 from tests.exports import VOCAB, export

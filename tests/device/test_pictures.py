@@ -15,7 +15,7 @@ from olive_ext.errors import ProviderError, RunError
 from olive_ext.media import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.spec.media_types import Modality
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.device.open import LIBRARY, open_on
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export, plain_items_export
 from tests.families.observed import late_on_the_way, observing

@@ -10,7 +10,7 @@ import pytest
 
 from olive_ext.errors import SessionError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringOutput, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringOutput, ScoringRequest
 from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.device.open import open_on
 from tests.exports import TEXT, VOCAB, genai_export
 

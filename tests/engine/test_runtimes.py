@@ -19,7 +19,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import put_graph
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 TOY = '''
 from dataclasses import replace

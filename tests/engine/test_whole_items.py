@@ -3,7 +3,6 @@ fails on a step that cuts one."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ from olive_ext.engine.forms.returned.steps import AlikeRows
 from olive_ext.engine.forms.rows.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.halves import halve
 from olive_ext.engine.media.items import ItemLimit, MediaItem, MediaRun
-from olive_ext.engine.requests import Generation, Request, Result
+from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, BlindRunner, FakeRunner, ShortRunner, oracle
@@ -53,16 +52,20 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
     runner.bad = bad.key
     engine, num_requests = Engine(runner, chunk_size), 0
     for requests in calls:
-        found: dict[int, Result] = {}
+        found = dict(engine.run_slices([list(enumerate(requests))]))
         has_it = {place for place, one in enumerate(requests) if bad in [run.item for run in one.media]}
         num_requests += len(requests)
-        with pytest.raises(LostRequestsError) if has_it else nullcontext() as caught:
-            engine.run(requests, found.__setitem__)
-        assert (caught.value.lost if caught else {}) == dict.fromkeys(has_it, "planted")
-        assert found.keys() == set(range(len(requests))) - has_it
+        assert found.keys() == set(range(len(requests)))
         for place, result in found.items():
-            assert_equal(result, oracle(requests[place]))
+            if place in has_it:
+                assert result == Lost("planted")
+            else:
+                assert_equal(result, oracle(requests[place]))
     assert engine.counters.requests == num_requests
+    if has_it:
+        with pytest.raises(LostRequestsError) as caught:
+            engine.run(requests)
+        assert caught.value.lost == dict.fromkeys(has_it, "planted")
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import VOCAB, Export
 from tests.exports.plain import plain_logits
 

@@ -20,7 +20,7 @@ import numpy as np
 import olive_ext
 from olive_ext.engine.engine import Engine
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.text import TEXT
 from tests.families.pictures import picture

@@ -22,7 +22,7 @@ import numpy as np
 import olive_ext
 from olive_ext.errors import OliveExtError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
 from tests.exports.catalog import CATALOG, Export, export
 from tests.exports.hf import hf_model
 from tests.exports.plain import cached_logits, plain_logits

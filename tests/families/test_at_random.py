@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import hf_model
 from tests.exports.genai import whisper_export
 from tests.exports.media import SOUND_FAMILIES, media_export

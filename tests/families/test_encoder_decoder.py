@@ -27,8 +27,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError
 from olive_ext.run import evaluate
 from olive_ext.session import Session
-from olive_ext.text.prompts import SourceInput
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest, SourceInput
 from tests.agreement.reference import EOS, largest_difference
 from tests.backends.local_tasks import write_tasks
 from tests.exports import VOCAB, hf_model

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import olive_ext
 from olive_ext.errors import TaskError
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import media_export
 from tests.families.pictures import PictureReference, picture
 

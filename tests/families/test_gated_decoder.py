@@ -17,7 +17,7 @@ import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export
 from tests.families.pictures import picture
 

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import olive_ext
 from olive_ext.errors import ConfigError
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, plain_encoder_export, plain_items_export
 from tests.families.pictures import picture
 

@@ -15,7 +15,7 @@ import pytest
 import transformers
 
 import olive_ext
-from olive_ext.text.requests import GenerationRequest, ScoringOutput, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringOutput, ScoringRequest
 from tests.exports.genai import whisper_export
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.mobius import mobius_export

@@ -28,7 +28,7 @@ from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import MEDIA_FAMILIES, media_export, plain_encoder_export
 from tests.families.pictures import PictureReference, feature_rows, picture
 

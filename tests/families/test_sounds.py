@@ -22,7 +22,7 @@ from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import SOUND_FAMILIES, media_export
 from tests.families.pictures import feature_rows, picture
 from tests.families.sounds import Sound, SoundReference, sound

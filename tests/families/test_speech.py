@@ -24,7 +24,7 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, LostRequestsError, TaskError
 from olive_ext.run import evaluate
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import hf_model
 from tests.exports.genai import whisper_export
 from tests.families.test_encoder_decoder import Reference

@@ -10,7 +10,7 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import OliveExtError
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.exports.step_wide import ENCODER_FORMS, step_wide_encoder
 from tests.families.at_random import NATS, Asked, expected_scores, prompt
 from tests.families.pictures import picture

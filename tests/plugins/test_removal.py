@@ -24,15 +24,17 @@ import contextlib, io, json, sys
 import olive_ext
 from olive_ext.cli import main
 from olive_ext.cli.parser import commands
-from olive_ext.config import pass_settings
+from olive_ext.config import evaluator_settings, pass_settings
 model, tasks, gone = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 assert not {*gone["commands"]} & commands().keys(), "commands"
 assert not {*gone["passes"]} & pass_settings().keys(), "passes"
+assert not {*gone["evaluators"]} & evaluator_settings().keys(), "evaluators"
 assert not any(hasattr(olive_ext, name) for name in gone["functions"]), "functions"
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == main(["schema", "recipe"]) == main(["check", model, "--max-length", "64"]) == 0
     assert all(main([name]) == 2 for name in gone["commands"])
-report = olive_ext.evaluate(model, tasks=["tiny_choice"], include_path=tasks, max_length=64, reference=model, progress=False)
+asked = {"tasks": ["tiny_choice"], "include_path": tasks, "max_length": 64, "reference": model}
+report = olive_ext.evaluate(model, **asked, progress=False)
 assert report.metrics and report.comparison.overall_divergence().kl.mean < 1e-6
 import olive_ext.workflow
 print("done")
@@ -40,16 +42,16 @@ print("done")
 
 
 def test_every_name_in_a_hook_is_there() -> None:
-    for plugin in plugins().values():
-        for command in plugin.commands.values():
-            assert callable(load(command.function))
-            assert not command.options or load(command.options)
-        for name in (
-            *plugin.functions.values(),
-            *(part for one in plugin.passes.values() for part in (one.kind, one.settings)),
-        ):
-            assert callable(load(name))
     assert {*NAMES} <= plugins().keys()
+    for plugin in plugins().values():
+        names = [*plugin.functions.values(), *plugin.hooks.values()]
+        for command in plugin.commands.values():
+            names += [command.function, *([command.options] if command.options else [])]
+        for one in plugin.passes.values():
+            names += [one.kind, one.settings]
+        for evaluator in plugin.evaluators.values():
+            names += [evaluator.settings, evaluator.refuse, evaluator.mistakes, evaluator.describe]
+        assert all(load(name) is not None for name in names)
 
 
 @pytest.mark.long
@@ -60,7 +62,7 @@ def test_rest_works_without(name: str, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "olive_ext" / "plugins" / name)
     write_tasks(tmp_path / "tasks")
     plugin = plugins()[name]
-    gone = {kind: [*getattr(plugin, kind)] for kind in ("commands", "passes", "functions")}
+    gone = {kind: [*getattr(plugin, kind)] for kind in ("commands", "passes", "evaluators", "functions")}
     command = [sys.executable, "-c", PROGRAM, str(genai_export("llama")), str(tmp_path / "tasks"), json.dumps(gone)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

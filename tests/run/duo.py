@@ -20,7 +20,7 @@ from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session
 from tests.backends.reference import ForwardEngine, model
-from tests.text.tiny import TEMPLATE, byte_level
+from tests.session.tiny import TEMPLATE, byte_level
 
 
 @functools.cache
@@ -99,28 +99,16 @@ class NetSession(Session):
         self.net = net
         self.reference = None if reference is None else NetSession(reference)
 
-    def loglikelihood(self, requests: Any, on_result: Any = None, *, names: Any = ()) -> Any:
-        tokens = [(*request.context, *request.target) for request in requests]
-        return self._told(super().loglikelihood(requests), tokens, on_result)
-
-    def loglikelihood_slices(self, slices: Any, on_result: Any, *, whose: Any = None) -> None:
-        self.loglikelihood([request for part in slices for request in part], on_result=on_result)
-
-    def loglikelihood_rolling(self, requests: Any, on_result: Any = None) -> Any:
-        tokens = [(request.prefix, *request.text) for request in requests]
-        return self._told(super().loglikelihood_rolling(requests), tokens, on_result)
-
-    def _told(self, outputs: Any, tokens: Sequence[Sequence[int]], on_result: Any) -> Any:
-        if self.reference is not None:
-            pairs = zip(outputs, tokens, strict=True)
-            outputs = [
-                replace(output, compared=compared(self.reference.net, self.net, ids, output.token_count))
-                for output, ids in pairs
-            ]
-        for place, output in enumerate(outputs):
-            if on_result is not None:
-                on_result(place, output)
-        return outputs
+    def as_completed(self, call: Any, slices: Any, whose: Any = None) -> Any:
+        requests = [request for part in slices for request in part]
+        for place, output in sorted(super().as_completed(call, [requests], whose)):
+            one = requests[place]
+            if self.reference is None or call == "generate":
+                yield place, output
+            else:
+                ids = (one.prefix, *one.text) if call == "loglikelihood_rolling" else (*one.context, *one.target)
+                found = compared(self.reference.net, self.net, ids, output.token_count)
+                yield place, replace(output, compared=found)
 
 
 class TwoModels:

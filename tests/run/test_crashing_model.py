@@ -17,7 +17,7 @@ from olive_ext.report.metrics import MISSING
 from olive_ext.report.verdict import verdict
 from tests.backends.local_tasks import write_tasks
 from tests.check.tiny import put_model
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 pytestmark = [
     pytest.mark.long,

@@ -20,7 +20,7 @@ from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
-from tests.text.tiny import TEMPLATE, byte_level
+from tests.session.tiny import TEMPLATE, byte_level
 
 
 @pytest.fixture

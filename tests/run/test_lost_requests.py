@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,10 +22,9 @@ CRASH = Lost("each worker that ran it ended by SIGSEGV")
 class CrashingEngine(ForwardEngine):
     """As workers that crash on the first request of each chunk."""
 
-    def run_chunks(self, chunks: Sequence[Sequence[Request]], done: Any) -> None:
-        for number, requests in enumerate(chunks):
-            found: list[Result | Lost] = [CRASH, *self.run(requests[1:])]
-            done(number, found)
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
+        for number, results in super().run_chunks(chunks):
+            yield number, [CRASH, *results[1:]] if results else []
 
 
 @pytest.mark.parametrize("task", ["tiny_choice", "tiny_rolling", "tiny_generate"])

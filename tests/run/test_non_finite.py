@@ -19,7 +19,7 @@ from olive_ext.run.bounds import broken_bounds
 from olive_ext.workflow.metric_results import broken_in, to_metric_result
 from tests.backends.local_tasks import write_tasks
 from tests.check.tiny import put_model
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageError
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports.media import media_export, plain_encoder_export
 from tests.families.pictures import picture
 

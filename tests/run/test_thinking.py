@@ -19,7 +19,7 @@ from olive_ext.report import Report, from_json, to_json
 from olive_ext.report.metrics import LENGTHS
 from olive_ext.report.plain_text import to_markdown
 from olive_ext.run import evaluate
-from olive_ext.text.requests import GenerationOutput
+from olive_ext.session.requests import GenerationOutput
 from tests.backends.local_tasks import write_tasks
 from tests.exports import genai_export
 

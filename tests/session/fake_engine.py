@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from olive_ext.engine.requests import FinishReason, Request, Result
+from olive_ext.engine.requests import FinishReason, KeyedRequest, KeyedResult, Request, Result
 
 
 @dataclass
@@ -30,7 +30,6 @@ def naive(context: Sequence[int], target: Sequence[int]) -> list[tuple[float, bo
 class FakeEngine:
     """`answers` maps a prompt's tokens to what the model would go on to say; without one it repeats the prompt."""
 
-    needs_chunks = False
     at_work = ""
 
     def __init__(
@@ -44,18 +43,14 @@ class FakeEngine:
         self._answers = dict(answers or {})
         self._slots = slots
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None] | None = None) -> list[Result]:
-        results = [self._answer(request) for request in requests]
-        for index in reversed(range(len(results))):
-            if on_result is not None:
-                on_result(index, results[index])
-        return results
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        for items in slices:
+            yield from reversed([(key, self._answer(request)) for key, request in items])
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
-        for number, requests in enumerate(chunks):
-            done(number, self.run(requests))
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result]]]:
+        yield from ((number, [*map(self._answer, requests)]) for number, requests in enumerate(chunks))
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         source = (item for item in items if item is not None)
         self.num_open_iterators += 1
         try:

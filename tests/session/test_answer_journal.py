@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -21,6 +21,8 @@ from olive_ext.engine.requests import (
     FinishReason,
     Generation,
     Hypothesis,
+    KeyedRequest,
+    KeyedResult,
     Request,
     Result,
     Sampling,
@@ -28,13 +30,13 @@ from olive_ext.engine.requests import (
     Suppressed,
 )
 from olive_ext.errors import RecordsError
-from olive_ext.session.answer_journal import answer_key, read_result, written
+from olive_ext.session.answer_journal import answer_key, in_chunks, read_result, written
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import COMPARED
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, max_value=0, width=32)
 
@@ -172,6 +174,23 @@ def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> N
     assert len(engine.requests) == 5
 
 
+def test_known_answers_come_as_their_slices_are_read(tmp_path: Path) -> None:
+    """However many they are, they are never all in memory."""
+    session, read = Session(FakeEngine(), byte_level()), list[int]()
+    session.keep_answers(tmp_path / "answers")
+    slices = [[([5, 6], [number])] for number in range(7, 12)]
+    expected = session.loglikelihood([*chain(*slices)])
+
+    def read_one(number: int) -> list[Any]:
+        read.append(number)
+        return slices[number]
+
+    found = session.as_completed("loglikelihood", map(read_one, range(5)))
+    assert next(found) == (0, expected[0])
+    assert read == [0]
+    assert [*found] == [*enumerate(expected)][1:]
+
+
 class EagerEngine(FakeEngine):
     """Reads so many chunks ahead, and completes the last of them first."""
 
@@ -180,13 +199,16 @@ class EagerEngine(FakeEngine):
         self.ahead = ahead
         self.ran: set[tuple[Request, ...]] = set()
 
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: Callable[[int, Sequence[Result]], None]) -> None:
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        return in_chunks(self, slices)
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result]]]:
         source = enumerate(chunks)
         while read := list(islice(source, self.ahead)):
             for number, requests in reversed(read):
                 assert tuple(requests) not in self.ran
-                self.ran.add(tuple(requests))
-                done(number, self.run(requests))
+                self.ran.update([tuple(requests)] if requests else [])
+                yield number, [*map(self._answer, requests)]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -200,9 +222,7 @@ def test_chunks_of_slices_are_the_same_however_many_are_under_way(is_kept: bool,
         session = Session(engine, byte_level())
         if is_kept:
             session.keep_answers(tmp_path / str(ahead))
-        else:
-            engine.needs_chunks = True
-        session.loglikelihood_slices(iter(slices), found.__setitem__)
+        found.update(session.as_completed("loglikelihood", iter(slices)))
         ran.append(engine.ran)
         answered.append(found)
     assert ran[0] == ran[1] == ran[2]

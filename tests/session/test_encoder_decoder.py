@@ -10,11 +10,11 @@ import pytest
 
 from olive_ext.errors import ConfigError, LostRequestsError, TaskError
 from olive_ext.session import Session
-from olive_ext.text.encoder_decoder import Encoding
-from olive_ext.text.generation_bounds import read_start
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.encoder_decoder import Encoding
+from olive_ext.session.generation_bounds import read_start
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.session.fake_engine import FakeEngine
-from tests.text.tiny import byte_level, model_files
+from tests.session.tiny import byte_level, model_files
 
 START = (7,)
 

@@ -18,7 +18,6 @@ from olive_ext.errors import ConfigError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_files
 from olive_ext.session.answer_journal import deciding_facts
-from olive_ext.session.opening import OpenKeywords
 from tests.exports import genai_export, hf_model
 from tests.strangers import put_scaled
 
@@ -26,11 +25,15 @@ READING = "float((HERE / 'data' / 'times.txt').read_text())"
 
 
 def test_keywords_are_the_fields_of_model_settings() -> None:
-    own = {name for name, one in inspect.signature(olive_ext.open).parameters.items() if one.kind is one.KEYWORD_ONLY}
-    assert own - {"reference", "record_to"} | OpenKeywords.__annotations__.keys() == (
-        ModelSettings.model_fields.keys() - {"model"}
-    )
-    assert not own & OpenKeywords.__annotations__.keys()
+    shown = inspect.signature(olive_ext.open).parameters
+    assert [*shown] == [
+        "model",
+        "reference",
+        "record_to",
+        *(name for name in ModelSettings.model_fields if name != "model"),
+    ]
+    assert (shown["max_length"].default, shown["isolation"].default) == (None, "auto")
+    assert shown["provider_options"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_settings_open_the_model_that_their_fields_open() -> None:

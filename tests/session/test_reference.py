@@ -226,7 +226,7 @@ def test_records_of_numbers_that_were_mended_since_are_not_used(
 
 
 def test_other_tokenizers_are_refused_by_name_before_anything_runs(tmp_path: Path) -> None:
-    from tests.text.tiny import byte_level
+    from tests.session.tiny import byte_level
 
     byte_level().hf.save_pretrained(tmp_path)
     with pytest.raises(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import olive_ext
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.check.tiny import put_model
 from tests.exports import genai_export
 

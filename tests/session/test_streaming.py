@@ -12,7 +12,7 @@ import pytest
 import olive_ext
 from olive_ext.errors import ConfigError, SessionError
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest
+from olive_ext.session.requests import GenerationRequest
 from tests.exports import TEXT, genai_export
 
 pytestmark = pytest.mark.slow

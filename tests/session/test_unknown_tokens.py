@@ -8,7 +8,7 @@ import pytest
 
 import olive_ext
 from olive_ext.errors import ConfigError, TaskError
-from olive_ext.text.requests import GenerationRequest, RollingRequest
+from olive_ext.session.requests import GenerationRequest, RollingRequest
 from tests.check.tiny import VOCABULARY, put_model
 
 BEYOND = r"is beyond the model's embedding of 320 tokens"

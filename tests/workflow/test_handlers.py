@@ -27,7 +27,7 @@ from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.session.opening import open_model
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (

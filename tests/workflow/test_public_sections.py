@@ -12,7 +12,8 @@ import pytest
 from olive.model import ONNXModelHandler
 
 from olive_ext.check import check_recipe
-from olive_ext.config import EVALUATOR_TYPE, METRICS_TYPE
+from olive_ext.config import EVALUATOR_TYPE
+from olive_ext.plugins.speech.settings import METRICS_TYPE
 from olive_ext.workflow import OrtLMEvaluator
 from tests.check.tiny import put_model
 from tests.exports.quickstart import TASKS, exported

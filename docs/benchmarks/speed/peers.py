@@ -25,7 +25,7 @@ from olive_ext.backends.task_loading import Seeds, load_tasks
 from olive_ext.config import EvaluationSettings, ModelSettings
 from olive_ext.errors import TaskError
 from olive_ext.model import resolve
-from olive_ext.text.tokenizer import load_tokenizer
+from olive_ext.session.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from olive_ext.errors import one_line
 from olive_ext.model.providers.devices import UnmeasuredError, cuda_reader
 from olive_ext.python_processes import serve
 from olive_ext.run.machine import PeakMemory, resident_memory
-from olive_ext.text.conversion import target_windows
+from olive_ext.session.conversion import target_windows
 
 if TYPE_CHECKING:
     from docs.benchmarks.speed.peers import RecordedRequest
@@ -148,8 +148,8 @@ def inputs_of(lm: OrtLM, requests: Sequence[Any], generated: float) -> Iterator[
     num_new = round(generated / max(1, sum(one.kind == "generate_until" for one in requests)))
     pairs = [one for one in requests if one.kind == "loglikelihood"]
     for start in range(0, len(pairs), SLICE):
-        for _, context, target, *_ in lm.token_requests(pairs[start : start + SLICE]):
-            yield from _windows(context, target, lm.max_length)
+        for _, one in lm.scoring_requests(pairs[start : start + SLICE]):
+            yield from _windows(one.context, one.target, lm.max_length)
     for number, one in enumerate(requests):
         if one.kind == "generate_until":
             yield [*lm.tok_encode(one.args[0]), *[-1 - number] * (num_new - 1)], max(1, num_new)
@@ -186,12 +186,12 @@ def _contexts(job: BenchJob) -> dict[str, Any]:
 def _latencies(job: BenchJob) -> dict[str, Any]:
     """The same generations twice: the first requests of this process, and again with nothing kept but what is warm."""
     from docs.benchmarks.speed.peers import instances
-    from olive_ext.session.calls import to_generation
+    from olive_ext.session.conversion import convert
 
     lm: OrtLM = open_lm(job)
     generations = [one for one in _requests(job) if one.kind == "generate_until"]
     wanted = lm.wanted_generations(instances(generations))
-    requests = [to_generation(lm.session, item.request).requests[0] for item in wanted]
+    requests = [convert(lm.session, item.request)[0][0] for item in wanted]
     series = []
     for is_warm in (0, 1):
         latencies = measure(lm.session.executor.run_continuous, requests, job.in_flight)

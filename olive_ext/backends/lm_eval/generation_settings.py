@@ -17,8 +17,8 @@ from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.errors import TaskError
-from olive_ext.text.generation_bounds import too_long
-from olive_ext.text.requests import GenerationOutput, GenerationRequest
+from olive_ext.session.generation_bounds import too_long
+from olive_ext.session.requests import GenerationOutput, GenerationRequest
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),

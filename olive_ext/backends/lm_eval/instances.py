@@ -19,8 +19,8 @@ from lm_eval.api.model import TemplateLM
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
-from olive_ext.text.requests import GenerationRequest, ScoringOutput, ScoringRequest
-from olive_ext.text.tokenizer import Tokenizer
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -31,13 +31,13 @@ Encoded = TypeVar("Encoded")
 Method = TypeVar("Method", bound=Callable[..., list[Any]])
 
 Observer = Callable[[Any, Any, Any], None]
-"""Called with lm-eval's request, the session's request for it (of `olive_ext.text.requests`), and its output."""
+"""Called with lm-eval's request, the session's request for it (of `olive_ext.session.requests`), and its output."""
 
 KnownAnswers = Callable[[list[Any], Callable[[list[Any]], list[Any]]], list[Any]]
 """Answers lm-eval's requests, all of one method; those it does not know it passes on to its second argument."""
 
-TokenRequest = tuple[Any, ...]
-"""lm-eval's cache key, context ids and target ids, and perhaps the context's pictures."""
+Scored = tuple[Any, ScoringRequest | None]
+"""lm-eval's cache key, None where there is none, and the session's request; None for an empty continuation."""
 
 Answer = tuple[float, bool]
 CERTAIN: Answer = (0.0, True)
@@ -102,44 +102,36 @@ def encoded_slices(
             trim_host_memory()  # tokenizers leave holes in several threads' memory, which else grow from slice to slice
 
 
-def score_slices(
-    lm: CompletePairs,
-    slices: Iterable[tuple[Sequence[int], Sequence[TokenRequest]]],
-    keep: Callable[[int, Answer], None],
-    instances: Sequence[Instance] = (),
-) -> None:
-    """Calls `keep(place, answer)` for the requests of all slices, which come with their places, as the `OrtLM` answers
-    them; `instances` are lm-eval's requests by place, for its observer."""
-    scored: list[int] = []  # the place of the session's request of each number
-    waiting: dict[int, tuple[Any, ScoringRequest]] = {}
+def scored(
+    lm: CompletePairs, slices: Iterable[tuple[Sequence[int], Sequence[Scored]]], instances: Sequence[Instance] = ()
+) -> Iterator[tuple[int, Any, Answer]]:
+    """Place, cache key and answer of the requests of all slices, which come with their places, in the order of
+    completion; `instances` are lm-eval's requests by place, for its observer."""
+    waiting: dict[int, tuple[int, Any, ScoringRequest]] = {}
+    certain: list[tuple[int, Any, Answer]] = []
 
-    def answer(place: int, key: Any, answer: Answer) -> None:
-        if key is not None:
-            lm.cache_hook.add_partial("loglikelihood", key, answer)
-        keep(place, answer)
-
-    def asked(places: Sequence[int], requests: Sequence[TokenRequest]) -> list[ScoringRequest]:
-        first = len(scored)
-        for place, (key, *given) in zip(places, requests, strict=True):
-            if given[1]:
-                waiting[len(scored)] = key, lm.scoring_request(*given)
-                scored.append(place)
-            else:
-                answer(place, key, CERTAIN)
-        return [waiting[at][1] for at in range(first, len(scored))]
-
-    def take(at: int, output: ScoringOutput) -> None:
-        key, request = waiting.pop(at)
-        answer(scored[at], key, (output.logprob, output.is_greedy))
-        if instances:
-            lm.observer(instances[scored[at]], request, output)
+    def asked() -> Iterator[list[ScoringRequest]]:
+        count = 0
+        for places, requests in slices:
+            begin = count
+            for place, (key, request) in zip(places, requests, strict=True):
+                if request is None:
+                    certain.append((place, key, CERTAIN))
+                else:
+                    waiting[count] = place, key, request
+                    count += 1
+            yield [waiting[at][2] for at in range(begin, count)]
 
     def whose(at: int) -> str:
-        return str(instances[scored[at]].task_name)
+        return str(instances[waiting[at][0]].task_name)
 
-    with noting(lm.lost, lambda at: instances[scored[at] :][:1]):
-        made = (asked(*part) for part in slices)
-        lm.session.loglikelihood_slices(made, take, whose=whose if instances else None)
+    with noting(lm.lost, lambda at: instances[waiting[at][0] :][:1]):
+        for at, output in lm.session.as_completed("loglikelihood", asked(), whose if instances else None):
+            place, key, request = waiting.pop(at)
+            if instances:
+                lm.observer(instances[place], request, output)
+            yield place, key, (output.logprob, output.is_greedy)
+    yield from certain
 
 
 _WRAPPED = ("doc_iterator", "process_results", "doc_to_target")

@@ -6,7 +6,7 @@ Knows no graph and no tokenizer. Axes: R logits rows of a step, T targets.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,14 @@ class WritingTap(Tap):
     def __init__(self, records: Records, kernels: DivergenceKernels) -> None:
         self._records, self.kernels = records, kernels
         self._rng = np.random.default_rng(records.form.seed)
-        self._keys: dict[int, bytes] = {}
+        self._digests: dict[Hashable, bytes] = {}
 
     @override
-    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
-        self._keys = {place: key_of(request) for place, request in items}
-        content = zlib.crc32(b"".join(sorted(self._keys.values())))
+    def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
+        self._digests = {key: key_of(request) for key, request in items}
+        content = zlib.crc32(b"".join(sorted(self._digests.values())))
         self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
-        known = {place: result for place in self._keys if (result := self._known(place)) is not None}
+        known = {key: result for key in self._digests if (result := self._known(key)) is not None}
         return known, [item for item in items if item[0] not in known]
 
     @override
@@ -55,11 +55,11 @@ class WritingTap(Tap):
             notes_T["record"] = self._records.append(records_R[wanted])[places_T]
         return notes_T
 
-    def finish(self, place: int, result: Result) -> Result:
+    def finish(self, key: Hashable, result: Result) -> Result:
         """Keeps the request's scores. The result goes on without notes: there is nothing that it was compared with."""
         assert result.notes is not None
         targets = scored_targets(result.notes["record"], result.logprobs, result.is_greedy)
-        self._records.put(self._keys[place], targets)
+        self._records.put(self._digests[key], targets)
         return replace(result, notes=None)
 
     @override
@@ -70,8 +70,8 @@ class WritingTap(Tap):
     def describe(self) -> Mapping[str, Any]:
         return {"records": self._records.describe()}
 
-    def _known(self, place: int) -> Result | None:
-        scored = self._records.find(self._keys[place])
+    def _known(self, key: Hashable) -> Result | None:
+        scored = self._records.find(self._digests[key])
         if scored is None:
             return None
         return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
@@ -88,7 +88,7 @@ class ReadingTap(Tap):
 
     def __init__(self, records: Records, kernels: DivergenceKernels) -> None:
         self._records, self.kernels = records, kernels
-        self._scored: dict[int, Notes] = {}
+        self._scored: dict[Hashable, Notes] = {}
 
     def traits(self, runner: Runner) -> Traits:
         """Those of any tap, on the reference's sides, too: a row of logits is compared with one record."""
@@ -96,17 +96,17 @@ class ReadingTap(Tap):
         lengths = {*traits.lengths, *self._records.facts.get("lengths", ())}
         return replace(traits, lengths=tuple(sorted(lengths)))
 
-    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
+    def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
         """The requests with the numbers of their records. Raises `RecordsError` where one is not recorded."""
-        found = {place: self._records.find(key_of(request)) for place, request in items}
-        self._scored = {place: scored for place, scored in found.items() if scored is not None}
+        found = {key: self._records.find(key_of(request)) for key, request in items}
+        self._scored = {key: scored for key, scored in found.items() if scored is not None}
         if missing := len(found) - len(self._scored):
             raise RecordsError(
                 f"the records in '{self._records.folder}' hold nothing of {missing} of {len(found)} requests: record "
                 "the reference on the same tasks, with the same limit, template, max_length and image processor"
             )
-        numbers = {place: tuple(scored["record"].tolist()) for place, scored in self._scored.items()}
-        return {}, [(place, replace(request, records=numbers[place])) for place, request in items]
+        numbers = {key: tuple(scored["record"].tolist()) for key, scored in self._scored.items()}
+        return {}, [(key, replace(request, records=numbers[key])) for key, request in items]
 
     @override
     def note(self, step: Step, output: StepOutput) -> Notes:
@@ -130,10 +130,10 @@ class ReadingTap(Tap):
         return notes_T
 
     @override
-    def finish(self, place: int, result: Result) -> Result:
+    def finish(self, key: Hashable, result: Result) -> Result:
         assert result.notes is not None
-        result.notes["reference_logprobs"] = self._scored[place]["logprob"]
-        result.notes["reference_is_greedy"] = self._scored[place]["is_greedy"]
+        result.notes["reference_logprobs"] = self._scored[key]["logprob"]
+        result.notes["reference_is_greedy"] = self._scored[key]["is_greedy"]
         return result
 
     @override

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.requests import Notes, Request, Result
+from olive_ext.engine.requests import KeyedRequest, Notes, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import IntArray, Step, StepOutput
 from olive_ext.errors import ConfigError
@@ -32,8 +32,7 @@ logger = logging.getLogger(__name__)
 KEPT_ITEMS = 64
 """Pictures of which a resident reference remembers how it prepares them: those of the steps at hand."""
 
-Items = Sequence[tuple[int, Request]]
-"""Numbered requests."""
+Items = Sequence[KeyedRequest]
 
 
 class Tap(ABC):
@@ -72,12 +71,12 @@ class Tap(ABC):
     def forget(self) -> None:  # noqa: B027
         """Drops what is known of the slots: the tokens resident in them count no more."""
 
-    def prepare(self, items: Items) -> tuple[Mapping[int, Result], Items]:
-        """Of numbered requests the results that are known without running them, and what is to be run."""
+    def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
+        """The results that are known without running their requests, and what is to be run."""
         return {}, items
 
-    def finish(self, place: int, result: Result) -> Result:
-        """The complete `result` of the request with this number of those that were prepared last."""
+    def finish(self, key: Hashable, result: Result) -> Result:
+        """The complete `result` of the request with this key of those that were prepared last."""
         return result
 
     def flush(self) -> None:  # noqa: B027

@@ -186,8 +186,9 @@ def _is_value(value: object) -> bool:
 
 def _of_text(value: Any) -> dict[str, float]:
     """A text's log-likelihood in nats and its length; empty of what is no such pair."""
-    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_value, value)) and value[1] > 0
-    return dict(zip((NATS, UNITS), map(float, value), strict=True)) if is_pair else {}
+    pair = [float(item) for item in value if _is_value(item)] if isinstance(value, list | tuple) else []
+    is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
+    return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
 
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:

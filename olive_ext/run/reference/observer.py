@@ -17,10 +17,17 @@ import numpy.typing as npt
 from olive_ext.errors import RunError
 from olive_ext.media.pictures import media_digest
 from olive_ext.report.comparison import ALL, Divergence, Reach
+from olive_ext.session.requests import (
+    GenerationOutput,
+    Prompt,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    Text,
+)
 from olive_ext.stats.compared_fields import Compared, Positions, TokenClasses
 from olive_ext.stats.distances import measure_divergence
-from olive_ext.text.prompts import Prompt, Text
-from olive_ext.text.requests import GenerationOutput, RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
@@ -271,13 +278,11 @@ def _parts(request: Scoring) -> tuple[Prompt, Text]:
 
 def score_generated(lm: Any, generated: Sequence[Generated], observer: Observer | None = None) -> None:
     """Has the model score the reference's generations as targets; `observer` stores the comparisons."""
-
-    def store(index: int, output: ScoringOutput) -> None:
-        if observer is not None:
-            observer.add_targets(generated[index], generated[index].target, output)
-
     from olive_ext.backends.lm_eval.instances import noting
 
     if generated:
+        targets = [item.target for item in generated]
         with noting(lm.lost, lambda index: [generated[index]]):
-            lm.session.loglikelihood([item.target for item in generated], on_result=store)
+            for index, output in lm.session.as_completed("loglikelihood", [targets]):
+                if observer is not None:
+                    observer.add_targets(generated[index], targets[index], output)

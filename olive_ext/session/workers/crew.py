@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.scheduling.chunks import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)
@@ -65,19 +65,21 @@ class ChunkFeed:
         """Chunks that nobody has taken yet."""
         return len(self._waiting)
 
-    def read(self) -> bool:
-        """Reads the next chunk; False where there is no room for it, or none left."""
+    def read(self) -> tuple[int, Sequence[Request]] | None:
+        """Reads the next chunk, which is to be computed unless it is empty; None where there is no room for it, or none
+        left."""
         is_full = self.num_waiting >= self._num_ahead or (self._chunks and self._num_tokens >= HELD_TOKENS)
         if not self._has_more or is_full:
-            return False
+            return None
         number, requests = next(self._source, (0, None))
         if requests is None:
             self._has_more = False
-            return False
-        self._chunks[number] = requests
-        self._num_tokens += _held_tokens(requests)
-        self._put(number)
-        return True
+            return None
+        if requests:
+            self._chunks[number] = requests
+            self._num_tokens += _held_tokens(requests)
+            self._put(number)
+        return number, requests
 
     def take(self) -> tuple[int, Sequence[Request]] | None:
         """Waits for a chunk, and gives its number and its requests; None when there are no more."""
@@ -213,12 +215,13 @@ class Crew:
         latest = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
         return [execution for execution in latest if execution] or [self.served.models[which].execution]
 
-    def run(self, which: str, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
-        """Runs all chunks; `done(number, results)` is called from here as each is complete, and `chunks` is read from
-        here. Raises what a model raises, and `RunError` where no worker is left."""
+    def run(self, which: str, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+        """Runs all chunks: the number and the results of each as it is complete. `chunks` is read in the thread that
+        reads the results; where that stops early, all workers end. Raises what a model raises, and `RunError` where no
+        worker is left."""
         call = _Call(which, ChunkFeed(chunks, len(self.workers)))
         try:
-            self._collect(call, done)
+            yield from self._collect(call)
         except BaseException:
             call.is_over.set()
             self.stop()  # whatever a worker is doing
@@ -269,24 +272,28 @@ class Crew:
                 raise WorkerError(f"{name} cannot be started: {one_line(served)}") from served
         return [opened[worker.name] for worker in self.workers]
 
-    def _collect(self, call: _Call, done: OnChunk) -> None:
+    def _collect(self, call: _Call) -> Iterator[ChunkResults]:
         """Reads chunks, and between them takes outcomes in, until every chunk is complete. All workers' threads start
         with the first chunk, however little there is to do: those that begin may be lost, or not come up."""
         while True:
-            was_read = call.feed.read()
+            read = call.feed.read()
+            if read is not None and not read[1]:
+                yield read[0], []
+                continue
             if not call.feed.has_work:
                 return
-            if was_read and not call.threads:
+            if read is not None and not call.threads:
                 for worker in self.workers:
                     call.threads.append(_started(worker, self._work, worker, call))
             try:
-                outcome = call.outcomes.get(block=not was_read)
+                outcome = call.outcomes.get(block=read is None)
             except queue.Empty:
                 continue
-            self._take_in(call, outcome, done)
+            yield from self._take_in(call, outcome)
 
-    def _take_in(self, call: _Call, outcome: Outcome, done: OnChunk) -> None:
-        """Notes the outcome of a chunk; of no chunk, that a worker cannot be opened again."""
+    def _take_in(self, call: _Call, outcome: Outcome) -> Iterator[ChunkResults]:
+        """Notes the outcome of a chunk, and gives the chunks that are complete now; of no chunk, that a worker cannot
+        be opened again."""
         worker, number, reply = outcome
         if number is None:
             assert isinstance(reply, BaseException)
@@ -313,7 +320,7 @@ class Crew:
             results = list(reply.results)
         for item in numbers:
             if (complete := call.feed.complete(item, results)) is not None:
-                done(*complete)
+                yield complete
 
     def _work(self, worker: Worker, call: _Call) -> None:
         """A worker's thread: chunk after chunk; a lost worker is opened anew. Whatever ends it is reported."""

@@ -3,22 +3,37 @@ engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from typing_extensions import override
+
+from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.config.execution import WorkerSettings
-from olive_ext.engine.requests import Counters, Lost, Request, Result
-from olive_ext.errors import LostRequestsError, RunError
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request
+from olive_ext.errors import RunError
 from olive_ext.model import ResolvedModel
-from olive_ext.python_processes import usable_processors
+from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve, usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
-from olive_ext.session.answer_journal import run_in_chunks
-from olive_ext.session.executor import OnChunk
+from olive_ext.session.answer_journal import in_chunks
+from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob
+from olive_ext.session.workers.worker import (
+    OWN,
+    Reply,
+    Respondent,
+    Served,
+    ServedModel,
+    Watchdog,
+    Worker,
+    WorkerJob,
+    WorkerLostError,
+    opened_envelope,
+)
 
 WINDOW_CHUNKS = 8
 """Requests of a stream that are planned together, in generations of all slots, for each worker."""
@@ -50,42 +65,29 @@ class WorkerPool:
         """The counters of all workers together."""
         return self._crew.counters
 
-    needs_chunks = True
-
     @property
     def at_work(self) -> str:
         """See `Crew.at_work`."""
         return self._crew.at_work
 
-    def run(self, requests: Sequence[Request], on_result: Callable[[int, Result], None]) -> None:
-        """Runs all requests, in chunks. Raises `LostRequestsError` behind all others where some have no result."""
-        lost: dict[int, str] = {}
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """Runs all requests, in chunks."""
+        return in_chunks(self, slices)
 
-        def take(index: int, result: Result | Lost) -> None:
-            if isinstance(result, Lost):
-                lost[index] = result.reason
-            else:
-                on_result(index, result)
-
-        run_in_chunks(self, [(requests, take)], None)
-        if lost:
-            raise LostRequestsError(lost)
-
-    def run_chunks(self, chunks: Iterable[Sequence[Request]], done: OnChunk) -> None:
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
         """Runs each chunk on whichever worker is free."""
-        self._crew.run(self._which, chunks, done)
+        return self._crew.run(self._which, chunks)
 
-    def run_continuous(self, items: Iterable[tuple[Hashable, Request] | None]) -> Iterator[tuple[Hashable, Result]]:
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """Runs what is there, up to what the slots of all workers are filled with some times over; then reads on."""
         most = WINDOW_CHUNKS * self.num_slots * len(self._crew.workers)
-        window: list[tuple[Hashable, Request]] = []
-        for item in items:
+        window: list[KeyedRequest] = []
+        for item in chain(items, [None]):
             if item is not None:
                 window.append(item)
             if window and (item is None or len(window) >= most):
-                yield from self._answer(window)
+                yield from list(self.run_slices([window]))  # all of them: who stops reading ends no worker
                 window = []
-        yield from self._answer(window)
 
     def reset(self) -> None:
         """Nothing: a chunk begins from an empty cache."""
@@ -109,11 +111,6 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers."""
         self._crew.stop()
-
-    def _answer(self, window: Sequence[tuple[Hashable, Request]]) -> Iterator[tuple[Hashable, Result]]:
-        answers: list[tuple[Hashable, Result]] = []
-        self.run([request for _, request in window], lambda index, result: answers.append((window[index][0], result)))
-        yield from answers
 
 
 def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Crew:
@@ -158,3 +155,75 @@ def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
     }
     settings: ModelSettings = model.settings.model_copy(update=given)
     return settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
+_TAKE_LESS = ": close other programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')"
+_SEE_ABOVE = ": what it printed is above"
+_CHILD = "from olive_ext.session.workers.pool import serve_model; serve_model()"
+
+
+class ProcessWorker(Worker):
+    """A child process with the model of `job`."""
+
+    def __init__(self, job: WorkerJob, watchdog: Watchdog, name: str = "worker", child: str = _CHILD) -> None:
+        """`child`: the Python text that the child runs; it calls `serve_model`."""
+        self.name = name
+        self._program = child
+        self._job = job
+        self._watchdog = watchdog
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    @override
+    def open(self) -> Served:
+        self.stop()
+        self._child = ChildProcess(self._program)  # another thread may stop it from here on
+        served: Served = self._answer("open", self._job)
+        return served
+
+    @override
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        self._watchdog.begin(time.monotonic())
+        reply: Reply = self._answer("run", which, requests, is_watched=True)
+        return reply
+
+    @override
+    def call(self, which: str, name: str) -> Any:
+        return self._answer("call", which, name)
+
+    @override
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def _answer(self, *message: Any, is_watched: bool = False) -> Any:
+        """The child's answer to the message, behind its beats."""
+        child = self._child
+        if child is None:
+            raise WorkerLostError("not running")
+        try:
+            child.send(message)
+            while True:
+                kind, content = child.receive(2 * BEAT_S)
+                if kind == "answer":
+                    return opened_envelope(content)
+                if is_watched and self._watchdog.is_hung(time.monotonic(), content):
+                    self.stop()
+                    raise WorkerLostError("ended because it hung")
+        except ChildEndedError as error:
+            self._child = None
+            advice = _TAKE_LESS if error.was_killed else _SEE_ABOVE if str(error).startswith("ended ") else ""
+            raise WorkerLostError(str(error), advice) from None
+
+
+def serve_model(open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
+    """The child: opens what the first message names, then answers until there are no more messages."""
+    errors.logger.disabled = True  # the parent has told what is ignored
+    respondent = Respondent(open_served)
+    serve(lambda message: respondent.answer(*message), respondent.num_steps)
+    respondent.close()

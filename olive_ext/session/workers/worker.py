@@ -20,9 +20,9 @@ from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import ANY_FAILURE, OliveExtError, RunError, one_line
 from olive_ext.model import resolve
 from olive_ext.records import Records
+from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
 from olive_ext.session.session import Session
-from olive_ext.text.generation_bounds import StopChecker
 
 OWN, REFERENCE = "own", "reference"
 """Which of a worker's models runs a chunk."""
@@ -184,9 +184,8 @@ class ServedModel:
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         """Runs one chunk on the worker's own model, or on its resident reference."""
         session = self._sessions[which]
-        results: list[Result | Lost] = []
         chunk = [_received(request, session) for request in requests]
-        session.executor.run_chunks([chunk], lambda _, of_chunk: results.extend(of_chunk))
+        ((_, results),) = session.executor.run_chunks([chunk])
         return Reply(results, asdict(session.counters), session.executor.describe())
 
     def call(self, which: str, name: str) -> Any:

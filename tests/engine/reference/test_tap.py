@@ -213,9 +213,8 @@ def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generat
     candidate, reference = Nudged(3, RANGE), FakeRunner(3, RANGE)
     engine, beside = pair_of(candidate, reference)
     requests = [Request((1, 2, 3), 2), Request((1, 2), generation=Generation(5)), Request((2, 3, 1), 1)]
-    seen: list[int] = []
-    results = engine.run(requests, lambda index, _: seen.append(index))
-    assert sorted(seen) == [0, 1, 2]
+    answers = dict(engine.run_slices([list(enumerate(requests))]))
+    results = [answers[place] for place in range(len(requests))]
     alone = Engine(Nudged(3, RANGE), 8).run(requests)
     assert [(r.logprobs, r.is_greedy, r.tokens) for r in results] == [
         (r.logprobs, r.is_greedy, r.tokens) for r in alone

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import olive_ext
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 
 
 def recorded(package: Path, checkpoint: Path, requests: Sequence[ScoringRequest], folder: Path) -> list[Any]:

@@ -17,7 +17,7 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderErr
 from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import TEXT, VOCAB, genai_export
 from tests.exports.pipeline import pipeline_package
 

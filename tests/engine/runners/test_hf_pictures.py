@@ -20,7 +20,7 @@ from olive_ext.model.files.locate import locate_hf
 from olive_ext.model.spec.checkpoint import read_media
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded
 from tests.exports import hf_model
 from tests.exports.media import MEDIA_FAMILIES, media_export

@@ -15,8 +15,7 @@ import pytest
 import olive_ext
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.session import Session
-from olive_ext.text.prompts import SourceInput
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest, SourceInput
 from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded
 from tests.exports import hf_model
 from tests.exports.genai import genai_export

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Generation, Request, Result
+from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling import chunks
 from olive_ext.engine.scheduling.prefix_tree import input_key, make_plan
 from tests.engine.fake_runner import RANGE, FakeRunner, oracle
@@ -64,8 +64,7 @@ def test_an_engine_answers_chunks_as_it_answers_requests(requests: list[int], re
     asked = [Request((1, 2, *range(3, 4 + count)), 1) for count in requests]
     engine = Engine(FakeRunner(2, RANGE, has_tree_batches=True), 4)
     order = [[asked[place]] for place in range(len(asked))]
-    found: dict[int, list[Result]] = {}
-    engine.run_chunks(order[::-1] if reverse else order, lambda number, results: found.update({number: [*results]}))
+    found = dict(engine.run_chunks(order[::-1] if reverse else order))
     results = [found[number][0] for number in range(len(asked))]
     for result, request in zip(results[::-1] if reverse else results, asked, strict=True):
         assert_equal(result, oracle(request))

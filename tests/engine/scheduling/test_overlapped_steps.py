@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, ThinkingBudget
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Sampling, ThinkingBudget
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
@@ -275,9 +275,6 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
     engine, runner = _slow()
     raised = []
 
-    def interrupt(index: int, result: Result) -> None:
-        raise KeyboardInterrupt
-
     class Interrupted(type(engine._generating._thread)):  # type: ignore[misc]
         def settle(self) -> None:
             if raised or self._end is None:
@@ -287,8 +284,10 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
                 raise KeyboardInterrupt
 
     engine._generating._thread = Interrupted(runner.run)
+    results = engine.run_slices([list(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))])
+    next(results)
     with pytest.raises(KeyboardInterrupt):
-        engine.run([Request((5, 6), 0, Generation(4)), *LONG], interrupt)
+        results.close()  # type: ignore[attr-defined]
     assert raised
     _assert_usable(engine)
 

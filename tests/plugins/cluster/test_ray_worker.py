@@ -25,8 +25,8 @@ import olive_ext
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
 from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.workers.worker import Reply
-from olive_ext.text.requests import GenerationRequest, ScoringRequest
 from tests.exports import genai_export
 from tests.exports.media import plain_encoder_export
 from tests.exports.quickstart import TASKS, exported

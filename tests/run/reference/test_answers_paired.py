@@ -13,13 +13,13 @@ from olive_ext.backends.samples import GeneratedText
 from olive_ext.config import Certain
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
-from olive_ext.plugins.gate.baseline import keyed
+from olive_ext.plugins.gate.decision import keyed
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
 from olive_ext.run.reference.claims import question_of
 from olive_ext.run.reference.pairing import compare_answers
-from olive_ext.text.requests import GenerationOutput
+from olive_ext.session.requests import GenerationOutput
 
 TASK = SimpleNamespace(doc_to_text=lambda doc: f"question {doc}", doc_to_choice=lambda doc: None)
 

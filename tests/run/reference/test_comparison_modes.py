@@ -16,7 +16,7 @@ from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import comparer_of, mode_of
 from tests.backends.local_tasks import write_tasks
-from tests.text.tiny import byte_level
+from tests.session.tiny import byte_level
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from olive_ext.run.reference.comparison_run import Comparer, Mode
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import model
 from tests.run.duo import TwoModels, logprobs, perturbed
-from tests.text.tiny import BOS, byte_level
+from tests.session.tiny import BOS, byte_level
 
 NOISE = 0.6
 MODES: tuple[Mode, ...] = ("recorded", "resident", "answers")

@@ -78,13 +78,15 @@ class Run:
         comparer.prepare()
         lm: Any = comparer.open()
         self.asked: Counter[Any] = Counter()
-        ask = lm.session.loglikelihood
+        ask = lm.session.as_completed
 
-        def counted(requests: Any, **options: Any) -> Any:
-            self.asked.update((*request.context, -1, *request.target) for request in requests)
-            return ask(requests, **options)
+        def counted(call: str, slices: Any, whose: Any = None) -> Any:
+            requests = [request for part in slices for request in part]
+            if call == "loglikelihood":
+                self.asked.update((*request.context, -1, *request.target) for request in requests)
+            return ask(call, [requests], whose)
 
-        lm.session.loglikelihood = counted
+        lm.session.as_completed = counted
         if loses is not None:
             _lose(lm, loses)
         if comparer.is_sampled:
@@ -104,16 +106,16 @@ def _losing_model(opens: Any, loses: Any, *arguments: Any) -> Any:
 
 def _lose(lm: Any, loses: Any) -> None:
     """As workers that crash on every request that `loses` names."""
-    ask = lm.session.loglikelihood
+    ask = lm.session.as_completed
 
-    def lossy(requests: Any, on_result: Any = None, **options: Any) -> Any:
-        lost = {place: "crashed" for place, request in enumerate(requests) if loses(request)}
-        found = ask(requests, on_result=lambda place, output: place in lost or on_result(place, output), **options)
+    def lossy(call: str, slices: Any, whose: Any = None) -> Any:
+        requests = [request for part in slices for request in part]
+        lost = {place: "crashed" for place, one in enumerate(requests) if call == "loglikelihood" and loses(one)}
+        yield from ((place, output) for place, output in ask(call, [requests], whose) if place not in lost)
         if lost:
             raise LostRequestsError(lost)
-        return found
 
-    lm.session.loglikelihood = lossy
+    lm.session.as_completed = lossy
 
 
 def some(request: Any) -> bool:

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.requests import Request, Result
+from olive_ext.engine.requests import Request
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import TaskError
-from olive_ext.session.workers.process_worker import serve_model
+from olive_ext.session.workers.pool import serve_model
 from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served
 from tests.engine.fake_runner import RANGE, FakeRunner
 
@@ -36,7 +36,6 @@ class FakeServed:
         return self._engine.counters.steps
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
-        found: list[Result] = []
         tokens = {token for request in requests for token in request.tokens}
         if CRASH in tokens:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -46,8 +45,8 @@ class FakeServed:
             raise TaskError("no such luck")
         if SLOW in tokens:
             time.sleep(1.5)
-        self._engine.run_chunks([requests], lambda _, results: found.extend(results))
-        return Reply(found, asdict(self._engine.counters))
+        ((_, results),) = self._engine.run_chunks([requests])
+        return Reply(results, asdict(self._engine.counters))
 
     def call(self, which: str, name: str) -> Any:
         return os.getpid()

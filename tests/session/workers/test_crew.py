@@ -66,9 +66,7 @@ def requests_of(count: int, crashing: Sequence[int] = ()) -> list[Request]:
 
 
 def run(crew: Crew, chunks: Sequence[Sequence[Request]]) -> dict[int, Sequence[Result | Lost]]:
-    found: dict[int, Sequence[Result | Lost]] = {}
-    crew.run(OWN, chunks, lambda number, results: found.setdefault(number, results))
-    return found
+    return dict(crew.run(OWN, chunks))
 
 
 @given(
@@ -147,11 +145,17 @@ def test_chunks_are_read_as_workers_need_them() -> None:
             assert read[0] - complete[0] <= 2 * (AHEAD + 1) + 1
             yield requests_of(size)
 
-    def done(number: int, results: Sequence[Result | Lost]) -> None:
+    for _ in Crew([FakeWorker("one"), FakeWorker("two")]).run(OWN, chunks()):
         complete[0] += 1
-
-    Crew([FakeWorker("one"), FakeWorker("two")]).run(OWN, chunks(), done)
     assert complete == read == [59]
+
+
+def test_an_empty_chunk_asks_no_worker() -> None:
+    worker = FakeWorker("one")
+    found = run(Crew([worker]), [[], requests_of(2), []])
+    assert [len(found[number]) for number in range(3)] == [0, 2, 0]
+    assert (worker.num_calls, run(Crew([worker]), [[]])) == (1, {0: []})
+    assert worker.num_calls == 1
 
 
 def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
@@ -161,14 +165,10 @@ def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
     assert len(run(crew, [requests_of(3)])[0]) == 3
 
 
-def test_an_error_of_the_caller_ends_the_call() -> None:
+def test_a_caller_that_stops_reading_ends_the_call() -> None:
     crew = Crew([FakeWorker("one")])
-
-    def refuse(number: int, results: Sequence[Result | Lost]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(OWN, [requests_of(3), requests_of(2)], refuse)
+    for _ in crew.run(OWN, [requests_of(3), requests_of(2)]):
+        break
     assert "one" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -259,12 +259,8 @@ def test_counters_are_right_while_workers_are_lost_and_others_answer() -> None:
 
 def test_counters_outlive_a_call_that_is_interrupted() -> None:
     crew = Crew([FakeWorker("one")])
-
-    def interrupt(number: int, results: Sequence[Result | Lost]) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        crew.run(OWN, [requests_of(3)], interrupt)
+    for _ in crew.run(OWN, [requests_of(3)]):
+        break
     run(crew, [requests_of(4)])
     assert crew.counters.requests == 7
 
@@ -332,14 +328,11 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
     seconds = iter(range(0, 1000, 60))
     token = shown.set(True)
     with progress_bar("Scoring", 9, lambda: 0, False, now=lambda: next(seconds), at_work=lambda: pool.at_work) as bar:
-
-        def done(number: int, results: Sequence[Result | Lost]) -> None:
-            bar(len(results))
-            states.append(pool.at_work)
-
         assert pool.at_work == "2 of 2 workers"
         for gone.has_room in (False, False, True):
-            crew.run(OWN, [requests_of(3)], done)
+            for _, results in crew.run(OWN, [requests_of(3)]):
+                bar(len(results))
+                states.append(pool.at_work)
     shown.reset(token)
     assert states == ["1 of 2 workers, 1 lost", "1 of 2 workers, 1 lost", "2 of 2 workers, 1 lost"]
     assert capsys.readouterr().err.splitlines() == [
@@ -352,15 +345,14 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
 def test_a_worker_alone_is_said_once_it_was_lost() -> None:
     pool = WorkerPool(Crew([FakeWorker("worker", losses=[1])]))
     assert pool.at_work == ""
-    pool.run(requests_of(4), lambda place, result: None)
+    assert len(dict(pool.run_slices([[*enumerate(requests_of(4))]]))) == 4
     assert pool.at_work == "1 of 1 workers, 1 lost"
 
 
 def test_pool_answers_requests_in_their_order_and_streams() -> None:
     pool = WorkerPool(Crew([FakeWorker("one"), FakeWorker("two")]))
     requests = requests_of(50)
-    found: dict[int, Result] = {}
-    pool.run(requests, found.__setitem__)
+    found = dict(pool.run_slices([[*enumerate(requests)]]))
     for number, request in enumerate(requests):
         assert_equal(found[number], oracle(request))
     items = [(str(number), request) for number, request in enumerate(requests)]

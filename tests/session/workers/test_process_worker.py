@@ -19,10 +19,10 @@ import pytest
 import olive_ext
 from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import LostRequestsError, TaskError
+from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
-from olive_ext.text.requests import GenerationRequest
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
 from tests.session.workers.fake_model import CHILD, CRASH, FAIL, HANG, SLOW
@@ -72,9 +72,8 @@ def test_a_killed_worker_costs_the_chunk_in_flight_only(
     assert worker.pid is not None
     timer = threading.Timer(0.5, os.kill, (worker.pid, signal.SIGKILL))
     timer.start()
-    found: dict[int, Any] = {}
     slow = [token(SLOW), GOOD, GOOD]  # the largest chunk, so it is the one in flight
-    crew.run(OWN, [slow, [GOOD, token(CRASH)]], found.__setitem__)
+    found: dict[int, Any] = dict(crew.run(OWN, [slow, [GOOD, token(CRASH)]]))
     timer.join()
     assert [type(result) for result in found[0] + found[1]] == [Result, Result, Result, Result, Lost]
     assert found[1][1] == Lost("each worker that ran it ended by SIGSEGV")
@@ -90,7 +89,7 @@ def test_a_worker_ends_with_its_parent(doing: int | None, tmp_path: Path) -> Non
 import time
 from pathlib import Path
 from olive_ext.engine.requests import Request
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
 worker = ProcessWorker(WorkerJob({{}}), Watchdog(), child=CHILD)

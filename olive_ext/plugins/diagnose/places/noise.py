@@ -25,7 +25,7 @@ from olive_ext.plugins.diagnose.places.decision import FloatArray
 from olive_ext.plugins.diagnose.places.sample import Kept
 from olive_ext.python_processes import usable_processors
 from olive_ext.session.opening import open_model
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 
 CHUNK = 24
 """Tokens of a step where these are few: no multiple of what kernels take in one go."""

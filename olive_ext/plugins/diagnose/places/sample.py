@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.plugins.diagnose.places.decision import FloatArray
-from olive_ext.text.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 MOST_DOCUMENTS = 64
 MOST_REQUESTS = 1

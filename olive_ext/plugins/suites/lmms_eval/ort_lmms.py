@@ -16,7 +16,7 @@ from lmms_eval.api.model import lmms
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.errors import TaskError
-from olive_ext.text.requests import GenerationOutput
+from olive_ext.session.requests import GenerationOutput
 
 _OF_OTHERS = ("image_aspect_ratio", "modality")
 """Generation settings that tasks give for one model's image processor; the package's own has no such choice."""

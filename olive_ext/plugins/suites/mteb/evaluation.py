@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.config.olive_metrics import EmbeddingSettings
+from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
 from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, unit

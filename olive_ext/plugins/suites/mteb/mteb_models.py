@@ -14,7 +14,7 @@ from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.model_meta import ModelMeta
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 
-from olive_ext.config.olive_metrics import EmbeddingSettings
+from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder
 from olive_ext.plugins.suites.mteb.yes_no import YesNoReranker

@@ -25,7 +25,7 @@ from olive_ext.plugins.diagnose.remedy.locate import opened_location
 from olive_ext.plugins.diagnose.remedy.mend import split
 from olive_ext.plugins.diagnose.remedy.variants import Variants
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
-from olive_ext.text.requests import RollingRequest, ScoringRequest
+from olive_ext.session.requests import RollingRequest, ScoringRequest
 from tests.exports import quickstart
 from tests.plugins.diagnose.remedy.test_mended_package import logits
 

@@ -32,7 +32,7 @@ from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
 from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
 from olive_ext.plugins.diagnose.remedy.sources import Sources
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from olive_ext.text.requests import ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.exports import quickstart
 from tests.exports.cache import ROOT
 from tests.exports.catalog import Export

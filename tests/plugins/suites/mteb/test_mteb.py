@@ -24,11 +24,12 @@ from olive.model import ONNXModelHandler
 from scipy.stats import bootstrap, spearmanr
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from olive_ext.config.olive_metrics import EmbeddingSettings
+from olive_ext.config.embeddings import EmbeddingSettings
+from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator
 from olive_ext.plugins.suites.mteb import TextEncoder
 from olive_ext.plugins.suites.mteb.evaluation import _correlations
 from olive_ext.plugins.suites.mteb.yes_no import YesNoReranker
-from olive_ext.workflow import OrtEvaluator, cli_run
+from olive_ext.workflow import cli_run
 from tests.plugins.suites.mteb.local_tasks import SENTENCES
 from tests.plugins.suites.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders, reranker
 

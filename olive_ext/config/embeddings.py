@@ -1,0 +1,55 @@
+"""The settings of embeddings: how a text becomes a vector, and the tasks of mteb that measure it. Knows no model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from olive_ext.config.base import Auto, Place, PositiveInt, Strict, word
+
+Pooling = Literal["mean", "cls", "last"]
+
+
+class EmbeddingSettings(Strict):
+    """Keys of embedding models: those of Olive's `MTEBEvaluator`, and what a model's files say otherwise."""
+
+    tasks: list[str] = Field(default_factory=list)
+    """Tasks of mteb ("STS17"), by name. With tasks the model is measured as an embedding model, and `metrics` only
+    declares priorities and goals."""
+
+    eval_splits: list[str] | None = None
+    """Splits of the tasks that are evaluated; None takes those of each task."""
+
+    eval_subsets: list[str] | None = None
+    """Subsets of the tasks (languages, mostly) that are evaluated; None takes all."""
+
+    output_folder: Place | None = None
+    """Folder for mteb's own results, one JSON file for each task. None writes none."""
+
+    model_class: Annotated[Literal["ort", "ortgenai"] | None, BeforeValidator(word)] = None
+    """As in Olive's evaluator; both names mean this package's engine."""
+
+    pooling: Annotated[Pooling | Auto, BeforeValidator(word)] = "auto"
+    """Which of a text's hidden states are its embedding: their mean, that of the first token, or of the last. "auto"
+    takes what the model's sentence-transformers files say, else "last" for decoders with a KV cache and "mean" for
+    other graphs, unless the graph returns embeddings of whole texts itself ("sentence_embedding")."""
+
+    reranker: Annotated[Literal["yes_no"] | None, BeforeValidator(word)] = None
+    """"yes_no" scores pairs of reranking tasks with a decoder: its probability of "yes" against "no" behind
+    Qwen3-Reranker's template, with the task's instruction, else with `prompts`' "query", else with mteb's for these
+    models. The two tokens are the tokenizer's, or those that the model's sentence-transformers files name."""
+
+    normalize: bool = True
+    """Divides embeddings by their length, as Olive's evaluator does."""
+
+    prompts: dict[str, str] | None = None
+    """What is put before texts, by mteb's names: a task, a type of task, "query", "document" or combinations such as
+    "NFCorpus-query". None takes those of the model's sentence-transformers files; {} puts nothing, as Olive does."""
+
+    truncate_dim: PositiveInt | None = None
+    """Only so many of an embedding's first numbers are used (Matryoshka)."""
+
+    embedding_precision: Annotated[Literal["float32", "int8", "binary"], BeforeValidator(word)] = "float32"
+    """"int8" rounds each dimension to 256 steps between the least and the greatest of the first texts that are
+    embedded, "binary" keeps the signs; tasks see the rounded numbers."""

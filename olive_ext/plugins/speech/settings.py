@@ -1,0 +1,219 @@
+"""What a recipe says to `OrtEvaluator`: its settings, Olive's metrics, those that the recipe names for it, and what is
+wrong with them as they are written. Imports no Olive, whose names of types and sub types these are (0.13)."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+from typing_extensions import Self
+
+from olive_ext.check.recipe import mapping, mappings
+from olive_ext.config import EvaluatorSettings
+from olive_ext.config.base import NonNegativeInt, word
+from olive_ext.config.embeddings import EmbeddingSettings
+from olive_ext.errors import ConfigError, listed
+
+METRICS_TYPE = "OrtEvaluator"
+
+_OF_DISTRIBUTIONS = ("mode", "records_dir", "top", "drawn", "float_model", "provider_stage")
+"""Keys of a reference for what tasks compare beside answers."""
+
+_TIMES = ("avg", "max", "min", "p50", "p75", "p90", "p95", "p99", "p999")
+TIMED = ("latency", "throughput")
+_BESIDE_TIMES = ("first_token_ms", "output_token_ms", "tokens_per_second")
+_SPEECH, _VISION = ("wer", "rtfx"), ("exact_match", "relaxed_accuracy", "word_sort_ratio")
+_TENSORS = ("accuracy_score", "f1_score", "precision", "recall", "auroc", "perplexity")
+SUB_TYPES: Mapping[str, tuple[str, ...]] = {
+    "accuracy": (*_SPEECH, *_VISION, *_TENSORS),
+    "latency": _TIMES,
+    "throughput": _TIMES,
+    "size_on_disk": ("bytes",),
+    "custom": (),
+}
+"""Sub types of each type of Olive's metrics (0.13); those of a custom one are its own."""
+
+VISION_TASKS = {
+    "vision-vqa": "exact_match",
+    "vision-chart-qa": "relaxed_accuracy",
+    "vision-ocr": "word_sort_ratio",
+}
+"""Sub type of a metric by the task of its data."""
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "speech_transcription_pre_process": (
+        *("audio_col", "text_col", "sample_rate", "max_samples", "limit", "seed", "task"),
+        *("system_prompt", "instruction", "model_name", "trust_remote_code"),
+    ),
+    "vision_vqa_pre_process": (
+        *("image_col", "question_col", "answer_col", "options_col", "system_prompt", "max_length"),
+        *("max_samples", "limit", "seed", "task", "model_name", "trust_remote_code"),
+    ),
+}
+"""What Olive's components read, and what it fills in; it drops any other key without a word."""
+
+
+class MetricSettings(EmbeddingSettings, EvaluatorSettings):
+    """Keys of the evaluator `OrtEvaluator`, beside Olive's `metrics`. With `tasks` it measures embeddings."""
+
+    language: str | None = None
+    """Language of what a model of speech hears, as its generation_config.json names it ("de"). None takes English, as
+    Olive's evaluator does."""
+
+    speech_task: Annotated[Literal["transcribe", "translate"] | None, BeforeValidator(word)] = None
+    """What a model of speech does with a `language`: write it down (None, too) or translate it."""
+
+    bootstrap_iters: NonNegativeInt = 1000
+    """Resamples of the documents for the standard error of a word error rate; 0 leaves it out."""
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        for name in _OF_DISTRIBUTIONS:
+            if self.reference is not None and name in self.reference.model_fields_set:
+                raise ValueError(f"'reference.{name}': the answers alone are compared here, take it out")
+        return self
+
+
+def with_named_metrics(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe as Olive takes it: where one of its evaluators is an `OrtEvaluator`, the recipe's own "metrics" are
+    put where these are named, and a recipe with one evaluator, no passes and no "evaluator" evaluates its input model.
+    Public recipes of Whisper are written that way. Raises `ConfigError` for a name that is not there."""
+    evaluators = recipe.get("evaluators")
+    if not isinstance(evaluators, Mapping) or not any(_is_ours(block) for block in evaluators.values()):
+        return recipe
+    known = {item.get("name"): item for item in recipe.get("metrics") or () if isinstance(item, Mapping)}
+    settled = {
+        name: {**block, "metrics": _named(block["metrics"], known, name)} if _has_metrics(block) else block
+        for name, block in evaluators.items()
+    }
+    changed = {**{name: value for name, value in recipe.items() if name != "metrics"}, "evaluators": settled}
+    engine = recipe.get("engine") or {}
+    if len(evaluators) == 1 and not recipe.get("passes") and "evaluator" not in recipe and "evaluator" not in engine:
+        used = {"evaluator": next(iter(evaluators)), "evaluate_input_model": True}
+        changed |= {"engine": {**engine, **used}} if isinstance(engine, Mapping) and engine else used
+    return changed
+
+
+def _is_ours(block: Any) -> bool:
+    return isinstance(block, Mapping) and block.get("type") == METRICS_TYPE
+
+
+def _has_metrics(block: Any) -> bool:
+    return isinstance(block, Mapping) and isinstance(block.get("metrics"), list)
+
+
+def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list[Any]:
+    for number, item in enumerate(metrics):
+        if isinstance(item, str) and item not in known:
+            has = f"which has {listed(known)}" if known else "which the recipe does not have"
+            raise ConfigError(f"'evaluators.{evaluator}.metrics.{number}' = '{item}': not in 'metrics', {has}")
+    return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
+
+
+def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings) -> Iterator[str]:
+    """A sentence for each mistake in the metrics, as a recipe or Olive writes them, and for a bound on what none of
+    them gives; `where` is the section's place in the recipe. Tasks need none. Loads no data."""
+    if settings.tasks:
+        return
+    if not isinstance(metrics, list) or not metrics:
+        yield f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance"
+        return
+    data = {str(item.get("name")): item for item in mappings(recipe.get("data_configs"))}
+    measured: dict[str, list[str]] = {}
+    for number, metric in enumerate(metrics):
+        if not isinstance(metric, Mapping):
+            if not isinstance(metric, str):  # whose mistake is where names are looked up
+                text = json.dumps(metric)
+                yield f"'{where}.metrics.{number}' = {text}: give a mapping, or the name of one in 'metrics'"
+            continue
+        place, names = f"{where}.metrics.{metric.get('name', number)}", _sub_types(metric)
+        yield from _kind(place, metric, names)
+        yield from _data(place, metric.get("data_config"), names, data)
+        given = _measured(metric, names)
+        if twice := [name for name in given if name in measured]:
+            yield f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one"
+        measured |= given
+    if settings.require and len(mappings(metrics)) == len(metrics):
+        bounds = [(bound.task, bound.metric) for bound in settings.require]
+        from olive_ext.report.metrics import COMPARISON_NAMES
+        from olive_ext.run.bounds import check_names
+        from olive_ext.run.costs import PEAK_MEMORY
+
+        compared = COMPARISON_NAMES if settings.reference is not None else ()
+        try:
+            check_names(bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")
+        except ConfigError as error:
+            yield str(error)
+
+
+def sentences_of(name: str) -> str:
+    """The task that has the sentences of a metric of transcripts."""
+    return f"{name}_sentences"
+
+
+def _measured(metric: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
+    """What a metric gives, as bounds may name it."""
+    name = str(metric.get("name"))
+    beside = _BESIDE_TIMES if metric.get("type") in TIMED else ()
+    if "wer" in names:
+        return {name: [*names, *beside, "wer_jiwer"], sentences_of(name): []}
+    return {name: [*names, *beside]}
+
+
+def described(metrics: Any, settings: MetricSettings) -> str:
+    """The tasks, or the metrics with their sub types and data, for a person."""
+    if settings.tasks:
+        return f"tasks of mteb: {', '.join(settings.tasks)}"
+    texts = []
+    for metric in mappings(metrics):
+        data = f" of {metric['data_config']}" if isinstance(metric.get("data_config"), str) else ""
+        texts.append(f"{metric.get('name')} ({', '.join(_sub_types(metric)) or metric.get('type')}){data}")
+    return f"metrics: {'; '.join(texts) or 'none'}"
+
+
+def _sub_types(metric: Mapping[str, Any]) -> list[str]:
+    return [str(item.get("name")) for item in mappings(metric.get("sub_types"))]
+
+
+def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    if "name" not in metric:
+        yield f"missing key '{place}.name': a name that goals and results are called by"
+    kind = str(metric.get("type"))
+    if kind not in SUB_TYPES:
+        yield f"'{place}.type' = '{kind}': give {', '.join(SUB_TYPES)}"
+        return
+    accepted = SUB_TYPES[kind]
+    if accepted and not names and kind != "size_on_disk":
+        yield f"'{place}.sub_types' is missing: give {', '.join(accepted)}"
+    if metric.get("backend", "torch_metrics") == "torch_metrics" and accepted:
+        for name in (name for name in names if name not in accepted):
+            near = difflib.get_close_matches(name, accepted, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"a metric of type '{kind}' has {', '.join(accepted)}"
+            yield f"'{place}.sub_types' has '{name}': {hint}"
+    kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
+    if kind == "accuracy" and len(kinds) > 1:
+        yield f"'{place}.sub_types' = {', '.join(names)}: put {' and '.join(kinds[0])} into a metric of their own"
+
+
+def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    asks = next((kind for kind in (_SPEECH, _VISION) if set(kind) & set(names)), None)
+    if data is None and asks:
+        yield f"'{place}.data_config' is missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+    if isinstance(data, str) and data not in known:
+        yield f"'{place}.data_config' = '{data}': not in 'data_configs', which has {', '.join(known) or 'none'}"
+    written = mapping(known.get(data) if isinstance(data, str) else data)
+    component = mapping(written.get("pre_process_data_config"))
+    given = {**component, **mapping(component.get("params"))}
+    accepted, where = PARAMETERS.get(str(component.get("type")), ()), f"data_configs.{written.get('name')}"
+    for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
+        if near := difflib.get_close_matches(key, accepted, n=1):
+            place_of_key = f"{where}.pre_process_data_config.params.{key}"
+            yield f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
+    task = given.get("task")
+    for name in names if asks is _VISION and task is not None else ():
+        if VISION_TASKS.get(str(task)) != name:
+            pairs = ", ".join(f"{kind} of '{other}'" for other, kind in VISION_TASKS.items())
+            yield f"'{place}.sub_types' has '{name}', and its data the task '{task}': Olive measures {pairs}"

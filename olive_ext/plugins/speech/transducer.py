@@ -1,0 +1,378 @@
+"""A session on a streaming transducer (RNN-T): sounds in, transcripts out. It generates as `Session` does, and scores
+none. Greedy search, several sounds side by side: chunk by chunk as log-mel features (as
+NeMo's streaming models were trained on and onnxruntime-genai computes them) through the encoder, whose caches stay on
+the device, and frame by frame through prediction and joint network.
+
+Axes: B sounds, N samples of a chunk, F frames, T encoded frames, H their size, V vocabulary, K bins of a spectrum, M
+mels.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from olive_ext.engine.requests import FinishReason
+from olive_ext.errors import ConfigError, MediaError, ModelError, NonFiniteError, named_failures, understood
+from olive_ext.media.processors import slaney_filters
+from olive_ext.media.sound import read_samples
+from olive_ext.model import ResolvedModel
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_session import open_session
+from olive_ext.plugins.speech.transducer_files import (
+    TransducerConfig,
+    blank_penalty,
+    graph_file,
+    read_pieces,
+    read_transducer,
+    transducer_type,
+)
+from olive_ext.session.opening import open_model
+from olive_ext.session.requests import GenerationOutput, GenerationRequest
+from olive_ext.session.session import Session
+
+logger = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+
+SILENT_CHUNKS = 4
+"""Chunks of silence behind each sound, for the words that the encoder's right context still holds: Olive's number."""
+
+TOGETHER = 16
+"""Sounds side by side, where the graphs leave the batch open."""
+
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+
+
+class Graph:
+    """An open graph: the names and types that it takes, and runs on bound values."""
+
+    def __init__(
+        self, session: ort.InferenceSession, names: Mapping[str, str], results: Mapping[str, str], part: str
+    ) -> None:
+        """`names` and `results` are those that genai_config.json has for the inputs and the outputs. Raises
+        `ModelError` where one is missing or none of them is known of an input."""
+        self.session, self._part = session, part
+        self.inputs = {one.name: one for one in session.get_inputs()}
+        outputs = [one.name for one in session.get_outputs()]
+        for kind, given, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
+            for key, name in given.items():
+                if name not in known:
+                    told = f"'model.{part}.{kind}.{key}' = '{name}'"
+                    raise ModelError(f"{told}: the graph has the {kind} {', '.join(known)}")
+        if unknown := self.inputs.keys() - set(names.values()):
+            raise ModelError(
+                f"the {part}'s graph has the input '{min(unknown)}', which genai_config.json does not name"
+            )
+
+    def type_of(self, name: str) -> Any:
+        """numpy's type of an input. Raises `ModelError` for one of another type than a transducer has."""
+        if (found := _TYPES.get(self.inputs[name].type)) is None:
+            raise ModelError(f"the input '{name}' is {self.inputs[name].type}: {', '.join(_TYPES)} are accepted")
+        return found
+
+    def run(self, given: Mapping[str, Any], asked: Sequence[str], into: Mapping[str, ort.OrtValue]) -> list[Array]:
+        """The outputs `asked` on the host, of arrays or values on the device; others are written `into` values. Raises
+        `ModelError` where the graph does not run on these, of other sizes than genai_config.json has."""
+        binding = self.session.io_binding()
+        for name, value in given.items():
+            if isinstance(value, ort.OrtValue):
+                binding.bind_ortvalue_input(name, value)
+            else:
+                binding.bind_cpu_input(name, np.ascontiguousarray(value, self.type_of(name)))
+        for name in asked:
+            binding.bind_output(name)
+        for name, value in into.items():
+            binding.bind_ortvalue_output(name, value)
+        doing = f"the {self._part} does not run with the sizes of genai_config.json"
+        with named_failures(doing, kind=ModelError, machine=(MemoryError, OSError)):
+            self.session.run_with_iobinding(binding)
+        return [value.numpy() for value in binding.get_outputs()[: len(asked)]]
+
+
+class Transducer:
+    """An open package. Sounds of one call share runs as far as the graphs' batch allows it."""
+
+    def __init__(
+        self,
+        config: TransducerConfig,
+        folder: Path,
+        open_graph: Callable[[Path], Any],
+        device: Device,
+        penalty: float,
+        filters_KM: npt.NDArray[np.float64],
+    ) -> None:
+        """`penalty` is taken from the blank's logit; `filters_KM` make mels. Raises `ModelError` for graphs
+        of another form."""
+        self.config = config
+        self._device = device
+        self._penalty = penalty
+        self.filters_KM = filters_KM
+
+        def opened(part: str, dropped: Sequence[str] = ()) -> Graph:
+            section = getattr(config, part)
+            session = open_graph(graph_file(folder, section.filename, part))
+            known = {one.name for one in session.get_inputs()}
+            names = {key: name for key, name in _names(section.inputs).items() if key not in dropped or name in known}
+            return Graph(session, names, _names(section.outputs), part)
+
+        self.encoder = opened("encoder", ("input_lengths", "lang_id"))
+        self.decoder, self.joiner = opened("decoder"), opened("joiner")
+        places = {config.decoder.inputs.lstm_hidden_state, config.decoder.inputs.lstm_cell_state}
+        fixed = {
+            one.shape[1 if name in places else 0]
+            for graph in (self.encoder, self.decoder, self.joiner)
+            for name, one in graph.inputs.items()
+        }
+        numbers = {size for size in fixed if isinstance(size, int)}
+        if numbers - {1}:
+            raise ModelError(f"the graphs take {max(numbers)} sounds at once: a batch of 1 or an open one is accepted")
+        self.together = 1 if numbers else TOGETHER
+
+    def search(self, sounds: Sequence[npt.NDArray[np.float32]], most: Sequence[int]) -> list[list[int]]:
+        """The tokens of each sound [samples], at most `most` of them. Raises `NonFiniteError`."""
+        found: list[list[int]] = [[] for _ in sounds]
+        order = sorted(range(len(sounds)), key=lambda number: len(sounds[number]))
+        for start in range(0, len(order), self.together):
+            group = order[start : start + self.together]
+            heard = _Group(self, [sounds[number] for number in group], [most[number] for number in group])
+            for number, tokens in zip(group, heard.tokens(), strict=True):
+                found[number] = tokens
+        return found
+
+    def zeros(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, ort.OrtValue]:
+        """Values of zeros on the device, for inputs of the graph."""
+        device = self._device
+        return {
+            name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, graph.type_of(name)), device.kind, device.index)
+            for name, shape in shapes.items()
+        }
+
+    def best(self, frames: Array, predicted: Array) -> Array:
+        """The most likely token [B] of frames [B, 1, H] behind what the prediction network gave [B, U, 1]."""
+        names = self.config.joiner
+        batch = len(frames)
+        given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
+        logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
+        if logits_BV.shape[1] != self.config.vocab_size:
+            told = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
+            raise ModelError(f"{told}: the joint network gives {logits_BV.shape[1]} logits")
+        if not np.isfinite(logits_BV).all():
+            raise NonFiniteError("the joint network's logits are NaN or infinite")
+        logits_BV[:, self.config.blank_id] -= self._penalty
+        return np.asarray(logits_BV.argmax(-1))
+
+
+def _names(section: Any) -> dict[str, str]:
+    return {key: getattr(section, key) for key in type(section).model_fields}
+
+
+class _Group:
+    """Sounds that are searched side by side, each with its own place in the chunk's frames."""
+
+    def __init__(self, model: Transducer, sounds: Sequence[npt.NDArray[np.float32]], most: Sequence[int]) -> None:
+        config, batch = model.config, len(sounds)
+        self._model, self._most = model, np.array(most)
+        self._chunks_B = np.array([-(-len(sound) // config.chunk_samples) + SILENT_CHUNKS for sound in sounds])
+        self._samples = np.zeros((batch, self._chunks_B.max() * config.chunk_samples), np.float32)
+        for row, sound in zip(self._samples, sounds, strict=True):
+            row[: len(sound)] = sound
+        encoder, names = config.encoder, config.encoder.inputs
+        layers, size = encoder.num_hidden_layers, encoder.hidden_size
+        shapes: dict[str, Sequence[int]] = {
+            names.cache_last_channel: (batch, layers, config.left_context, size),
+            names.cache_last_time: (batch, layers, size, config.conv_context),
+            names.cache_last_channel_len: (batch,),
+        }
+        self._caches, self._spare = (model.zeros(model.encoder, shapes) for _ in range(2))
+        self._mel = LogMel(config, model.filters_KM, batch)
+        self._tokens: list[list[int]] = [[] for _ in sounds]
+        self._last_B = np.full(batch, config.blank_id)
+        state = np.zeros((config.decoder.num_hidden_layers, batch, config.decoder.hidden_size), np.float32)
+        self._state: tuple[Array, Array] = state, state
+        self._predict()
+
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each sound."""
+        size = self._model.config.chunk_samples
+        for chunk in range(self._chunks_B.max()):
+            live_B = (chunk < self._chunks_B) & (self._counts() < self._most)
+            if live_B.any():
+                encoded, ends_B = self._encode(self._samples[:, chunk * size : (chunk + 1) * size])
+                self._search(encoded, np.where(live_B, np.minimum(ends_B, encoded.shape[1]), 0))
+        return self._tokens
+
+    def _counts(self) -> Array:
+        return np.array([len(tokens) for tokens in self._tokens])
+
+    def _encode(self, samples_BN: npt.NDArray[np.float32]) -> tuple[Array, Array]:
+        """The chunk's frames [B, T, H] and their numbers [B]; the caches are read here and written there in turns."""
+        section, graph = self._model.config.encoder, self._model.encoder
+        names, results = section.inputs, section.outputs
+        mel_BFM = self._mel.frames(samples_BN)
+        batch, frames = mel_BFM.shape[:2]
+        given: dict[str, Any] = {names.audio_features: mel_BFM, **self._caches}
+        optional = {names.input_lengths: np.full(batch, frames), names.lang_id: np.zeros(batch)}
+        given |= {name: value for name, value in optional.items() if name in graph.inputs}
+        into = {
+            results.cache_last_channel_next: self._spare[names.cache_last_channel],
+            results.cache_last_time_next: self._spare[names.cache_last_time],
+            results.cache_last_channel_len_next: self._spare[names.cache_last_channel_len],
+        }
+        encoded, ends_B = graph.run(given, [results.encoder_outputs, results.output_lengths], into)
+        self._caches, self._spare = self._spare, self._caches
+        return encoded, ends_B
+
+    def _predict(self) -> None:
+        """What the prediction network says behind each sound's last token, and the states that it would go on from."""
+        section, (hidden, cell) = self._model.config.decoder, self._state
+        names, results = section.inputs, section.outputs
+        given = {names.targets: self._last_B[:, None], names.lstm_hidden_state: hidden, names.lstm_cell_state: cell}
+        asked = [results.outputs, results.lstm_hidden_state, results.lstm_cell_state]
+        self._predicted, *self._next = self._model.decoder.run(given, asked, {})
+
+    def _search(self, encoded: Array, ends_B: Array) -> None:
+        """A token moves a sound's state, a blank its frame; so do as many tokens as a frame may have."""
+        config, rows_B = self._model.config, np.arange(len(encoded))
+        frame_B, symbols_B = np.zeros_like(rows_B), np.zeros_like(rows_B)
+        while (live_B := frame_B < ends_B).any():
+            frames = encoded[rows_B, np.minimum(frame_B, encoded.shape[1] - 1)][:, None]
+            best_B = self._model.best(frames, self._predicted)
+            said_B = live_B & (best_B != config.blank_id)
+            symbols_B = np.where(said_B, symbols_B + 1, 0)
+            is_full_B = symbols_B >= config.max_symbols_per_step
+            frame_B += (live_B & ~said_B) | is_full_B
+            symbols_B[is_full_B] = 0
+            if said_B.any():
+                for row in np.flatnonzero(said_B):
+                    self._tokens[row].append(int(best_B[row]))
+                ends_B = np.where(self._counts() < self._most, ends_B, 0)
+                moved = said_B[None, :, None]
+                hidden, cell = (np.where(moved, new, old) for new, old in zip(self._next, self._state, strict=True))
+                self._state, self._last_B = (hidden, cell), np.where(said_B, best_B, self._last_B)
+                self._predict()
+
+
+class LogMel:
+    """The features of sounds that are heard side by side, chunk by chunk: half a window of the last chunk is kept, and
+    so are the last frames, which the encoder is shown again."""
+
+    def __init__(self, config: TransducerConfig, filters_KM: npt.NDArray[np.float64], batch: int) -> None:
+        """`batch` sounds begin in silence."""
+        self._config = config
+        self._filters_KM = filters_KM
+        self._window = np.hanning(config.win_length)
+        self._overlap = np.zeros((batch, config.fft_size // 2))
+        self._last = np.zeros((batch, 1))
+        self._before = np.zeros((batch, config.pre_encode_cache_size, config.num_mels), np.float32)
+
+    def frames(self, samples_BN: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The next chunk's frames behind the last ones before it [B, F, M]."""
+        config = self._config
+        given = samples_BN.astype(np.float64)
+        emphasized = given - config.preemph * np.concatenate([self._last, given[:, :-1]], 1)
+        self._last = given[:, -1:]
+        offset = (config.fft_size - config.win_length) // 2
+        padded = np.pad(np.concatenate([self._overlap, emphasized], 1), ((0, 0), (0, offset)))
+        self._overlap = emphasized[:, -(config.fft_size // 2) :]
+        windows = np.lib.stride_tricks.sliding_window_view(padded[:, offset:], config.win_length, axis=1)
+        spectrum = np.fft.rfft(windows[:, :: config.hop_length] * self._window, config.fft_size)
+        power = spectrum.real**2 + spectrum.imag**2
+        mel_BFM = np.log(power @ self._filters_KM + config.log_eps).astype(np.float32)
+        shown = np.concatenate([self._before, mel_BFM], 1)
+        self._before = shown[:, -config.pre_encode_cache_size :]
+        return shown
+
+
+_SPACE = "\u2581"
+"""SentencePiece's mark of a word's beginning."""
+
+
+def is_transducer(model: ResolvedModel) -> bool:
+    """Whether the model is a package of a transducer."""
+    return model.kind == "onnx" and transducer_type(model.files.genai_config) is not None
+
+
+def opened(model: ResolvedModel) -> Session:
+    """A session on the model, whatever it is; a transducer's has what generations take of one."""
+    return cast(Session, TransducerSession(model)) if is_transducer(model) else open_model(model)
+
+
+@dataclass
+class Counters:
+    """What was done since the session was opened."""
+
+    tokens_generated: int = 0
+    requests: int = 0
+
+
+class TransducerSession(AbstractContextManager["TransducerSession"]):
+    """One open package. Greedy: what requests say of sampling, prompts and stops has no meaning here."""
+
+    encoding = None
+    journal = None
+    max_length = 2**31 - 1
+    """No context has an end."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        """Raises `ModelError` for a package of another form, and `ProviderError`."""
+        files, settings = model.files, model.settings
+        if settings.language is not None or settings.speech_task is not None:
+            raise ConfigError("'language' and 'speech_task': a transducer writes down what it hears; leave them out")
+        config = read_transducer(files.genai_config, files.directory)
+        if config.vad:
+            logger.warning("genai_config.json names a detector of speech ('model.vad'): no chunk is dropped here")
+        self.model = model
+        self.counters = Counters()
+        self._pieces = read_pieces(Path(files.tokenizer))
+        opening = partial(open_session, providers=model.providers, settings=settings)
+        penalty = blank_penalty(files.genai_config, files.directory)
+        filters = slaney_filters(config.fft_size // 2 + 1, config.num_mels, config.sample_rate)
+        with understood(files.directory):
+            self._transducer = Transducer(config, files.directory, opening, model.device, penalty, filters)
+
+    def __exit__(self, *_: object) -> None:
+        """The graphs are closed with the session's last reference."""
+
+    def keep_answers(self, path: Path | None, **_: Any) -> None:
+        """Nothing: transcripts are computed anew in every run, and no journal has them."""
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+        """A transcript of each request's sound. Raises `MediaError` for one that has none, or cannot be read."""
+        if any(len(request.audio) != 1 for request in requests):
+            raise MediaError("a transducer takes one sound in each request ('audio'), and nothing else")
+        rate = self._transducer.config.sample_rate
+        sounds = [read_samples(request.audio[0], rate) for request in requests]
+        found = self._transducer.search(sounds, [request.max_new_tokens for request in requests])
+        self.counters.requests += len(sounds)
+        self.counters.tokens_generated += sum(map(len, found))
+        return [
+            GenerationOutput(
+                self.text(tokens),
+                tuple(tokens),
+                FinishReason.LENGTH if len(tokens) == request.max_new_tokens else FinishReason.STOPPED,
+            )
+            for tokens, request in zip(found, requests, strict=True)
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, without the space before its first word."""
+        return "".join(self._pieces.get(token, "") for token in tokens).replace(_SPACE, " ").removeprefix(" ")
+
+    def describe_execution(self) -> dict[str, Any]:
+        """What a report says of the run."""
+        return {
+            "runtime": "onnxruntime",
+            "providers": [provider.name for provider in self.model.providers],
+            "sounds_together": self._transducer.together,
+            "counters": vars(self.counters).copy(),
+        }

@@ -1,0 +1,507 @@
+"""Conversion of a session's requests to the engine's, and of the engine's results to the session's outputs.
+
+A request that must be scored in several windows becomes several engine requests, whose results are joined again. A
+window's last token is never fed, so a window may hold `max_length` + 1 tokens. Where the reasoning of a model ends is
+read here, too. Knows no engine run, and no audio: features are made by whoever has the sound.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from olive_ext.engine.media.items import Media
+from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, Source, ThinkingBudget, join_compared
+from olive_ext.errors import ConfigError, MediaError, OliveExtError, TaskError, counted
+from olive_ext.model import ResolvedModel
+from olive_ext.model.files.package_config import Suppressed
+from olive_ext.session.encoder_decoder import (
+    NO_SOUND,
+    Asked,
+    Encoding,
+    answer_tokens,
+    decoder_tokens,
+    make_sources,
+    spoken,
+)
+from olive_ext.session.generation_bounds import StopChecker, too_long
+from olive_ext.session.placeholders import MediaText, cut_media, with_media
+from olive_ext.session.requests import (
+    GeneratedSequence,
+    GenerationOutput,
+    GenerationRequest,
+    Reasoning,
+    RollingOutput,
+    RollingRequest,
+    ScoringOutput,
+    ScoringRequest,
+    is_chat,
+)
+from olive_ext.session.tokenizer import Tokenizer
+from olive_ext.session.tokenizer_fit import refuse_unknown
+
+logger = logging.getLogger(__name__)
+
+SessionRequest: TypeAlias = GenerationRequest | ScoringRequest | RollingRequest
+SessionOutput: TypeAlias = GenerationOutput | ScoringOutput | RollingOutput
+
+
+class OpenModel(Protocol):
+    """What conversions and the journal of answers read of a session."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's texts."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end every generation."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that the model sees at once at most."""
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How an encoder-decoder's sources are encoded."""
+
+    @property
+    def media(self) -> MediaText | None:
+        """How pictures and sounds stand in texts."""
+
+    @property
+    def model(self) -> ResolvedModel | None:
+        """The opened model, where it was resolved."""
+
+    @property
+    def reference(self) -> OpenModel | None:
+        """The resident reference."""
+
+    def describe_execution(self) -> dict[str, Any]:
+        """Facts of the execution."""
+
+
+def convert(model: OpenModel, request: SessionRequest) -> tuple[tuple[Request, ...], bool]:
+    """The engine's requests for one of the session, none for an empty text, and whether the text was cut on the left to
+    fit. Raises `ConfigError`, `TaskError` and `MediaError` for what the model cannot take."""
+    if isinstance(request, GenerationRequest):
+        requests, is_truncated = _convert_generation(model, request)
+    elif isinstance(request, ScoringRequest):
+        requests, is_truncated = _convert_scoring(model, request)
+    else:
+        requests, is_truncated = _convert_rolling(model, request), False
+    for one in requests if model.model is not None else ():  # else it is not known which tokens the model has
+        refuse_unknown(one, model.tokenizer, () if model.media is None else model.media.placeholders)
+    return requests, is_truncated
+
+
+def output_of(
+    model: OpenModel, request: SessionRequest, requests: Sequence[Request], results: Sequence[Result]
+) -> SessionOutput:
+    """The session's output for `request` from the `results` of the engine's `requests` for it, in their order."""
+    if isinstance(request, GenerationRequest):
+        return _generation_output(model.tokenizer, request, requests[0], results)
+    logprobs = tuple(logprob for result in results for logprob in result.logprobs)
+    total, compared = math.fsum(logprobs), join_compared(requests, results)
+    if isinstance(request, RollingRequest):
+        return RollingOutput(total, len(logprobs), logprobs, compared)
+    is_greedy = all(greedy for result in results for greedy in result.is_greedy)
+    return ScoringOutput(total, is_greedy, len(logprobs), logprobs, compared)
+
+
+def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
+    """A decoder's prompt, and where its pictures and sounds are: ids as they are, text with the tokenizer's special
+    tokens, messages by the chat template, which writes its own special tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt)
+    elif is_chat(prompt):
+        messages, request = with_parts(prompt, request)
+        text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        tokens = list(prompt)
+    return with_placeholders(media, tokens or [tokenizer.prefix_token_id], request)
+
+
+def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[tuple[Request, ...], bool]:
+    """Raises `ConfigError` where `max_new_tokens` leaves no room for a prompt, or a source is missing or not taken."""
+    tokenizer, encoding, media, max_length = model.tokenizer, model.encoding, model.media, model.max_length
+    request = request if encoding is None else spoken(request, encoding)
+    sources = make_sources(tokenizer, request, encoding, max_length)
+    items: Media = ()
+    if encoding is None:
+        tokens, items = prompt_tokens(tokenizer, request, media)
+    else:
+        tokens = decoder_tokens(tokenizer, request.prompt, encoding)
+    if request.max_length is not None:
+        room = max(1, min(request.max_length, max_length) - len(tokens))
+        request = replace(request, max_new_tokens=min(request.max_new_tokens, room))
+    kept = fit_prompt(tokens, request.max_new_tokens, max_length)
+    items = cut_media(items, len(tokens) - len(kept), len(tokens))
+    stop_ids = model.stop_ids.union(() if media is None else media.placeholders)  # after one nothing can be computed
+    think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
+    checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
+    budget = None if think is None or think.has_ended(kept) else think.budget(request)
+    generation = _generation(request, stop_ids, checker, encoding, budget)
+    if len(sources) > 1 and request.num_return_sequences > 1:
+        raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
+    requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
+    return requests, len(kept) < len(tokens)
+
+
+def _generation_output(
+    tokenizer: Tokenizer, request: GenerationRequest, asked: Request, results: Sequence[Result]
+) -> GenerationOutput:
+    """`asked`: the engine's request for the first window of a sound, as for all others."""
+    assert asked.generation is not None
+    checker, last = StopChecker(tokenizer, asked.generation.stops), results[-1]
+    tokens = tuple(token for result in results for token in result.tokens)
+    texts = [checker.text(result.tokens) for result in results]
+    text = texts[0] if len(texts) == 1 else " ".join(filter(None, map(str.strip, texts)))
+    best = last.hypotheses if len(results) == 1 else ()
+    sequences = tuple(GeneratedSequence(checker.text(one.tokens), **vars(one)) for one in best)
+    reasoning = None
+    if request.think_end_token is not None:
+        think = ThinkingEnd.of(request.think_end_token, tokenizer, asked.generation.stop_ids)
+        has_ended, budget = think.has_ended(asked.tokens), asked.generation.thinking
+        text, reasoning = think.read(tokens, request.stop, budget, has_ended=has_ended)
+    return GenerationOutput(text, tokens, last.finish_reason, last.stop_id, sequences, reasoning)
+
+
+def _windows(count: int, encoding: Encoding | None) -> str:
+    assert encoding is not None
+    assert encoding.sound is not None
+    return f"the sound is longer than the {encoding.sound.seconds:g} s that the encoder takes, and has {count} windows"
+
+
+def _generation(
+    request: GenerationRequest,
+    stop_ids: frozenset[int],
+    checker: StopChecker,
+    encoding: Encoding | None,
+    budget: ThinkingBudget | None,
+) -> Generation:
+    return Generation(
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        is_finished=checker if checker.stops else None,
+        stops=checker.stops,
+        suppressed=Suppressed() if encoding is None else encoding.suppressed,
+        beams=request.beams,
+        thinking=budget,
+    )
+
+
+def scoring_tokens(
+    tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
+) -> tuple[list[int], list[int], Media]:
+    """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly;
+    where one is given as ids or messages, the other alone."""
+    context, target = request.context, request.target
+    if isinstance(context, str) and isinstance(target, str):
+        context_ids, target_ids = tokenizer.encode_pair(context, target)
+    else:
+        if is_chat(context):
+            messages, request = with_parts(context, request)
+            context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
+        elif isinstance(context, str):
+            context_ids = tokenizer.encode(context) if context else []
+        else:
+            context_ids = list(context)
+        target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
+        if not context_ids or not target_ids:
+            context_ids, target_ids = tokenizer.behind_prefix(target_ids)
+    tokens, items = with_placeholders(media, context_ids, request)
+    if media is not None:
+        media.refuse_placeholders(target_ids)
+    return tokens, target_ids, items
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]], request: Asked) -> tuple[list[Mapping[str, Any]], Asked]:
+    """The messages for a template, and the request with what their parts hold in `images` and `audio`."""
+    plain, images, audio = with_media(messages, request.images, request.audio)
+    return plain, replace(request, images=images, audio=audio)
+
+
+def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
+    """The tokens with placeholders, and where these are. Raises `TaskError` for pictures and sounds where a model takes
+    none."""
+    if media is not None:
+        return media.insert_items(tokens, request.images, request.audio)
+    if request.images:
+        raise TaskError(f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only")
+    if request.audio:
+        raise TaskError(NO_SOUND)
+    return tokens, ()
+
+
+def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[Request, ...], bool]:
+    """Raises `ConfigError` where a source is missing or not taken."""
+    tokenizer, encoding, max_length = model.tokenizer, model.encoding, model.max_length
+    request = request if encoding is None else spoken(request, encoding)
+    source, *others = make_sources(tokenizer, request, encoding, max_length)
+    if others:
+        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
+    items: Media = ()
+    if encoding is None:
+        context, target, items = scoring_tokens(tokenizer, request, model.media)
+    else:
+        context, target = answer_tokens(tokenizer, request, encoding)
+    is_truncated = len(context) + len(target) > max_length + 1
+    return target_windows(context, target, max_length, source, items), is_truncated
+
+
+def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
+    """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
+    if model.encoding is not None:
+        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+    prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
+    text = request.text
+    target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
+    if model.media is not None:
+        model.media.refuse_placeholders(target)
+    return target_windows([prefix], target, model.max_length)
+
+
+def target_windows(
+    context: Sequence[int], target: Sequence[int], max_length: int, source: Source | None = None, media: Media = ()
+) -> tuple[Request, ...]:
+    """Requests that score every token of `target` once, each with as much left context as `max_length` leaves.
+
+    A target of at most `max_length` tokens takes one window, `(context + target)[-(max_length + 1):]`, as in HFLM. A
+    longer one (HFLM stops with an assertion) is cut into disjoint windows. With the prefix token as context this is
+    lm-eval's `make_disjoint_window(get_rolling_token_windows(..., context_len=1))`. `context` holds a token or more.
+
+        max_length 3    context p    target a b c d e f g h
+        windows         p[a b c]     c[d e f]     e f[g h]     (scored in brackets; fed: all but the last)
+    """
+    whole = (*context, *target)
+    requests = []
+    for begin in range(0, len(target), max_length):
+        num_targets = min(max_length, len(target) - begin)
+        end = len(context) + begin + num_targets
+        start = max(0, end - max_length - 1)
+        items = cut_media(media, start, len(whole))
+        requests.append(Request(whole[start:end], num_targets, source=source, media=items))
+    return tuple(requests)
+
+
+def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> tuple[int, ...]:
+    """The end of the prompt that leaves room for `max_new_tokens`, as HFLM cuts it.
+
+    Raises `ConfigError` where no room is left for a prompt at all.
+    """
+    if problem := too_long("max_new_tokens", max_new_tokens, max_length):
+        raise ConfigError(problem)
+    return tuple(tokens[max_new_tokens - max_length :])
+
+
+_BEHIND_END = 8
+"""Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""
+
+
+@dataclass(frozen=True)
+class ThinkingEnd:
+    """The end of reasoning, as lm-eval's `think_end_token`: a text or a token id."""
+
+    end: str | int
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, end: str | int, tokenizer: Tokenizer, stop_ids: Container[int] = ()) -> ThinkingEnd:
+        """A text that is one special token becomes its id, because decoding leaves special tokens out. Raises
+        `ConfigError` where it has a token that ends the generation, as those of `stop_ids` do, or that the model has no
+        row for.
+        """
+        special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
+        found = end if special is None else special
+        if any(token in stop_ids for token in cls(found, tokenizer)._marker):
+            raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
+        size = tokenizer.rows.embedding
+        if isinstance(found, int) and size is not None and found >= size:
+            raise ConfigError(f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens")
+        return cls(found, tokenizer)
+
+    def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
+        """The texts that may end the generation. Plain text may occur in the reasoning, so that the answer is only cut
+        there afterwards."""
+        return tuple(stop for stop in stops if self._special_id(stop) is not None)
+
+    def has_ended(self, prompt: Sequence[int]) -> bool:
+        """Whether the reasoning has ended in the prompt, as templates write it for answers without any."""
+        tail = self.tokenizer.decode(prompt[-len(self._marker) - _BEHIND_END :], skip_special_tokens=False)
+        text = self._written if isinstance(self.end, int) else self.end.strip()
+        return bool(text) and tail.rstrip().endswith(text)
+
+    def budget(self, request: GenerationRequest) -> ThinkingBudget | None:
+        """The request's budget. Raises `ConfigError` where it leaves no room for an answer, or the tokenizer has no
+        tokens for the end."""
+        number, end, marker = request.thinking_budget, self.end, self._marker
+        if number is None:
+            return None
+        if isinstance(end, str) and not (marker and end.strip() in self._written):
+            raise ConfigError(
+                f"'think_end_token' = {end!r}: the tokenizer writes it as {self._written!r}: give a token's id"
+            )
+        if number + len(marker) >= request.max_new_tokens:
+            raise ConfigError(
+                f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
+                f"it must be below the {request.max_new_tokens} new tokens"
+            )
+        if isinstance(end, int):
+            return ThinkingBudget(number, marker)
+        return ThinkingBudget(number, marker, end, StopChecker(self.tokenizer, (end,)))
+
+    def read(
+        self,
+        tokens: Sequence[int],
+        stops: Sequence[str],
+        budget: ThinkingBudget | None = None,
+        *,
+        has_ended: bool = False,
+    ) -> tuple[str, Reasoning]:
+        """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
+        and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
+        number, thoughts, answer = self._split(tokens)
+        most = len(tokens) if budget is None else budget.num_tokens
+        is_forced = len(tokens) > most and self._split(tokens[:most])[0] is None
+        if number is None and is_forced and budget is not None:  # its bytes are none beside those of a cut character
+            number = min(most + len(budget.marker), len(tokens))
+            thoughts, answer = map(self.tokenizer.decode, (tokens[:most], tokens[number:]))
+        answer = answer.lstrip()
+        cut = min((at for at in map(answer.find, stops) if at >= 0), default=len(answer))
+        known = number if number is not None else 0 if has_ended else len(tokens)
+        return answer[:cut], Reasoning(thoughts, known, has_ended or number is not None, is_forced)
+
+    @property
+    def _marker(self) -> tuple[int, ...]:
+        end = self.end
+        return (end,) if isinstance(end, int) else tuple(self.tokenizer.encode(end, add_special_tokens=False))
+
+    @property
+    def _written(self) -> str:
+        return self.tokenizer.decode(self._marker, skip_special_tokens=False).strip()
+
+    def _split(self, tokens: Sequence[int]) -> tuple[int | None, str, str]:
+        """The number of tokens up to the last end, the texts in front of it and behind; None without an end."""
+        if isinstance(self.end, int):
+            if self.end not in tokens:
+                return None, "", self.tokenizer.decode(tokens)
+            number = len(tokens) - list(reversed(tokens)).index(self.end)
+            return number, self.tokenizer.decode(tokens[: number - 1]), self.tokenizer.decode(tokens[number:])
+        for skips in (True, False):  # an end may hold special tokens beside others
+            decode = partial(self.tokenizer.decode, skip_special_tokens=skips)
+            text = decode(tokens)
+            if (at := text.rfind(self.end)) >= 0:
+                ends = at + len(self.end)
+                number = bisect_left(range(len(tokens)), ends, key=lambda count: len(decode(tokens[:count])))
+                return number, text[:at], text[ends:] if skips else self.tokenizer.decode(tokens[number:])
+        return None, "", self.tokenizer.decode(tokens)
+
+    def _special_id(self, text: str) -> int | None:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        is_special = len(ids) == 1 and ids[0] in self.tokenizer.special_ids
+        is_unknown = is_special and self.tokenizer.decode(ids, skip_special_tokens=False).strip() != text.strip()
+        return ids[0] if is_special and not is_unknown else None
+
+
+class Window(NamedTuple):
+    """The key of a request of the engine: part `part` of the call's request `number`."""
+
+    number: int
+    part: int
+
+    def __repr__(self) -> str:
+        return str(self.number)  # as errors of the engine name it
+
+
+class Call:
+    """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
+
+    def __init__(self, model: OpenModel, name: str, ask: Callable[[Any], SessionRequest]) -> None:
+        """`ask` makes a session's request of what a caller of the method `name` gives for one."""
+        self._model, self.name, self._ask = model, name, ask
+        self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
+        self._results: dict[int, dict[int, Result]] = {}
+        """Those of requests of several parts."""
+
+        self.lost: dict[int, str] = {}
+        """The reasons of those that will have no output, by their indices."""
+
+    def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
+        """The engine's requests for one of the call, and whether its text was cut to fit."""
+        request = self._ask(item)
+        requests, is_cut = convert(self._model, request)
+        self._waiting[index] = request, requests
+        return [(Window(index, part), one) for part, one in enumerate(requests)], is_cut
+
+    def take(self, key: Window, result: Result | Lost) -> SessionOutput | None:
+        """The output of a request whose last result this is."""
+        if isinstance(result, Lost):
+            self.lost[key.number] = result.reason
+            return None
+        request, requests = self._waiting[key.number]
+        results = {0: result} if len(requests) == 1 else self._results.setdefault(key.number, {})
+        results[key.part] = result
+        if len(results) < len(requests):
+            return None
+        del self._waiting[key.number]
+        self._results.pop(key.number, None)
+        return output_of(self._model, request, requests, [results[part] for part in range(len(requests))])
+
+    def put_all(
+        self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
+    ) -> Iterator[list[tuple[Window, Request]]]:
+        """The engine's requests of each slice. A request whose picture or sound cannot be read is lost, and costs no
+        other its answer. Warns of those that lost their beginning; `whose` names a request's task. Raises `ConfigError`
+        for a slice that is no list of requests."""
+        count = 0
+        for items in slices:
+            if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+                kind = "text" if isinstance(items, str) else type(items).__name__
+                raise ConfigError(f"{self.name} takes a list of requests, not one {kind}")
+            items, cut = list(items), []
+            windows: list[tuple[Window, Request]] = []
+            for index, item in enumerate(items, count):
+                try:
+                    with naming(f"request {index}", index):
+                        more, is_cut = self.put(index, item)
+                except MediaError as error:
+                    self.lost[index] = str(error.__cause__)
+                    continue
+                windows += more
+                cut += [index] if is_cut else []
+            if cut:
+                tasks = Counter(map(whose, cut)) if whose is not None else {}
+                listed = f": {', '.join(f'{number} of {name}' for name, number in tasks.items())}" if tasks else ""
+                text = "%d of %d requests were cut on the left to fit into %d tokens%s"
+                logger.warning(text, len(cut), len(items), self._model.max_length, listed)
+            count += len(items)
+            if windows:
+                yield windows
+
+    def rest(self) -> Iterator[tuple[int, SessionOutput]]:
+        """The outputs of those that took no request of the engine: of empty texts."""
+        for index, (request, requests) in self._waiting.items():
+            if not requests:
+                yield index, output_of(self._model, request, (), ())
+
+
+@contextmanager
+def naming(what: str, index: int | None = None) -> Iterator[None]:
+    """Says which request a user's error is about, which is at `index` of its call."""
+    try:
+        yield
+    except OliveExtError as error:
+        named = type(error)(f"{what}: {error}")
+        named.request = index
+        raise named from error

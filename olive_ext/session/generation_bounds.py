@@ -1,0 +1,270 @@
+"""Where a generation begins and ends: a decoder's first tokens, stop ids of the model, stop strings of the request; and
+the text of an answer while it grows: what no later token changes, and no stop takes away.
+
+A stop string may begin and end inside tokens. Special tokens count while stops are searched ("<|im_end|>" may be a
+stop) and are left out of the returned text. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from olive_ext.errors import ConfigError, listed
+from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
+from olive_ext.model.types import ModelFiles
+from olive_ext.session.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer decodes to for bytes that are no whole character; at the end of a text the rest may follow."""
+
+_MAX_HELD = 16
+"""More tokens held back than any one character is made of: their bytes will never become one."""
+
+
+def too_long(setting: str, value: int, max_length: int) -> str:
+    """What is wrong with `value` new tokens, which `setting` asks for, in a context of `max_length`; empty where they
+    leave room for a prompt. Every entry says it in these words."""
+    if 0 < value < max_length:
+        return ""
+    bounds = "must be positive and" if value < 1 else "must be"
+    return (
+        f"'{setting}' = {value} leaves no room for a prompt: it {bounds} below the model's max_length of {max_length}"
+    )
+
+
+@dataclass(frozen=True)
+class StopIds:
+    """The token ids that end every generation of a model, the file that names them, and how it says to search."""
+
+    ids: frozenset[int]
+    file: str
+    search: Mapping[str, Any]
+    """As `read_search`."""
+
+    unused: Mapping[int, str]
+    """Ids that only other files of the folder, or its tokenizer, name as ends, and the first that names each."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """JSON-ready, for the facts of an execution."""
+        ids = {"stop_ids": sorted(self.ids), "unused_stop_ids": sorted(self.unused)}
+        return {**ids, "stop_ids_file": self.file, "search": self.search}
+
+    def described(self, tokenizer: Tokenizer, ids: frozenset[int] | None = None) -> str:
+        """The ids, or some of them, with their texts: "2 '</s>'"."""
+        shown = sorted(self.ids if ids is None else ids)
+        return listed(f"{number} {tokenizer.token_text(number)!r}" for number in shown) or "no token"
+
+
+def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
+    """The ids that the model's own runtime stops at. onnxruntime-genai reads genai_config.json alone; transformers read
+    generation_config.json, or config.json where there is none. Where that names none, `eos` is taken, the tokenizer's
+    EOS."""
+    ends = {**named_ends(files), "the tokenizer": () if eos is None else (eos,)}
+    file, ids = next(iter(ends.items()))
+    named = {token: other for other in reversed(ends) for token in ends[other] if token not in ids}
+    return StopIds(frozenset(ids), file, read_search(files), named)
+
+
+_SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0}
+
+
+def read_search(files: ModelFiles) -> dict[str, Any]:
+    """What a model's own runtime searches answers with where nobody says otherwise, beside its stop ids: penalties,
+    whether tokens are drawn, and a `max_length` below the context's. Of genai_config.json or generation_config.json."""
+    config = files.directory / "generation_config.json"
+    written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
+    section = files.genai_config.get("search") or written
+    search = {name: section.get(name, default) for name, default in _SEARCH.items()}
+    context = (files.genai_config.get("model") or {}).get("context_length", 0)
+    shorter = files.genai_config and section.get("max_length", context) < context
+    return {
+        **search,
+        "do_sample": bool(section.get("do_sample")),
+        "max_length": section["max_length"] if shorter else None,
+    }
+
+
+def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where it makes
+    greedy answers others."""
+    others = {name: value for name, value in candidate.items() if value not in (reference.get(name), None, False)}
+    return tuple(f"{name} {value} for {reference.get(name)}" for name, value in others.items())
+
+
+WHISPER_START = "<|startoftranscript|>"
+
+
+def read_start(
+    tokenizer: Tokenizer, files: ModelFiles, language: str | None = None, task: str | None = None
+) -> tuple[int, ...]:
+    """The tokens with which an encoder-decoder's decoder begins: `decoder_start_token_id` of its configurations (of
+    Whisper, whose packages may lack it, the tokenizer's own), then those of a `language` and a `task`, else those that
+    `forced_decoder_ids` names for the first places, without a gap. Raises `ConfigError` for a language or a task that
+    the model does not name."""
+    start = list(first_named("decoder_start_token_id", files))
+    if not start and WHISPER_START in tokenizer.hf.get_vocab():
+        start = [tokenizer.hf.convert_tokens_to_ids(WHISPER_START)]
+    if language is not None or task is not None:
+        return (*start[:1], *_spoken_tokens(files, language, task or "transcribe"))
+    forced = {int(position): token for position, token in first_named("forced_decoder_ids", files)}
+    while start and isinstance(token := forced.get(len(start)), int):
+        start.append(token)
+    if len(start) == 1 and named_ids("lang_to_id", files):
+        logger.warning("the model knows several languages, and none is given: it says the language itself ('language')")
+    return tuple(start)
+
+
+def _spoken_tokens(files: ModelFiles, language: str | None, task: str) -> list[int]:
+    """Whisper's tokens for a language and a task, and for an answer without timestamps, as transformers' `generate`
+    puts them."""
+    languages, tasks = named_ids("lang_to_id", files), named_ids("task_to_id", files)
+    if not languages:
+        raise ConfigError("'language' and 'speech_task' are for models whose generation_config.json has 'lang_to_id'")
+    names = {name.strip("<|>"): token for name, token in languages.items()}
+    if language is None or language.strip("<|>").lower() not in names:
+        given = "'speech_task' needs a 'language'" if language is None else f"'language' = '{language}'"
+        raise ConfigError(f"{given}: give one of {listed(names, 120)}")
+    if task not in tasks:
+        raise ConfigError(f"'speech_task' = '{task}': this model names {listed(tasks) or 'none'}")
+    return [names[language.strip("<|>").lower()], tasks[task], *first_named("no_timestamps_token_id", files)]
+
+
+class StopChecker:
+    """Searches one growing list of tokens for `stops`; serves as `Generation.is_finished`.
+
+    Each call decodes only the tokens since the last whole character and the few before them that give the decoder its
+    context, so that n tokens cost O(n).
+
+        tokens    ... [context][fresh]           window: both, decoded together
+        text      tail ........[stable][held]    held: an unfinished character, seen again with the next token
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self.stops = tuple(stops)
+        self._tail_length = max((len(stop) for stop in stops), default=1) - 1
+        self._restart()
+
+    def _restart(self) -> None:
+        self._begin = 0  # of the window
+        self._read = 0  # tokens whose text is in the tail
+        self._context = ""  # text of tokens[begin:read]
+        self._tail = ""
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of `tokens` contains a stop. To be called after each token."""
+        if len(tokens) < self._read:  # another sequence, or this one generated anew
+            self._restart()
+        fresh = self._decode(tokens[self._begin :])[len(self._context) :]
+        stable = fresh.rstrip(INCOMPLETE)
+        searched = self._tail + stable
+        if any(stop in searched for stop in self.stops):
+            return True
+        if stable == fresh or len(tokens) - self._read > _MAX_HELD:
+            self._begin, self._read = self._read, len(tokens)
+            self._context = self._decode(tokens[self._begin : self._read]).rstrip(INCOMPLETE)
+            self._tail = searched[len(searched) - min(len(searched), self._tail_length) :]
+        return False
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens` without special tokens, cut exactly before the first stop."""
+        text, rest = self._decode(tokens), ""
+        cut = self._find(text)
+        if cut < len(text):
+            tokens, rest = self._split(tokens, text, cut)
+        shown = self._tokenizer.decode(tokens) + rest
+        return shown[: self._find(shown)]
+
+    def _split(self, tokens: Sequence[int], text: str, cut: int) -> tuple[Sequence[int], str]:
+        """The tokens whose text ends at or before `cut`, and the text between their end and `cut`."""
+        counts = range(len(tokens) + 1)
+        count = bisect_right(counts, cut, key=lambda number: len(self._decode(tokens[:number]))) - 1
+        begun = self._decode(tokens[:count])
+        while count and not text.startswith(begun):  # it ends within a character
+            count -= 1
+            begun = self._decode(tokens[:count])
+        is_special = count < len(tokens) and tokens[count] in self._tokenizer.special_ids
+        return tokens[:count], "" if is_special else text[len(begun) : cut]
+
+    def _find(self, text: str) -> int:
+        return min((at for at in map(text.find, self.stops) if at >= 0), default=len(text))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that is one byte: the decoder takes a run of these for characters only where the whole run is valid."""
+
+
+class TextStream:
+    """Gives the pieces of one growing list of tokens; all of them are the beginning of `StopChecker.text`.
+
+    tokens    ... [context][fresh][held]     decoded: context and fresh together, for what fresh alone would lose
+                                  held: may begin a stop, or is a part of a character
+
+    What is held is decoded again when an eighth more is held, so that n tokens cost O(n) where most are held for long.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._begin = 0  # of the context
+        self._read = 0  # tokens whose text was given
+        self._next = 0 if tokenizer.has_stable_text else sys.maxsize  # tokens at which it is tried again
+
+    def piece(self, tokens: Sequence[int]) -> str:
+        """What is certain of the text of `tokens` and was not given before. To be called after each token."""
+        if len(tokens) < self._next:
+            return ""
+        window = tokens[self._begin :]
+        count = self._num_free(window)
+        text = self._fresh(window[:count], skips=True)
+        if not text or text.endswith(INCOMPLETE) or any(map(self._ends_in_bytes, (window, window[:count]))):
+            text = ""
+        else:
+            self._begin, self._read = self._read, self._begin + count
+        self._next = len(tokens) + 1 + (len(tokens) - self._read) // 8
+        return text
+
+    def _fresh(self, window: Sequence[int], *, skips: bool) -> str:
+        decode = partial(self._tokenizer.decode, skip_special_tokens=skips)
+        return decode(window)[len(decode(window[: self._read - self._begin])) :]
+
+    def _num_free(self, window: Sequence[int]) -> int:
+        """The tokens of `window` in front of which no stop begins, nor may begin, with special tokens or without."""
+        count = len(window)
+        for skips in (True, False) if self._stops else ():
+            text = self._fresh(window, skips=skips)
+            free = min(self._first(text, stop) for stop in self._stops)
+            if free < len(text):
+                counts = range(self._read - self._begin, count + 1)
+                lengths = partial(self._length, window, skips)
+                count = counts[max(0, bisect_right(counts, free, key=lengths) - 1)]
+        return count
+
+    def _length(self, window: Sequence[int], skips: bool, count: int) -> int:
+        return len(self._fresh(window[:count], skips=skips))
+
+    @staticmethod
+    def _first(text: str, stop: str) -> int:
+        """Where the stop begins in the text, or may begin at its end, which may become another character."""
+        certain, at = text.rstrip(INCOMPLETE), text.find(stop)
+        ends = range(max(0, len(certain) - len(stop) + 1), len(certain))
+        first = next((at for at in ends if stop.startswith(certain[at:])), len(certain))
+        return min(first, at) if at >= 0 else first
+
+    def _ends_in_bytes(self, tokens: Sequence[int]) -> bool:
+        tokenizer = self._tokenizer
+        last = next((token for token in reversed(tokens) if token not in tokenizer.special_ids), None)
+        return last is not None and _BYTE.fullmatch(str(tokenizer.hf.convert_ids_to_tokens(last))) is not None

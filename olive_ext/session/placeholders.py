@@ -1,0 +1,223 @@
+"""Pictures and sounds in a prompt: one marker for each, in whose place its placeholders are put.
+
+Knows no pixels and no samples. A run of placeholders is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from olive_ext.engine.media.items import ItemLimit, Media, MediaRun, moved
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
+from olive_ext.media import MediaProcessor
+from olive_ext.media.pictures import data_of_url, decoded
+from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
+from olive_ext.model.types import ModelFiles
+from olive_ext.session.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The token that a prompt holds for an item, and what stands around the placeholders in its place."""
+
+    token: int
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MediaText:
+    """Puts pictures and sounds into prompts for one model."""
+
+    processor: MediaProcessor
+    markers: Mapping[Modality, Marker]
+    tokenizer: Tokenizer
+    limit: ItemLimit = field(default_factory=ItemLimit)
+    """How many tokens an item may have."""
+    problems: Mapping[Modality, str] = field(default_factory=dict)
+    """Why items of a modality have no marker. Text runs without one."""
+
+    def marker_text(self, modality: Modality) -> str:
+        """The text of the token that stands for an item in a prompt."""
+        return self.tokenizer.decode([self.markers[modality].token], skip_special_tokens=False)
+
+    def insert_items(
+        self, tokens: list[int], images: Sequence[Any], audio: Sequence[Any] = ()
+    ) -> tuple[list[int], Media]:
+        """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
+        are.
+
+        Raises `MediaError` for one that cannot be read or has too many tokens, and where there are not as many markers
+        as are given; `TaskError` where the model takes none.
+        """
+        given = {Modality.IMAGE: images, Modality.AUDIO: audio}
+        for modality, items in given.items():
+            if items and modality not in self.markers:
+                problem = self.problems.get(modality, self.processor.spec.problem)
+                given_items, why = counted(len(items), WORDS[modality].kind), f": {problem}" if problem else ""
+                raise TaskError(f"the request gives {given_items}; this model takes none{why}")
+        markers = {marker.token: modality for modality, marker in self.markers.items()}
+        if not any(given.values()) and markers.keys().isdisjoint(tokens):
+            self.refuse_placeholders(tokens)
+            return tokens, ()
+        self.refuse_placeholders(token for token in tokens if token not in markers)
+        for token, modality in markers.items():
+            self._check_count(tokens.count(token), len(given[modality]), modality)
+        waiting = {modality: iter(items) for modality, items in given.items()}
+        placed: list[int] = []
+        runs: list[MediaRun] = []
+        for token in tokens:
+            if token not in markers:
+                placed.append(token)
+                continue
+            modality = markers[token]
+            marker, item = self.markers[modality], self.processor.item(modality, next(waiting[modality]))
+            self.limit.check(item)
+            runs.append(MediaRun(len(placed) + len(marker.before), item))
+            placed += [*marker.before, *[item.placeholder] * item.num_tokens, *marker.after]
+        return placed, tuple(runs)
+
+    @cached_property
+    def placeholders(self) -> Mapping[int, Modality]:
+        """What the tokens in whose place the model reads features stand for."""
+        return {taken.placeholder: taken.modality for taken in self.processor.spec.inputs}
+
+    def refuse_placeholders(self, text: Iterable[int]) -> None:
+        """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
+        nothing: the numbers behind them would not be those of the text."""
+        for token in self.placeholders.keys() & set(text):
+            raise MediaError(
+                f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "
+                f"place this model reads a {WORDS[self.placeholders[token]].kind}: it cannot be read as text"
+            )
+
+    def _check_count(self, num_markers: int, given: int, modality: Modality) -> None:
+        if num_markers != given:
+            kind = WORDS[modality].kind
+            raise MediaError(
+                f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker "
+                f"'{self.marker_text(modality)}': give one for each {kind}"
+            )
+
+
+def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:
+    """The markers of a model: its placeholders, but Gemma 3's begin-of-image token; around Gemma's placeholders stand
+    its begin and end tokens (transformers' Gemma3Processor and Gemma4Processor). Raises `ConfigError` where `limit` is
+    strict and allows no item."""
+    processor.check_fixed(limit)
+    made = {taken.modality: _marker(taken, files, tokenizer) for taken in processor.spec.inputs}
+    markers = {modality: marker for modality, marker in made.items() if isinstance(marker, Marker)}
+    problems = {modality: problem for modality, problem in made.items() if isinstance(problem, str)}
+    return MediaText(processor, markers, tokenizer, limit, problems)
+
+
+def _marker(taken: MediaInput, files: ModelFiles, tokenizer: Tokenizer) -> Marker | str:
+    """The marker, or why there is none."""
+    kind = str(files.genai_config.get("model", {}).get("type") or files.hf_config.get("model_type") or "")
+    if not kind.startswith("gemma"):
+        return Marker(taken.placeholder)
+    try:
+        begin, end = (_named_id(name, files, tokenizer) for name in _AROUND[taken.modality])
+    except ModelError as error:
+        return str(error)
+    if not kind.startswith("gemma3"):
+        return Marker(taken.placeholder, (begin,), (end,))
+    newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False))
+    return Marker(begin, (*newlines, begin), (end, *newlines))
+
+
+_AROUND = {Modality.IMAGE: ("boi_token", "eoi_token"), Modality.AUDIO: ("boa_token", "eoa_token")}
+
+
+def _named_id(name: str, files: ModelFiles, tokenizer: Tokenizer) -> int:
+    """The id of a token that config.json or the tokenizer names; `ModelError` where neither does."""
+    for config in (files.hf_config, files.genai_config.get("model", {})):
+        for key in (f"{name}_id", f"{name}_index"):
+            if isinstance(config.get(key), int):
+                return int(config[key])
+    text = getattr(tokenizer.hf, name, None)
+    if text is None:
+        where = f"neither config.json nor the tokenizer in '{tokenizer.where}'"
+        raise ModelError(f"{where} names the '{name}' of this model")
+    return int(tokenizer.hf.convert_tokens_to_ids(text))
+
+
+def cut_media(media: Media, begin: int, length: int) -> Media:
+    """The items of tokens `begin` and following of a prompt with `length` tokens. Raises `MediaError` where one of them
+    would be cut or lost."""
+    if media and media[0].start < begin:
+        taken = sum(run.item.num_tokens for run in media)
+        raise MediaError(
+            f"{length} tokens, {taken} of them of {counted(len(media), 'picture or sound', 'pictures or sounds')}, are "
+            f"{begin} too many for the model (max_length), and pictures are not cut: give fewer or smaller ones"
+        )
+    return moved(media, -begin) if begin else media
+
+
+def with_media(
+    messages: Iterable[Mapping[str, Any]], images: Sequence[Any], audio: Sequence[Any]
+) -> tuple[list[Mapping[str, Any]], list[Any], list[Any]]:
+    """Chat messages for a template, their pictures and their sounds, in order: those that their parts hold, and those
+    given beside them for the parts that hold none. Raises `ConfigError` for a part that is not understood, and
+    `MediaError` where more or fewer are given than parts are open."""
+    plain_messages: list[Mapping[str, Any]] = []
+    held: dict[Modality, list[Any]] = {modality: [] for modality in Modality}
+    for message in messages:
+        parts = message.get("content")
+        if not isinstance(parts, (list, tuple)):
+            plain_messages.append(message)
+            continue
+        plain = []
+        for part in parts:
+            if _kind(part) == "text":
+                if not isinstance(part.get("text"), str):
+                    raise ConfigError(f"a message has a part of the type 'text' whose 'text' is {part.get('text')!r}")
+                plain.append(part)
+                continue
+            modality, item = _item(part)
+            held[modality].append(item)
+            plain.append({"type": modality.value})
+        plain_messages.append({**message, "content": plain})
+    return plain_messages, _filled(held, Modality.IMAGE, images), _filled(held, Modality.AUDIO, audio)
+
+
+def _filled(held: Mapping[Modality, Sequence[Any]], modality: Modality, given: Sequence[Any]) -> list[Any]:
+    """What the messages hold, with those given in the open places; all that are given where the messages have none."""
+    items, kind = held[modality], WORDS[modality].kind
+    num_open = sum(item is None for item in items)
+    if num_open != len(given) and (items or modality is Modality.IMAGE):
+        parts = counted(len(items), f"part for a {kind}", f"parts for {kind}s")
+        counts = f"the messages have {parts}, {num_open} of them without one"
+        raise MediaError(f"{counts}, and the request gives {counted(len(given), kind)} beside them")
+    rest = iter(given)
+    return [next(rest) if item is None else item for item in items] if items else list(given)
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+
+
+def _item(part: Mapping[str, Any]) -> tuple[Modality, Any]:
+    """What a part of a message holds; None where it is to be given."""
+    kind = _kind(part)
+    if kind in ("image", "audio"):
+        return Modality(kind), part.get(kind)
+    if kind == "image_url":
+        return Modality.IMAGE, data_of_url(_field(part, kind, "url"))
+    if kind == "input_audio":
+        if (form := _field(part, kind, "format")) != "wav":
+            raise TaskError(f"'input_audio' is in the format '{form}': only wav is read")
+        return Modality.AUDIO, decoded(str(_field(part, kind, "data")))
+    known = "text, image, image_url, audio and input_audio"
+    raise ConfigError(f"a message has a part of the type '{kind}'; {known} are understood")
+
+
+def _field(part: Mapping[str, Any], kind: str, name: str) -> Any:
+    """`part[kind][name]`. Raises `ConfigError` where it is not there."""
+    content = part.get(kind)
+    if not isinstance(content, Mapping) or name not in content:
+        raise ConfigError(f"a message has a part of the type '{kind}' without '{kind}.{name}'")
+    return content[name]

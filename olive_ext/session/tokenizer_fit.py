@@ -1,0 +1,220 @@
+"""What is held against a tokenizer: the model's vocabulary, the reference's tokenizer, its own chat template. Knows no
+file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+from typing_extensions import Self
+
+from olive_ext.engine.requests import Request
+from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
+from olive_ext.session.tokenizer import Tokenizer, tokenizer_file
+
+Traits = Mapping[str, Any]
+
+_PROBES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  leading, double  and trailing spaces  ",
+    "tabs\tand\n\nlines\r\n",
+    "don't we'll I'VE",
+    "3.14159 1,234,567 0x7f 2024-06-30",
+    "Ünïcödé naïve café e\u0301 ﬁ Å ½ Ⅷ",
+    "漢字かな交じり文 한국어 русский العربية हिन्दी",
+    "🙂👩‍👩‍👧 ∑∞≠ €",
+    "def f(x):\n    return x**2  # comment\n",
+    "https://example.com/a?b=c&d=%20 user@example.com",
+    "<|endoftext|></s>[INST]<unk>",
+)
+"""Texts on which normalizers and pre-tokenizers show."""
+
+
+def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> str:
+    """A sentence where transformers encode otherwise than tokenizer.json run by the library of fast tokenizers alone;
+    empty where they do not, and where there is no such file.
+
+    Raises `ModelError` where the tokens spell other words (until 5.22 transformers' class LlamaTokenizer dropped the
+    spaces of a byte-level tokenizer.json), and, without the setting `add_bos_token`, where no BOS is added though
+    tokenizer_config.json asks for it (5.23 adds it by tokenizer.json's post-processor alone).
+    """
+    from tokenizers import Tokenizer as Core
+
+    file, config = (tokenizer_file(tokenizer.where, name) for name in ("tokenizer.json", "tokenizer_config.json"))
+    if file is None:
+        return ""
+    by = f"transformers {version('transformers')} ({type(tokenizer.hf).__name__})"
+    try:
+        with panics_as_errors():
+            core = Core.from_file(str(file))
+    except Exception as error:
+        raise ModelError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
+    core.no_truncation()
+    core.no_padding()
+    asked = config is not None and json.loads(config.read_text(encoding="utf-8-sig")).get("add_bos_token") is True
+    if add_bos_token is None and asked and tokenizer.bos_token_id not in tokenizer.encode("a"):
+        raise ModelError(
+            f"'{config}' says add_bos_token = true, and {by} adds no BOS: set 'add_bos_token' to true or false"
+        )
+    for text in _PROBES[:-1]:  # the last one's special tokens may be in tokenizer_config.json alone
+        ids, alone = tokenizer.encode(text, add_special_tokens=False), core.encode(text, add_special_tokens=False).ids
+        if ids == alone:
+            continue
+        read, spelt = core.decode(ids, skip_special_tokens=False), core.decode(alone, skip_special_tokens=False)
+        told = f"{by} makes {len(ids)} tokens of {text!r}, '{file}' alone {len(alone)}"
+        if normalize("NFC", read).split() == normalize("NFC", spelt).split():  # Llama's class adds no space in front
+            return told
+        cure = 'take another version, or write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
+        raise ModelError(f"{told}; they spell {read!r} and {spelt!r}: {cure}")
+    return ""
+
+
+def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
+    """Raises `ModelError` where a text may have tokens that the model does not know. Added tokens, which texts have
+    where they are written out only, may lie beyond: some published models have such."""
+    added = tokenizer.hf.added_tokens_decoder.keys()
+    beyond = [number for number in tokenizer.hf.get_vocab().values() if number >= vocab_size and number not in added]
+    if beyond:
+        raise ModelError(
+            f"the tokenizer in '{tokenizer.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
+            f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
+        )
+
+
+def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Container[int] = ()) -> None:
+    """Raises `TaskError`, with its number and text, for a token of a request that the tokenizer's model has no row for.
+    `placeholders` of pictures and sounds are not looked up."""
+    rows = tokenizer.rows
+    targets = request.tokens[len(request.tokens) - request.num_targets :]
+    for tokens, size, what in ((request.tokens, rows.embedding, "embedding"), (targets, rows.vocabulary, "vocabulary")):
+        if size is None or max(tokens, default=0) < size:
+            continue
+        unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
+        if unknown is not None:
+            text = tokenizer.token_text(unknown)
+            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size} tokens")
+
+
+def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:
+    """Raises `ConfigError` where a chat template renders no message of a user, be it a text or a list of parts."""
+    try:
+        tokenizer.render_chat([{"role": "user", "content": "a"}], **kwargs)
+    except ConfigError:
+        with suppress(ConfigError, TypeError):
+            tokenizer.render_chat([{"role": "user", "content": [{"type": "text", "text": "a"}]}], **kwargs)
+            return
+        raise
+
+
+def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Everything that decides a tokenizer's ids, JSON-ready by name: digests, added tokens by their ids, and the ids of
+    those that its chat template or a role has. Special tokens that begin or end a text are left out, since both models
+    get the ids of one tokenizer."""
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
+    merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
+    vocabulary, added = tokenizer.hf.get_vocab(), {id_: str(t) for id_, t in tokenizer.hf.added_tokens_decoder.items()}
+    template, roles = str(tokenizer.hf.chat_template), {*map(str, tokenizer.hf.special_tokens_map.values())}
+    return {
+        "num_tokens": len(vocabulary),
+        "vocabulary": _digest(sorted((text, id_) for text, id_ in vocabulary.items() if id_ not in added)),
+        "merges": _digest(merges),
+        "added tokens": {str(id_): text for id_, text in sorted(added.items())},
+        "used": sorted(id_ for id_, text in added.items() if text in template or text in roles),
+        "encoding": _digest([tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]),
+    }
+
+
+_TURNS = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "  1 + 1 = ?\n"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "It is "},
+]
+_SPECIALS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_FILES = {
+    "special tokens around a text": _SPECIALS,
+    "token for an empty context": _SPECIALS,
+    "text of tokens": _SPECIALS,
+    "chat template": ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json"),
+}
+"""What `Asking.asks` holds, and patterns of the files that decide it."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a model is asked and its answers are read; JSON-ready."""
+
+    ids: Traits
+    """`tokenizer_traits`."""
+
+    asks: Traits
+    """What these leave out, by the names of `_FILES`."""
+
+    files: Mapping[str, str]
+    """Digests of the tokenizer's files that decide `asks`."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> Self:
+        """The chat template counts by what it makes of conversations, with the variables `template` and no date; None
+        where none is used."""
+        prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
+        chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
+        rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
+        texts = [tokenizer.decode(one) for one in ids]
+        around = "".join(map(str, tokenizer.hf.convert_ids_to_tokens(tokenizer.encode("a"))))
+        folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
+        files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+        digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
+        asks = dict(zip(_FILES, (around, prefix, texts, rendered), strict=True))
+        return cls(tokenizer_traits(tokenizer), asks, digests)
+
+    def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
+        """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
+        several texts one that differs."""
+        what = tuple(name for name in self.asks if self.asks[name] != other.asks.get(name))
+        patterns = {pattern for name in what for pattern in _FILES[name]}
+        changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
+        files = tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
+        one, two = (each.asks.get(what[0]) if what else "" for each in (self, other))
+        if isinstance(one, list) and isinstance(two, list):
+            one, two = next(pair for pair in zip(one, two, strict=True) if pair[0] != pair[1])
+        return what, files, (str(one), str(two))
+
+
+def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str | None:
+    with suppress(ConfigError):  # its words name the folder, which decides nothing
+        return tokenizer.render_chat(turns, is_open, strftime_now=str, **template)
+    return None
+
+
+def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
+    """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
+    tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
+    differing = [name for name in own if name not in ("num_tokens", "used") and reference.get(name) != own[name]]
+    before, after = (traits.get("added tokens") for traits in (reference, own))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.items() <= after.items():
+        more = after.keys() - before.keys()
+        differing = [name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, own["used"]))]
+    if not differing:
+        return
+    sizes = ""
+    if reference.get("num_tokens") != own["num_tokens"]:
+        sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
+    raise ConfigError(
+        f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
+        f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"
+    )
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

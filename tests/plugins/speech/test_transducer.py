@@ -1,0 +1,161 @@
+"""Transcripts of a streaming transducer, beside onnxruntime-genai on the same package and a loop of plain PyTorch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime_genai as og
+import pytest
+
+from olive_ext.config import ModelSettings
+from olive_ext.errors import ConfigError, MediaError, ModelError
+from olive_ext.model import resolve
+from olive_ext.plugins.speech.transducer import TransducerSession
+from olive_ext.session import open as open_session
+from olive_ext.session.requests import GenerationRequest
+from tests.plugins.speech.transducers import JOINER, transducer_export
+
+CHUNK, RATE = 8960, 16000
+LENGTHS = (30000, 8960, 400, 70001, 17920, 12345)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The package with an open batch, and with one of 1 as the public recipe's."""
+    folder = tmp_path_factory.mktemp("transducer")
+    return {batched: transducer_export(folder / str(batched), batched=batched) for batched in (True, False)}
+
+
+def sounds() -> list[np.ndarray]:
+    """Noise whose loudness and colour change within a sound."""
+    made = []
+    for number, length in enumerate(LENGTHS):
+        rng = np.random.default_rng(number)
+        time = np.arange(length) / RATE
+        tone = np.sin(2 * np.pi * (200 + 900 * rng.random() + 300 * np.sin(5 * time)) * time)
+        made.append((0.3 * tone * np.sin(9 * time) + 0.05 * rng.normal(size=length)).astype(np.float32))
+    return made
+
+
+def test_evaluation_of_tasks_is_refused_by_name(packages: dict[bool, Path]) -> None:
+    """Where a decoder is wanted, the error says what measures a transducer."""
+    with pytest.raises(ModelError, match=r"of the type 'nemotron_speech', a transducer.*'OrtEvaluator'"):
+        open_session(packages[True])
+
+
+def opened(folder: Path, **settings: object) -> TransducerSession:
+    return TransducerSession(
+        resolve(ModelSettings.of({"model": str(folder), "engine": {"num_threads": 1}, **settings}))
+    )
+
+
+def genais(folder: Path, sound: np.ndarray) -> tuple[list[int], str]:
+    """Tokens and text by onnxruntime-genai, fed as Olive's evaluator feeds it."""
+    model = og.Model(str(folder))
+    processor, generator = og.StreamingProcessor(model), og.Generator(model, og.GeneratorParams(model))
+    stream = og.Tokenizer(model).create_stream()
+    tokens: list[int] = []
+    text = ""
+    parts = [sound[start : start + CHUNK] for start in range(0, len(sound), CHUNK)]
+    for part in [*parts, None, *[np.zeros(CHUNK, np.float32)] * 4]:
+        given = processor.flush() if part is None else processor.process(part)
+        if given is None:
+            continue
+        generator.set_inputs(given)
+        while not generator.is_done():
+            generator.generate_next_token()
+            if len(new := generator.get_next_tokens()):
+                tokens.append(int(new[0]))
+                text += stream.decode(new[0])
+    return tokens, text
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_tokens_and_texts_are_onnxruntime_genais(packages: dict[bool, Path], batched: bool) -> None:
+    """Six sounds of 0.02 to 4.4 s, side by side where the batch is open: every token is that library's."""
+    expected = [genais(packages[False], sound) for sound in sounds()]
+    with opened(packages[batched]) as session:
+        found = session.generate([GenerationRequest(audio=[(sound, RATE)]) for sound in sounds()])
+        assert session.describe_execution()["sounds_together"] == (16 if batched else 1)
+    assert [list(one.tokens) for one in found] == [tokens for tokens, _ in expected]
+    assert [one.text for one in found] == [text.removeprefix(" ") for _, text in expected]
+    assert len({token for one in found for token in one.tokens}) > 5
+
+
+def test_most_tokens_end_a_transcript(packages: dict[bool, Path]) -> None:
+    """Each request's own `max_new_tokens` cuts its transcript, of which the others are those without."""
+    with opened(packages[True]) as session:
+        whole = session.generate([GenerationRequest(audio=[(sound, RATE)]) for sound in sounds()])
+        requests = [GenerationRequest(audio=[(sound, RATE)], max_new_tokens=n + 1) for n, sound in enumerate(sounds())]
+        found = session.generate(requests)
+        assert session.counters.tokens_generated == sum(len(one.tokens) for one in (*whole, *found))
+    assert [one.tokens for one in found] == [one.tokens[: number + 1] for number, one in enumerate(whole)]
+
+
+def test_blank_penalty_is_taken_from_the_blank(packages: dict[bool, Path], tmp_path: Path) -> None:
+    """With `search.blank_penalty` of 100 every frame has its most tokens."""
+    folder = tmp_path / "package"
+    shutil.copytree(packages[True], folder)
+    config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    config["search"]["blank_penalty"] = 100
+    (folder / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with opened(folder) as session:
+        (found,) = session.generate([GenerationRequest(audio=[(sounds()[1], RATE)])])
+    assert len(found.tokens) == 5 * 7 * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blank_id": 21}, r"'model\.blank_id' = 21: below 'model\.vocab_size', which is 21"),
+        ({"win_length": 600}, r"'model\.win_length' = 600: at most 'model\.fft_size', which is 512"),
+        ({"chunk_samples": 100}, r"'model\.chunk_samples' = 100: at least 'model\.fft_size'"),
+        ({"num_mels": "many"}, r"'model\.num_mels' = "),
+        ({"vocab_size": 30}, r"'model\.vocab_size' = 30 in genai_config.json: the joint network gives 21 logits"),
+        ({"joiner": {"filename": "x.onnx", **JOINER}}, r"'model\.joiner\.filename' = 'x\.onnx'.*no such file"),
+        (
+            {"joiner": {"filename": "joint.onnx", "inputs": {"encoder_outputs": "e"}, "outputs": {}}},
+            r"'model\.joiner\.inputs\.encoder_outputs' = 'e': the graph has the inputs encoder_output, decoder_output",
+        ),
+        ({"left_context": 1}, r"the encoder does not run with the sizes of genai_config\.json: .*cache_last_channel"),
+        (
+            {"joiner": {"filename": "joint.onnx", **JOINER, "outputs": {}}},
+            r"\.outputs\.logits' = 'outputs': the graph has",
+        ),
+    ],
+)
+def test_mistake_of_a_package_is_named(
+    packages: dict[bool, Path], tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """A wrong value is one line with the key, the value and what is accepted."""
+    shutil.copytree(packages[True], tmp_path / "package")
+    path = tmp_path / "package" / "genai_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["model"] |= changes
+    path.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError, match=message), opened(path.parent) as session:
+        session.generate([GenerationRequest(audio=[(sounds()[0], RATE)])])
+
+
+@pytest.mark.parametrize("search", [[1], {"blank_penalty": "x"}, {"blank_penalty": float("nan")}])
+def test_section_search_that_is_none_is_named(packages: dict[bool, Path], tmp_path: Path, search: object) -> None:
+    """A list, a text and NaN as the blank's penalty are one line."""
+    shutil.copytree(packages[True], tmp_path / "package")
+    path = tmp_path / "package" / "genai_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "search": search}), encoding="utf-8")
+    with pytest.raises(ModelError, match="'search"):
+        opened(path.parent)
+
+
+def test_request_without_a_sound_is_refused(packages: dict[bool, Path]) -> None:
+    """So are two sounds, another rate, and a language, which a transducer does not take."""
+    with opened(packages[True]) as session:
+        with pytest.raises(MediaError, match="takes one sound in each request"):
+            session.generate([GenerationRequest("text")])
+        with pytest.raises(MediaError, match="8000 samples a second; this model takes 16000"):
+            session.generate([GenerationRequest(audio=[(sounds()[0], 8000)])])
+    with pytest.raises(ConfigError, match="'language' and 'speech_task'"):
+        opened(packages[True], language="de")

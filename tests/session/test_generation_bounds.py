@@ -1,0 +1,195 @@
+"""Stops are found at the token that completes them, wherever they begin and end, and the text is cut there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from olive_ext.errors import ModelError
+from olive_ext.session.generation_bounds import StopChecker, other_search, read_search, read_stop_ids
+from olive_ext.session.tokenizer import Tokenizer
+from tests.session.tiny import BOS, EOS, IM_END, byte_fallback, byte_level, model_files
+
+TOKENIZERS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
+PIECES = ["the", "stop", "s", "t", "op", " ", "\n\n", "here", "é", "東", "京", "🙂", ".", "ab"]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
+STOPS = st.lists(st.sampled_from(["stop", "\n\n", "st", "opab", "東京", "é", "🙂.", " the", "."]), max_size=3)
+
+
+class Counting(Tokenizer):
+    """Counts the tokens it is asked to decode."""
+
+    num_decoded = 0
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(ids)
+        return super().decode(ids, skip_special_tokens)
+
+
+def first_stop(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> int:
+    """The number of tokens whose text first holds a stop; one more than there are where none does."""
+    for count in range(1, len(tokens) + 1):
+        text = tokenizer.decode(tokens[:count], skip_special_tokens=False).rstrip("\ufffd")
+        if any(stop in text for stop in stops):
+            return count
+    return len(tokens) + 1
+
+
+def fired(checker: StopChecker, tokens: list[int]) -> int:
+    grown: list[int] = []
+    for token in tokens:
+        grown.append(token)
+        if checker(grown):
+            return len(grown)
+    return len(tokens) + 1
+
+
+@TOKENIZERS
+@given(text=TEXT, stops=STOPS)
+def test_checker_fires_at_the_token_that_completes_a_stop_and_cuts_before_it(make, text, stops) -> None:
+    tokenizer = make()
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    checker = StopChecker(tokenizer, stops)
+    count = fired(checker, tokens)
+    assert count == first_stop(tokenizer, tokens, stops)
+    whole = tokenizer.decode(tokens[:count])
+    cuts = [whole.find(stop) for stop in stops if stop in whole]
+    assert checker.text(tokens[:count]) == whole[: min(cuts, default=len(whole))]
+
+
+@TOKENIZERS
+@given(data=st.data(), stops=STOPS)
+def test_checker_survives_any_tokens_and_never_leaves_a_stop_in_the_text(make, data, stops) -> None:
+    tokenizer = make()
+    tokens = data.draw(st.lists(st.integers(0, len(tokenizer.hf) - 1), max_size=40))
+    checker = StopChecker(tokenizer, stops)
+    text = checker.text(tokens[: fired(checker, tokens)])
+    assert not any(stop in text for stop in stops)
+
+
+@given(data=st.data())
+@example(None)
+def test_checker_equals_the_oracle_over_byte_level_tokens_of_any_kind(data) -> None:
+    tokenizer = byte_level()
+    # Bytes that are no text, as a model with random weights makes them, in runs longer than what is held back.
+    tokens = [200] * 40 if data is None else data.draw(st.lists(st.integers(0, 319), max_size=60))
+    stops = ["th", ".", "t", "東"]
+    assert fired(StopChecker(tokenizer, stops), tokens) == first_stop(tokenizer, tokens, stops)
+
+
+@pytest.mark.parametrize("num_broken", range(45))
+def test_checker_sees_a_split_character_behind_a_run_of_broken_bytes(num_broken: int) -> None:
+    tokenizer = byte_level()
+    broken, *letter = tokenizer.hf.convert_tokens_to_ids([chr(byte) for byte in b"\xff" + "é".encode()])
+    tokens = [*tokenizer.encode("the", add_special_tokens=False), *[broken] * num_broken, *letter]
+    assert fired(StopChecker(tokenizer, ["é"]), tokens) == len(tokens)
+    assert fired(StopChecker(tokenizer, ["e" + "é"]), tokens) == len(tokens) + (num_broken > 0)
+
+
+def test_text_is_cut_inside_a_token() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("on the", add_special_tokens=False)
+    checker = StopChecker(tokenizer, ["he"])
+    assert fired(checker, tokens) == len(tokens)
+    assert checker.text(tokens) == "on t"
+
+
+def test_text_is_cut_before_the_earliest_of_several_stops() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("a stop here", add_special_tokens=False)
+    assert StopChecker(tokenizer, ["here", "op", "stop"]).text(tokens) == "a "
+
+
+def test_text_leaves_special_tokens_out_and_a_stop_may_be_one() -> None:
+    tokenizer = byte_level()
+    the = tokenizer.encode("the", add_special_tokens=False)
+    tokens = [BOS, *the, IM_END, *the]
+    assert StopChecker(tokenizer, []).text(tokens) == "thethe"
+    checker = StopChecker(tokenizer, ["<|im_end|>"])
+    assert fired(checker, tokens) == 1 + len(the) + 1
+    assert checker.text(tokens) == "the"
+    assert StopChecker(tokenizer, ["e<|im_end|>"]).text(tokens) == "th"
+    assert StopChecker(tokenizer, ["im_end"]).text(tokens) == "the"
+
+
+def test_checker_may_begin_again_with_another_sequence() -> None:
+    tokenizer = byte_level()
+    checker = StopChecker(tokenizer, ["stop"])
+    assert fired(checker, tokenizer.encode("the cat sat", add_special_tokens=False))
+    again = tokenizer.encode("a stop", add_special_tokens=False)
+    assert fired(checker, again) == len(again)
+
+
+@TOKENIZERS
+@pytest.mark.parametrize("text", ["the 東京 cat ", "é"])
+def test_checker_decodes_a_few_tokens_for_each_one_generated(make, text: str) -> None:
+    tokenizer = Counting(make().hf, "counting")
+    for tokens in (tokenizer.encode(text * 300, add_special_tokens=False)[:1500], [200] * 1500):
+        tokenizer.num_decoded = 0
+        assert fired(StopChecker(tokenizer, ["never there"]), tokens) == len(tokens) + 1
+        assert tokenizer.num_decoded < 30 * len(tokens)
+
+
+UNUSED = {EOS: "the tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("genai", "generation", "config", "expected", "unused"),
+    [
+        ({}, None, None, (EOS,), {}),
+        ({}, None, {}, (EOS,), {}),
+        (
+            {"model": {"eos_token_id": [7, 8]}},
+            {"eos_token_id": [9, 8]},
+            None,
+            (7, 8),
+            {9: "generation_config.json", **UNUSED},
+        ),
+        (
+            {"model": {}},
+            {"eos_token_id": EOS},
+            {"eos_token_id": 10},
+            (),
+            {EOS: "generation_config.json", 10: "config.json"},
+        ),
+        ({}, {"eos_token_id": None}, {"eos_token_id": [10]}, (), {10: "config.json", **UNUSED}),
+        ({}, {"eos_token_id": 9}, {"eos_token_id": [10]}, (9,), {10: "config.json", **UNUSED}),
+        ({}, None, {"eos_token_id": [10]}, (10,), UNUSED),
+    ],
+)
+def test_read_stop_ids_takes_the_file_that_the_runtime_reads(
+    tmp_path: Path, genai, generation, config, expected, unused
+) -> None:
+    """Ends that other files name beside are known, with the first file."""
+    for name, content in (("generation_config.json", generation), ("config.json", config)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    stops = read_stop_ids(model_files(tmp_path, genai), EOS)
+    assert (stops.ids, stops.unused) == ({*expected}, unused)
+
+
+def test_read_stop_ids_names_a_broken_file(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"generation_config\.json' is not readable JSON"):
+        read_stop_ids(model_files(tmp_path, {}), EOS)
+
+
+def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes it; what only draws of both, or says a default, is no difference."""
+    plain = {"search": {"max_length": 512, "do_sample": True, "top_k": 40}, "model": {"context_length": 512}}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
+    checkpoint = model_files(tmp_path, {})
+    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
+    for name, value in (("min_length", 60), ("repetition_penalty", 1.8), ("max_length", 24)):
+        edited = {**plain, "search": {**plain["search"], name: value}}
+        (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
+        assert told.startswith(f"{name} {value} for ")
+    (tmp_path / "generation_config.json").unlink()
+    assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == (
+        "do_sample True for False",
+    )

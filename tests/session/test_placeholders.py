@@ -1,0 +1,34 @@
+"""Markers of pictures and sounds: what a model's files do not name costs the pictures, not the texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olive_ext.engine.media.items import ItemLimit
+from olive_ext.errors import TaskError
+from olive_ext.media import MediaProcessor
+from olive_ext.model.spec.media_types import MediaInput, MediaSpec, Modality
+from olive_ext.session.placeholders import MediaText, read_markers
+from tests.session.tiny import IM_START, byte_level, model_files
+
+PLACEHOLDER = 300
+
+
+def _read(tmp_path: Path, config: dict[str, object]) -> MediaText:
+    files = model_files(tmp_path, config=config)
+    processor = MediaProcessor(MediaSpec((MediaInput(Modality.IMAGE, PLACEHOLDER),)), files)
+    return read_markers(processor, files, byte_level(), ItemLimit())
+
+
+def test_text_needs_no_token_around_pictures(tmp_path: Path) -> None:
+    media = _read(tmp_path, {"model_type": "gemma4"})
+    assert media.insert_items([5, 6, 7], []) == ([5, 6, 7], ())
+    with pytest.raises(TaskError, match=r"takes none: neither config.json nor the tokenizer .* names the 'boi_token'"):
+        media.insert_items([5, 6, 7], [object()])
+
+
+def test_tokens_around_a_picture_are_those_of_config_json(tmp_path: Path) -> None:
+    media = _read(tmp_path, {"model_type": "gemma4", "boi_token_id": IM_START, "eoi_token_id": 9})
+    assert (media.markers[Modality.IMAGE].before, media.markers[Modality.IMAGE].after) == ((IM_START,), (9,))

@@ -1,0 +1,156 @@
+"""Pieces of a growing answer: each is certain when it is given, and together they begin the answer's text."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from olive_ext.session.generation_bounds import StopChecker, TextStream
+from olive_ext.session.tokenizer import Tokenizer
+from tests.session.test_generation_bounds import Counting
+from tests.session.tiny import IM_END, byte_fallback, byte_level
+
+
+def _word_pieces() -> Tokenizer:
+    vocab = {"[UNK]": 0, "do": 1, "n": 2, "'": 3, "##t": 4, ".": 5, "the": 6, "##s": 7}
+    core = Core(models.WordPiece(vocab, unk_token="[UNK]"))
+    core.decoder = decoders.WordPiece(cleanup=False)
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=True), "pieces")
+
+
+TOKENIZERS = {"byte_level": byte_level(), "byte_fallback": byte_fallback(), "word_pieces": _word_pieces()}
+STOPS = st.lists(
+    st.sampled_from(
+        ["\n\n", "stop", "the<|im_end|>", "<|im_end|>t", " ", "é", "st", ".", "\ufffd", "e\ufffd", "a\ufffd", "\ufffdé"]
+    ),
+    max_size=3,
+)
+
+
+def _streamed(tokenizer: Tokenizer, tokens: list[int], stops: list[str]) -> tuple[list[str], str]:
+    """The pieces up to the token at which a stop is found, and the text there."""
+    checker, stream, pieces = StopChecker(tokenizer, stops), TextStream(tokenizer, stops), []
+    for count in range(1, len(tokens) + 1):
+        is_over = checker(tokens[:count])
+        pieces.append(stream.piece(tokens[:count]))
+        text = checker.text(tokens[:count])
+        if is_over:
+            break
+    return pieces, text if tokens else ""
+
+
+BYTES = [*"é東🙂a ".encode(), 0xEF, 0xBF, 0xBD, 0x9F]
+"""Characters over several tokens, U+FFFD itself, and a byte that begins none."""
+
+
+def _bytes(tokenizer: Tokenizer, values: list[int]) -> list[int]:
+    """The tokens that are these bytes alone."""
+    names = bytes_to_unicode() if tokenizer.where == "byte_level" else {byte: f"<0x{byte:02X}>" for byte in range(256)}
+    return [tokenizer.hf.convert_tokens_to_ids(names[byte]) or 0 for byte in values]
+
+
+def _random_tokens(tokenizer: Tokenizer, random: Random) -> list[int]:
+    """Half of them are single bytes, others special tokens, words, or any."""
+    single, size = _bytes(tokenizer, BYTES), len(tokenizer.hf.get_vocab())
+    words = tokenizer.encode("the stop a é🙂", add_special_tokens=False)
+    pools = [single, single, words, range(size), range(min(5, size))]
+    return [random.choice(random.choice(pools)) for _ in range(random.randrange(30))]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_pieces_of_any_tokens_and_what_is_left_are_the_answer(name: str) -> None:
+    """As `Session.stream` joins them: pieces, and of the whole text what these lack."""
+    tokenizer, random = TOKENIZERS[name], Random(5)
+    pick = [
+        "\ufffd",
+        "\ufffd\ufffd",
+        "a\ufffd",
+        "\ufffda",
+        "é\ufffd",
+        "\ufffdé",
+        "é",
+        "東",
+        "🙂",
+        " ",
+        "<|im_end|>\ufffd",
+    ]
+    for _ in range(2000):
+        tokens, stops = _random_tokens(tokenizer, random), random.sample(pick, random.randrange(3))
+        pieces, text = _streamed(tokenizer, tokens, stops)
+        assert text.startswith("".join(pieces)), (tokens, stops)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "rest", "stop"),
+    [
+        (
+            "byte_fallback",
+            "a",
+            [0x61, 0x9F, 0xB1],
+            "a\ufffd",
+        ),  # a run of bytes is undone whole: "aa", then "a\ufffd\ufffd\ufffd"
+        ("byte_level", "stop", [0xC3, None, 0x9F, 0xC3, 0xA9], "\ufffdé"),  # "ß" without the special token between
+    ],
+)
+def test_characters_that_become_others_are_held_before_a_stop(
+    name: str, begin: str, rest: list[int | None], stop: str
+) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = tokenizer.encode(begin, add_special_tokens=False)
+    for byte in rest:
+        tokens += [0] if byte is None else _bytes(tokenizer, [byte])
+    pieces, text = _streamed(tokenizer, tokens, [stop])
+    assert text.startswith("".join(pieces))
+
+
+@given(
+    text=st.text(alphabet="the stopé東🙂\n.x", max_size=40),
+    stops=STOPS,
+    name=st.sampled_from(["byte_level", "byte_fallback"]),
+)
+@example(text="🙂🙂the東stop", stops=["stop"], name="byte_fallback")
+def test_pieces_of_texts_lack_no_more_than_may_be_a_stop_or_bytes(text: str, stops: list[str], name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    pieces, whole = _streamed(tokenizer, tokens, stops)
+    given = "".join(pieces)
+    assert whole.startswith(given)
+    if not stops and text and text[-1] in "thesop\n.":
+        assert given == whole
+
+
+@pytest.mark.parametrize("stops", [[], ["never there"], ["\ufffd"], ["t" * 5000]])
+@pytest.mark.parametrize("kind", ["text", "broken", "special", "t"])
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
+def test_tokens_decoded_grow_as_the_answer_does(name: str, kind: str, stops: list[str]) -> None:
+    """Where all is held for long, too: bytes that are no character, tokens without text, what may begin a stop."""
+    own, counts = TOKENIZERS[name], []
+    broken, t = own.hf.convert_tokens_to_ids("\xff" if name == "byte_level" else "<0xFF>"), own.encode("t")[-1]
+    text = own.encode("the cat sat on the mat. " * 300, add_special_tokens=False)
+    tokens = {"text": text, "broken": [broken] * 2000, "special": [1] * 2000, "t": [t] * 2000}[kind][:2000]
+    for length in (1000, 2000):
+        tokenizer = Counting(own.hf, "counting")
+        stream, grown = TextStream(tokenizer, stops), []
+        for token in tokens[:length]:
+            grown.append(token)
+            stream.piece(grown)
+        counts.append(tokenizer.num_decoded)
+    assert counts[1] < 3 * counts[0] < 3 * 100 * 1000  # 3.9 times, and 168,168,000, where each token decodes all
+
+
+def test_text_comes_token_by_token() -> None:
+    tokenizer = byte_level()
+    tokens = tokenizer.encode("the cat sat", add_special_tokens=False)
+    pieces, _ = _streamed(tokenizer, [*tokens, IM_END, *tokens], ["\n\n"])
+    assert [piece for piece in pieces if piece] == [tokenizer.decode([token]) for token in [*tokens, *tokens]]
+
+
+def test_text_that_spaces_are_cleaned_of_is_given_at_its_end_alone() -> None:
+    assert _streamed(TOKENIZERS["word_pieces"], [1, 2, 3, 4, 5], [])[0] == [""] * 5

@@ -1,0 +1,233 @@
+"""Special tokens as HFLM adds them, joint encoding of pairs, chat templates, and errors by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from lm_eval.api.model import TemplateLM
+
+from olive_ext.errors import ConfigError, ModelError, TaskError
+from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
+from tests.session.tiny import BOS, EOS, NO_SYSTEM, TEMPLATE, byte_fallback, byte_level
+
+WORDS = st.lists(st.sampled_from(["the", "thing", "no", " ", "\n", "s", "t", "東", "é", "<eos>"]), max_size=8)
+TEXT = WORDS.map("".join)
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+def lm_eval_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], list[int]]:
+    class Stub:
+        backend = "causal"
+        tok_encode = staticmethod(tokenizer.encode)
+
+    return TemplateLM._encode_pair(Stub(), context, target)  # type: ignore[arg-type]
+
+
+def test_encode_adds_bos_by_default_and_not_when_the_text_begins_with_it() -> None:
+    tokenizer = byte_level()
+    assert tokenizer.encode("the")[0] == BOS
+    assert tokenizer.encode("<bos>the") == tokenizer.encode("the")
+    assert tokenizer.encode("<bos>the", add_special_tokens=True)[:2] == [BOS, BOS]
+    assert BOS not in tokenizer.encode("the", add_special_tokens=False)
+
+
+def test_encode_follows_add_bos_token_when_it_is_given() -> None:
+    without = Tokenizer(byte_level().hf, "x", add_bos_token=False)
+    assert BOS not in without.encode("the")
+    assert without.encode("the", add_special_tokens=True)[0] == BOS
+
+
+def test_prefix_token_id_is_the_custom_one_then_bos_then_eos() -> None:
+    assert Tokenizer(byte_level().hf, "x", prefix_token_id=7).prefix_token_id == 7
+    assert byte_level().prefix_token_id == BOS
+    assert byte_level(has_bos=False).prefix_token_id == EOS
+
+
+def test_prefix_token_id_is_a_task_error_when_there_is_none() -> None:
+    class Bare:
+        bos_token_id = eos_token_id = None
+        all_special_ids: tuple[int, ...] = ()
+        added_tokens_decoder: Mapping[int, object] = MappingProxyType({})
+
+    with pytest.raises(TaskError, match="neither BOS nor EOS"):
+        _ = Tokenizer(Bare(), "somewhere").prefix_token_id
+
+
+@given(context=TEXT, target=TEXT)
+def test_encode_pair_is_lm_evals_when_no_token_spans_the_join(context: str, target: str) -> None:
+    tokenizer = byte_level()
+    assume(context.strip() and target)
+    theirs = lm_eval_pair(tokenizer, context, target)
+    joint = tokenizer.encode(context + target)
+    assume(joint == theirs[0] + theirs[1])
+    assume(theirs[1])
+    assert tokenizer.encode_pair(context, target) == theirs
+
+
+@pytest.mark.parametrize("has_bos", [True, False])
+@given(context=TEXT, target=TEXT)
+def test_encode_pair_always_gives_the_joint_tokens_in_two_parts(has_bos: bool, context: str, target: str) -> None:
+    tokenizer = byte_level(has_bos)
+    assume(target)
+    context_ids, target_ids = tokenizer.encode_pair(context, target)
+    assert context_ids
+    assert target_ids
+    prefix = [tokenizer.prefix_token_id]
+    joint = tokenizer.encode(context + target)
+    assert context_ids + target_ids in (joint, prefix + joint)
+
+
+def test_encode_pair_scores_the_spanning_token_when_one_token_covers_the_join() -> None:
+    tokenizer = byte_level()
+    (the,) = tokenizer.encode(" the", add_special_tokens=False)
+    assert lm_eval_pair(tokenizer, "on t", "he")[1] == []
+    context, target = tokenizer.encode_pair("on t", "he")
+    assert target == [the]
+    assert context == tokenizer.encode("on")
+
+
+def test_encode_pair_moves_white_space_to_the_target() -> None:
+    tokenizer = byte_level()
+    assert tokenizer.encode_pair("on ", "the") == tokenizer.encode_pair("on", " the")
+
+
+@pytest.mark.parametrize(("has_bos", "prefix"), [(True, BOS), (False, EOS)])
+def test_encode_pair_puts_the_prefix_before_the_target_when_the_context_is_empty(has_bos: bool, prefix: int) -> None:
+    tokenizer = byte_level(has_bos)
+    the = tokenizer.encode("the", add_special_tokens=False)
+    assert tokenizer.encode_pair("", "the") == ([prefix], the)
+    assert tokenizer.encode_pair("", tokenizer.decode([prefix], skip_special_tokens=False) + "the") == ([prefix], the)
+    assert tokenizer.encode_pair(" \n", "the")[0] == [prefix]
+
+
+def test_encode_pair_scores_a_prefix_that_is_all_there_is() -> None:
+    assert byte_level().encode_pair("", "<bos>") == ([BOS], [BOS])
+
+
+def test_encode_pair_refuses_an_empty_target() -> None:
+    with pytest.raises(TaskError, match="target is empty"):
+        byte_level().encode_pair("the ", "")
+
+
+def test_encode_rolling_leaves_out_the_bos_only_where_it_is_the_prefix() -> None:
+    tokenizer = byte_level()
+    the = tokenizer.encode("the", add_special_tokens=False)
+    assert tokenizer.encode_rolling("the", BOS) == the
+    assert tokenizer.encode_rolling("<bos>the", BOS) == the
+    assert tokenizer.encode_rolling("the", EOS) == [BOS, *the]
+    assert tokenizer.encode_rolling("", BOS) == []
+
+
+def test_render_chat_opens_an_assistant_turn_or_continues_the_last_message() -> None:
+    tokenizer = byte_level(template=TEMPLATE)
+    opened = tokenizer.render_chat(CHAT)
+    assert opened.startswith("<bos><|im_start|>system\nBe brief.")
+    assert opened.endswith("<|im_start|>assistant\n")
+    begun = [*CHAT, {"role": "assistant", "content": "Hel"}]
+    assert tokenizer.render_chat(begun, add_generation_prompt=False).endswith("<|im_start|>assistant\nHel")
+
+
+def test_render_chat_drops_the_system_message_when_the_template_refuses_it() -> None:
+    tokenizer = byte_level(template=NO_SYSTEM + "[{{ m.content }}]{% endfor %}")
+    assert tokenizer.render_chat(CHAT) == "[Hi]"
+
+
+def test_render_chat_passes_variables_to_the_template() -> None:
+    tokenizer = byte_level(template="{% if enable_thinking %}think{% else %}answer{% endif %}")
+    assert tokenizer.render_chat(CHAT, enable_thinking=True) == "think"
+    assert tokenizer.render_chat(CHAT, enable_thinking=False) == "answer"
+
+
+def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses() -> None:
+    with pytest.raises(ConfigError, match=r"'byte_level' has no chat template"):
+        byte_level().render_chat(CHAT)
+    refusing = byte_level(template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConfigError, match="roles must alternate"):
+        refusing.render_chat(CHAT)
+    with pytest.raises(ConfigError, match=r"template of .byte_level. refuses"):
+        byte_level(template="{% for m in messages %}").render_chat(CHAT[1:])
+
+
+def test_load_tokenizer_gives_back_what_was_saved(tmp_path: Path) -> None:
+    byte_level(template=TEMPLATE).hf.save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.encode("the cat") == byte_level().encode("the cat")
+    assert loaded.has_chat_template
+    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (BOS, EOS, 0)
+    assert loaded.special_ids == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("content", [None, "{", json.dumps({"version": "1.0"})])
+def test_load_tokenizer_is_a_model_error_when_files_are_missing_or_broken(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match="no tokenizer can be loaded from") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_panic_of_the_tokenizers_library_is_a_model_error_and_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    byte_level().hf.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["model"]["continuing_subword_prefix"] = "{{x}}"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"no tokenizer can be loaded from '.*': range end index"):
+        load_tokenizer(str(tmp_path))
+    os.write(2, b"open again")
+    assert capfd.readouterr().err == "open again"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "texts"),
+    [
+        (byte_level(False), "the cat.", ["th", "e", " c", "at", "."]),
+        (byte_fallback(), "the the", [" the", " the"]),
+        (byte_fallback(), "a\n", [" ", "a", "\n"]),
+    ],
+)
+def test_text_of_a_token_has_its_space(tokenizer: Tokenizer, text: str, texts: list[str]) -> None:
+    assert [tokenizer.token_text(number) for number in tokenizer.encode(text)] == texts
+
+
+def test_token_that_is_not_there_has_no_text() -> None:
+    assert byte_level(False).token_text(10**6) == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_many_texts_are_encoded_as_each_by_itself(options: dict[str, bool]) -> None:
+    tokenizer = Tokenizer(byte_level().hf, "here", **options)
+    bos = str(tokenizer.hf.bos_token)
+    texts = ["on the", " the\n\nthe", bos + "the", "on the", "", "the" * 50]
+    assert tokenizer.encode_many(texts) == {text: tokenizer.encode(text) for text in texts}
+
+
+def test_many_texts_are_neither_cut_nor_padded_where_the_tokenizers_file_would() -> None:
+    tokenizer = byte_level()
+    tokenizer.hf.backend_tokenizer.enable_truncation(3)
+    tokenizer.hf.backend_tokenizer.enable_padding(length=9)
+    texts = ["on the mat on the mat", "the", "the cat on the mat"]
+    assert tokenizer.encode_many(texts) == {text: byte_level().encode(text) for text in texts}
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("cleans", [True, False])
+@given(ids=st.lists(st.integers(0, 330), max_size=30))
+def test_ids_are_decoded_as_transformers_does(skips: bool, cleans: bool, ids: list[int]) -> None:
+    for tokenizer in (byte_level(), byte_fallback()):
+        hf = tokenizer.hf
+        before, hf.clean_up_tokenization_spaces = hf.clean_up_tokenization_spaces, cleans
+        try:
+            assert tokenizer.decode(ids, skips) == hf.decode(ids, skip_special_tokens=skips)
+        finally:
+            hf.clean_up_tokenization_spaces = before
+    assert tokenizer._decodes_alone
