@@ -194,10 +194,13 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.backends.hf import open_baseline
+        from olive_ext.engine.runners.hf.hf_model import load_model
 
-        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
-        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+        settings = model.settings
+        opened = getattr(lm, "model", None)
+        if opened is None:
+            opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
