@@ -41,6 +41,7 @@ FLOORS = {
         ["folders"],
         ["content", "hub"],
         ["constants"],
+        ["damage"],
         ["locate"],
     ],
     "olive_ext.model.providers": [
@@ -166,6 +167,7 @@ DOORS = {
         "olive_ext.model.spec.encoder_spec",
         "olive_ext.model.files.content",
         "olive_ext.model.files.constants",
+        "olive_ext.model.files.damage",
         "olive_ext.model.spec.media_faults",
         "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.step_choices",
