@@ -7,13 +7,14 @@ against opening it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, OliveExtError, ProviderError, listed
+from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, listed
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
@@ -24,17 +25,10 @@ from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
+    from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.texts import Texts
     from olive_ext.session.tokenizer import Tokenizer
-
-import math
-from typing import TYPE_CHECKING
-
-from olive_ext.errors import NonFiniteError
-
-if TYPE_CHECKING:
-    from olive_ext.session import Session
 
 
 @dataclass(frozen=True)

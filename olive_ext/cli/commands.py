@@ -111,10 +111,9 @@ def compare_command(arguments: Namespace) -> int:
 
 def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
-    from olive_ext.check import mistakes, read_recipe
+    from olive_ext.check import mistakes, read_recipe, refuse
 
-    if problems := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
-        raise ConfigError("; ".join(problems))
+    refuse(mistakes(read_recipe(arguments.config), has_model=arguments.model is None))
     from olive_ext.workflow import cli_run
 
     return cli_run(arguments.passed_on)

@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import say
+from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, first_line
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
+from olive_ext.report.numbers import duration
+from olive_ext.report.page import SIZE
+from olive_ext.report.scores import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
+from olive_ext.session.tokenizer_fit import Asking
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
     from olive_ext.session.tokenizer import Tokenizer
-    from olive_ext.session.tokenizer_fit import Asking
-
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Collection
-from contextlib import ExitStack, contextmanager
-from typing import Literal, get_args
-
-from olive_ext.backends.progress import LINE_SECONDS, silence
-from olive_ext.errors import RecordsError
-from olive_ext.records import Records
-from olive_ext.records.travelling import unpack
-from olive_ext.report.numbers import duration
-from olive_ext.report.page import SIZE
-from olive_ext.report.scores import PHASES
-from olive_ext.session.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -201,10 +194,13 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.backends.hf import open_baseline
+        from olive_ext.engine.runners.hf.hf_model import load_model
 
-        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
-        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+        settings = model.settings
+        opened = getattr(lm, "model", None)
+        if opened is None:
+            opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer

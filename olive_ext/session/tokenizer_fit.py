@@ -201,9 +201,9 @@ def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, 
     """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
     tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
     differing = [name for name in own if name not in ("num_tokens", "used") and reference.get(name) != own[name]]
-    known, added = reference.get("added tokens"), own["added tokens"]
-    if isinstance(known, Mapping) and known.items() <= added.items():
-        more = added.keys() - known.keys()
+    before, after = (traits.get("added tokens") for traits in (reference, own))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.items() <= after.items():
+        more = after.keys() - before.keys()
         differing = [name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, own["used"]))]
     if not differing:
         return
