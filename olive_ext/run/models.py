@@ -142,7 +142,7 @@ class Models:
         of records that were made elsewhere are not at hand."""
         if self.own.kind != "onnx":
             return {}
-        from olive_ext.model.files.constants import damage
+        from olive_ext.model.files.damage import damage
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
@@ -194,10 +194,13 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.backends.hf import open_baseline
+        from olive_ext.engine.runners.hf.hf_model import load_model
 
-        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
-        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+        settings = model.settings
+        opened = getattr(lm, "model", None)
+        if opened is None:
+            opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
