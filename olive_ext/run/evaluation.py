@@ -22,7 +22,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Models
+from olive_ext.run.models import Clock, Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -259,13 +259,11 @@ def _report(
     models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
     from olive_ext.backends.code_eval import CODE
-    from olive_ext.backends.package_versions import versions
 
     config, session = models.config, getattr(lm, "session", None)
     execution = {} if session is None else dict(session.describe_execution())
-    providers = execution.pop("providers", ())
-    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     execution.pop("reference", None)
+    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     costs = cost_metrics(
         asked_costs(config),
         size=lambda: models.size(lm),
@@ -279,16 +277,35 @@ def _report(
     if comparison is not None:
         own = [metric for metric in metrics if metric.task != NON_FINITE]
         metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
-    return Report(
-        metrics=metrics,
+    report = report_of(metrics, _identity(models, lm), {**execution, "counters": counters}, models.clock, comparison)
+    return replace(
+        report,
         results={name: value for name, value in results.items() if name != "samples"},
-        model={**_identity(models, lm), **execution},
-        providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
-        versions=versions(),
-        hardware={**describe_hardware(), **results.get(CODE, {})},
-        engine={**counters, **models.clock.seconds()},
+        hardware={**report.hardware, **results.get(CODE, {})},
         config=config.model_dump(mode="json", exclude_unset=True),
         missing=tuple({"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in lost),
+    )
+
+
+def report_of(
+    metrics: Sequence[Metric],
+    model: Mapping[str, Any],
+    execution: Mapping[str, Any],
+    clock: Clock,
+    comparison: Comparison | None,
+) -> Report:
+    """The report of numbers that were measured now, here. `execution` is a session's, as it describes it."""
+    from olive_ext.backends.package_versions import versions
+
+    known = {"providers": (), "counters": {}, **execution}
+    providers, counters = known.pop("providers"), known.pop("counters")
+    return Report(
+        metrics=tuple(metrics),
+        model={**model, **known},
+        providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
+        versions=versions(),
+        hardware=describe_hardware(),
+        engine={**counters, **clock.seconds()},
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         comparison=comparison,
     )
