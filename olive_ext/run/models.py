@@ -260,14 +260,9 @@ class Models:
         return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
     def keep_answers(self, lm: LM) -> None:
-        """Has the session of `lm` keep its answers where the settings say; one that records keeps them beside its
-        records. Raises `ConfigError` for 'use_cache' with a model of lm-eval's own, whose answers are not kept."""
+        """Has the session of `lm`, which lm-eval's own models have not, keep its answers where the settings say; one
+        that records keeps them beside its records."""
         session = getattr(lm, "session", None)
-        if session is None and self.config.use_cache is not None:
-            told = (
-                "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
-            )
-            raise ConfigError(f"'use_cache' = '{self.config.use_cache}': {told}")
         if session is None or session.records is not None:
             return
         is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
