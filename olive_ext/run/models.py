@@ -142,7 +142,7 @@ class Models:
         of records that were made elsewhere are not at hand."""
         if self.own.kind != "onnx":
             return {}
-        from olive_ext.model.files.constants import damage
+        from olive_ext.model.files.damage import damage
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
