@@ -18,7 +18,7 @@ from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, 
 from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
-from olive_ext.model.spec.components import find_parts, settle
+from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.run.task_fit import refuse_arguments
 from olive_ext.workflow.current_run import input_model_path, logger, running
