@@ -4,7 +4,6 @@ by its type, passes the check, and runs on a tiny model. docs/porting.md says ho
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
