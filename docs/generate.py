@@ -29,7 +29,6 @@ from olive_ext.config import (  # noqa: E402
     EvaluationSettings,
     ExecutionSettings,
     ModelConfig,
-    OpenSettings,
     ReferenceConfig,
     WorkflowSettings,
     accepts,
@@ -89,9 +88,9 @@ def providers() -> list[str]:
         rows.append((names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else ""))
     return [
         "## Execution providers",
-        "Names that `execution_provider` takes beside ONNX Runtime's own, where tensors live, default options, and whether "
-        "steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) without a row has "
-        "the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do with a model.",
+        "Names that `execution_provider` takes beside ONNX Runtime's own, where tensors live, default options, and "
+        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) without "
+        "a row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
         _table(("name", "ONNX Runtime's name", "device", "default options", "few shapes"), rows),
     ]
 
@@ -124,7 +123,7 @@ def config() -> str:
         "Keys beside those of a loss map.",
         *_config_table(MendingSettings, without=LocationSettings),
         "## Arguments of OrtLM",
-        "Keyword arguments of `olive_ext.backends.lm_eval.OrtLM`, and keys of `model_args`. An unknown one is an error.",
+        "Keywords of `olive_ext.backends.lm_eval.OrtLM`, and keys of `model_args`. An unknown one is an error.",
         *_config_table(OrtLMArguments, described=(EvaluationSettings, ModelConfig)),
         *providers(),
         EDITORS,

@@ -38,8 +38,8 @@ COLUMNS = {
 INTRODUCTION = """
 ## Pictures and sound
 
-In fp32 on the CPU, compared with transformers on the same weights (`python -m docs.picture_families`). If `check` reports a
-fault of the export, transformers gets the same fault, and the last column has what `check` says.
+In fp32 on the CPU, compared with transformers on the same weights (`python -m docs.picture_families`). If `check`
+reports a fault of the export, transformers gets the same fault, and the last column has what `check` says.
 
 - **features**: largest difference of an encoder's output, over the largest value.
 - **score**: largest difference of a target's log-probability, in nats.
