@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -47,6 +48,12 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
             raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}")
+        if not isinstance(better := entry.get("higher_is_better"), bool | None):
+            raise TaskError(f"task '{name}': 'higher_is_better' = {better!r}: give true or false")
+    filters = config.get("filter_list")
+    for entry in filters if isinstance(filters, list) else ():
+        if not (isinstance(entry, Mapping) and {"name", "filter"} <= entry.keys()):
+            raise TaskError(f"task '{name}' has {entry!r} in 'filter_list': a 'name' and a 'filter' are expected")
 
 
 def _is_plain(name: object) -> bool:
@@ -111,6 +118,9 @@ def made_tasks() -> Iterator[None]:
                 raise TaskError(f"task '{name}'{fault}") from error
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
                 raise
+        with named_failures(f"task '{name}', 'filter_list'"):
+            for kind in (kind for ensemble in getattr(self, "_filters", ()) for kind in ensemble.filters):
+                kind()  # lm-eval makes them when all answers are there
 
     listed = _listed_choices(ConfigurableTask.doc_to_choice)
     with replaced(ConfigurableTask, "__init__", made), replaced(ConfigurableTask, "doc_to_choice", listed):
@@ -132,8 +142,10 @@ def _listed_choices(own: Any) -> Any:
 def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
     """What is wrong with a task's data, where that is why it cannot be made."""
     splits = getattr(task, "dataset", None)
-    if isinstance(error, KeyError) and isinstance(splits, Mapping) and error.args[0] not in splits:
-        return f": its data have no split {error.args[0]!r}, there are {', '.join(map(repr, splits))}"
+    named = [config.get(f"{part}_split") for part in ("training", "validation", "test", "fewshot")]
+    missing = error.args[0] if isinstance(error, KeyError) and error.args[0] in named else None
+    if missing is not None and isinstance(splits, Mapping) and missing not in splits:
+        return f": its data have no split {missing!r}, there are {', '.join(map(repr, splits))}"
     if hasattr(task, "task_docs") and not len(task.task_docs):
         return ": it has no documents"
     fault = fault_of(config) if splits is None or isinstance(error, UnicodeError) else None
@@ -173,7 +185,10 @@ def checked_documents() -> Iterator[None]:
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:
         with named_failures(f"task '{task.task_name}', its metrics"):
-            return aggregate(task, *args, **options)
+            values, count = aggregate(task, *args, **options)
+        for name in [name for name, value in values.items() if not isinstance(value, Real) and "_stderr," not in name]:
+            logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
+        return values, count
 
     with (
         replaced(evaluator_utils, "_compute_task_aggregations", aggregated),

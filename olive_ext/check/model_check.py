@@ -116,6 +116,7 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
+    from olive_ext.model.files.damage import damage
     from olive_ext.run.models import contexts_of, stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
@@ -137,6 +138,9 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
+    if found.quantized_by:  # whose distance says little: its files are compared
+        damaged = damage(model.files, other.files)
+        findings.problems += [f"damaged: '{name}' {how}" for name, how in damaged.items()]
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())
     else:
@@ -203,7 +207,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
     """`decision`, with what the decoder's graph says of it: where rows are picked for the scoring head, and what speaks
     against the form of its steps."""
     if decision.name == "graph":
-        from olive_ext.engine.runners.ort.head import with_head
+        from olive_ext.engine.runners.ort.ort_runner import with_head
 
         head = with_head(load_graph(model.files.decoder), model.spec)
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")

@@ -30,7 +30,7 @@ from olive_ext.config.pass_options import unknown_keys, unknown_options, unlike
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import is_hub_name, why_missing
-from olive_ext.registry import evaluators, load
+from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -182,7 +182,7 @@ def _mistakes_of(
         yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
-        found = load(evaluators()[block.type].mistakes)(recipe, block.where, metrics, settings)
+        found = load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
         yield from map(ConfigError, found)
     elif passes is not None and not isinstance(settings, WorkflowSettings):
         if not gets_onnx(recipe, block, passes):

@@ -15,14 +15,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from lm_eval.models.huggingface import HFLM
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from olive_ext.backends.hf import open_baseline
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import check_model
 from olive_ext.cli import main
-from olive_ext.config import EvaluationConfig, ExecutionSettings
+from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
@@ -233,7 +233,7 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
 
 
 def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
-    lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu", max_length=128))
+    lm = HFLM(str(hf_model("llama")), device="cpu", max_length=128, dtype="float32")
     report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, lm, max_length=128)
     found = compared(report)
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
@@ -259,7 +259,7 @@ def test_reference_of_lm_evals_own_model_is_asked_and_read_as_that_is(tmp_path: 
     how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu"}
     means = []
     for more in ({}, {"model_args": {"think_end_token": "e"}}):
-        lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu"), more.get("model_args"))
+        lm = HFLM(str(hf_model("llama")), device="cpu", dtype="float32", **more.get("model_args", {}))
         (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}), lm=lm)).outcomes
         assert outcome.difference == 0
         means.append(outcome.reference)

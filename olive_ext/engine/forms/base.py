@@ -15,8 +15,7 @@ from typing_extensions import override
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.media.items import chunk_end
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -101,6 +100,11 @@ class StepForm(ABC):
     def over(self, slots: StepForm) -> StepForm:
         """This form, with `slots` as the form of the steps of sequences that have slots."""
         return slots
+
+    @property
+    def padded(self) -> StepForm:
+        """The form of the same steps where each is filled up to one of a few shapes: one row, or all slots."""
+        return ONE_ROW
 
     @abstractmethod
     def next_rows(self, ready: ReadySequences) -> ChosenRows:

@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
-from olive_ext.engine.forms.tree.graph import check_tree_batches
-from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.forms.tree import TreeForm, check_tree_batches
 from olive_ext.engine.media.items import Media, filled_up, rotary_positions
 from olive_ext.engine.requests import Source, common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
