@@ -49,7 +49,7 @@ CODES = {
     "contradiction": "settings, files or models exclude each other",
     "not_found": "a file or folder is not there",
     "exists": "a file or folder is there already",
-    "unreadable": "the system does not let a file be read or written",
+    "no_access": "the system does not let a file be read or written",
     "damaged": "a file's content is not what it has to be",
     "too_large": "a size is beyond a limit",
     "unsupported": "a model, a task or a request asks for what this package does not do",
@@ -113,8 +113,50 @@ class ConfigError(OliveExtError):
     code = "wrong_value"
 
 
+class ContradictionError(ConfigError):
+    """Settings exclude each other."""
+
+    code = "contradiction"
+
+
+class MissingError(ConfigError):
+    """A setting, or something that a setting needs, was not given."""
+
+    code = "missing"
+
+
+class NotComparableError(ConfigError):
+    """Models, runs or reports cannot be compared."""
+
+    code = "not_comparable"
+
+
+class UnsupportedError(ConfigError):
+    """A setting or request asks for what this model, machine or package does not do."""
+
+    code = "unsupported"
+
+
 class ModelError(OliveExtError):
     """A model's files cannot be found, read, or evaluated."""
+
+
+class NotFoundError(ModelError):
+    """A file of a model is not there."""
+
+    code = "not_found"
+
+
+class DamagedError(ModelError):
+    """A file's content is not what it has to be."""
+
+    code = "damaged"
+
+
+class MismatchError(ModelError):
+    """Files of a model, or a setting and a file, exclude each other."""
+
+    code = "contradiction"
 
 
 class ProviderError(OliveExtError):
@@ -127,6 +169,12 @@ class TaskError(OliveExtError):
     """A task cannot be found, or needs something that the model cannot do."""
 
     code = "task"
+
+
+class UnfitTaskError(TaskError):
+    """A task asks for what the model cannot do."""
+
+    code = "unsupported"
 
 
 class RequirementError(OliveExtError):

@@ -25,6 +25,7 @@ from olive_ext.errors import (
     ModelError,
     NonFiniteError,
     OliveExtError,
+    UnsupportedError,
     named_failures,
     one_line,
     why_not_loaded,
@@ -158,7 +159,7 @@ def open_baseline(
     except OliveExtError:
         raise
     except TypeError as error:
-        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}") from error
+        raise ConfigError(f"'model_args' = {dict(model_args or {})!r}: {one_line(error)}", "model_args") from error
     except ANY_FAILURE as error:
         name = model if isinstance(model, str) else type(model).__name__
         raise ModelError(f"the Hugging Face model '{name}' cannot be opened: {why_not_loaded(error)}") from error
@@ -171,7 +172,9 @@ def answers_key(lm: LM) -> str:
     Raises `ConfigError` for a model that is not HFLM's: what it answers from is not known here.
     """
     if not isinstance(lm, HFLM):
-        raise ConfigError(f"'use_cache' needs a model of this package or lm-eval's HFLM, not {type(lm).__name__}")
+        raise ConfigError(
+            f"'use_cache' needs a model of this package or lm-eval's HFLM, not {type(lm).__name__}", "use_cache"
+        )
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in lm.model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -205,7 +208,9 @@ def torch_device(device: str, without_cuda: str) -> str:
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
-        raise ConfigError(f"'device' = {device!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
+        raise ConfigError(
+            "torch knows no such device; for instance 'cpu', 'cuda:0'", "device", device, code="unknown_name"
+        ) from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(without_cuda)
+        raise UnsupportedError(without_cuda)
     return name

@@ -81,7 +81,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
 
     path = Path(path)
     if kind := special_kind(path):
-        raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
         if is_yaml and (twice := doubled_key(yaml_bytes(path))):
@@ -92,11 +92,13 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
             else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         )
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}", code="damaged"
+        ) from error
     if not isinstance(recipe, Mapping):
-        raise ConfigError(f"the recipe '{path}' holds no mapping of keys")
+        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
     return recipe
 
 

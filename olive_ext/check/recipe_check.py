@@ -21,7 +21,7 @@ from olive_ext.config import (
 )
 from olive_ext.config.pass_options import unlike
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, ProviderError, TaskError, UnsupportedError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
 from olive_ext.registry import evaluators, hooks, load
@@ -81,7 +81,7 @@ def _check_block(
         if isinstance(settings, WorkflowSettings):
             refuse_arguments(settings, block.where, is_onnx=is_onnx)
         elif not is_onnx:
-            raise ConfigError(f"'{block.where}': {NEEDS_ONNX}")
+            raise UnsupportedError(f"'{block.where}': {NEEDS_ONNX}")
     if is_onnx and input_model(recipe)[0] != "onnxmodel":  # else the input model's check says it
         with findings.noting_problems():
             _check_provider(recipe, block.where, settings, findings.sections[0])
@@ -115,7 +115,7 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
             available=[*here, *(row.name for row in TABLE)],
         )
     except ProviderError as error:
-        raise ProviderError(f"'{where}': {error}") from error
+        raise ProviderError(f"'{where}': {error}", where) from error
     missing = "" if providers[0].name in here else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
@@ -175,7 +175,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise TaskError(f"'{where}.tasks': {error}") from error
+        raise TaskError(f"'{where}.tasks': {error}", f"{where}.tasks") from error
 
 
 def _check_input_model(

@@ -160,7 +160,9 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
         try:
             yield from json.loads(text).items()
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"'{flag}' = {text[:80]!r}: not valid JSON ({first_line(error)})") from error
+            raise ConfigError(
+                f"'{flag}' = {text[:80]!r}: not valid JSON ({first_line(error)})", flag, code="damaged"
+            ) from error
         return
     for part in text.split(","):
         key, value = _pair(part, flag)
@@ -170,7 +172,7 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
 def _pair(text: str, flag: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ConfigError(f"'{flag}' = {text!r}: give NAME=VALUE")
+        raise ConfigError("give NAME=VALUE", flag, text)
     return key, value
 
 
@@ -186,5 +188,5 @@ def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"'{flag}' = '{key}': '{parent}' holds no further keys")
+            raise ConfigError(f"'{parent}' holds no further keys", flag, key, code="unknown_key")
     values[name] = value

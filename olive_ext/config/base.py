@@ -142,7 +142,7 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     cause = item.get("ctx", {}).get("error")
     is_written = item["type"] == "value_error"
     is_whole = not names or names[-1] not in owner.model_fields  # the model itself, or an item of a list
-    if is_written and (is_whole or nested_model(owner, names[-1]) is not None) or not names:
+    if (is_written and (is_whole or nested_model(owner, names[-1]) is not None)) or not names:
         code = cause.code if isinstance(cause, OliveExtError) else "contradiction"
         problem = ConfigError(f"{key}: {message}" if key else message, code=code)
         field = cause.field if isinstance(cause, OliveExtError) else ""

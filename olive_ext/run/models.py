@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import say
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, first_line
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
@@ -94,7 +94,7 @@ class Models:
             other = resolve(self.given.settings.elsewhere(patch))
             if other.place == self.given.place:
                 what = "name what is another there (execution_provider, provider_options, engine, dtype)"
-                raise ConfigError(f"'reference' = '{reference.path}': both places are the same one: {what}")
+                raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
         return resolve(self.given.settings.of_reference(patch))
 
@@ -133,7 +133,7 @@ class Models:
             with self.clock.phase("export"):
                 return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
         except OliveExtError as error:
-            raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
+            raise ConfigError(f"{first_line(error)}", "reference.float_model", EXPORT) from error
 
     def damage(self) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those

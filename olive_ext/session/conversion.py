@@ -19,7 +19,15 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, Source, ThinkingBudget, join_compared
-from olive_ext.errors import ConfigError, MediaError, OliveExtError, TaskError, counted
+from olive_ext.errors import (
+    ConfigError,
+    ContradictionError,
+    MediaError,
+    OliveExtError,
+    TaskError,
+    UnfitTaskError,
+    counted,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.session.encoder_decoder import (
@@ -238,7 +246,9 @@ def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked
     if media is not None:
         return media.insert_items(tokens, request.images, request.audio)
     if request.images:
-        raise TaskError(f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only")
+        raise UnfitTaskError(
+            f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only"
+        )
     if request.audio:
         raise TaskError(NO_SOUND)
     return tokens, ()
@@ -263,7 +273,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
 def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
     """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
     if model.encoding is not None:
-        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
     prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
@@ -328,7 +338,9 @@ class ThinkingEnd:
             raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
-            raise ConfigError(f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens")
+            raise ConfigError(
+                f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens", "think_end_token", end
+            )
         return cls(found, tokenizer)
 
     def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
@@ -350,12 +362,14 @@ class ThinkingEnd:
             return None
         if isinstance(end, str) and not (marker and end.strip() in self._written):
             raise ConfigError(
-                f"'think_end_token' = {end!r}: the tokenizer writes it as {self._written!r}: give a token's id"
+                f"the tokenizer writes it as {self._written!r}: give a token's id", "think_end_token", end
             )
         if number + len(marker) >= request.max_new_tokens:
-            raise ConfigError(
+            raise ContradictionError(
                 f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
-                f"it must be below the {request.max_new_tokens} new tokens"
+                f"it must be below the {request.max_new_tokens} new tokens",
+                "thinking_budget",
+                number,
             )
         if isinstance(end, int):
             return ThinkingBudget(number, marker)

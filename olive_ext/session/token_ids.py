@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olive_ext.errors import ModelError, special_kind
+from olive_ext.errors import DamagedError, ModelError, special_kind
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 
@@ -35,16 +35,18 @@ def refuse_large_ids(folder: Path) -> None:
         if file.suffix not in _FILES or file.is_dir():
             continue
         if kind := special_kind(file):
-            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files")
+            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files", code="no_access")
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
-            raise ModelError(f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)")
+            raise ModelError(
+                f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)", code="too_large"
+            )
     for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
         file = folder / name
         if file.is_file() and _LARGE.search(content := file.read_bytes()):
             for entry, number in _ids(_parsed(content)):
                 if isinstance(number, int) and not 0 <= number <= LARGEST_ID:
                     bounds = f"from 0 to {LARGEST_ID} (LARGEST_ID)"
-                    raise ModelError(f"'{file}': {entry} has the id {number}: give one {bounds}")
+                    raise DamagedError(f"'{file}': {entry} has the id {number}: give one {bounds}")
 
 
 def _parsed(content: bytes) -> Any:
@@ -111,4 +113,4 @@ def refuse_named(ids: Iterable[int], rows: int | None, key: str) -> None:
     last = LARGEST_ID if rows is None else rows - 1
     for number in ids:
         if not 0 <= number <= last:
-            raise ModelError(f"'{key}' names the token {number}: give one from 0 to {last}")
+            raise DamagedError(f"'{key}' names the token {number}: give one from 0 to {last}")

@@ -12,7 +12,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ANY_FAILURE, ConfigError, ModelError, TaskError, one_line, panics_as_errors, why_not_loaded
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ModelError,
+    TaskError,
+    UnsupportedError,
+    one_line,
+    panics_as_errors,
+    why_not_loaded,
+)
 from olive_ext.session.bounded_templates import bounded_chat_templates
 from olive_ext.session.token_ids import Rows, refuse_large_ids
 
@@ -246,7 +255,7 @@ class Tokenizer:
         from jinja2.exceptions import TemplateError
 
         if not self.has_chat_template and "chat_template" not in kwargs:
-            raise ConfigError(f"the tokenizer in '{self.where}' has no chat template: give the prompt as text")
+            raise UnsupportedError(f"the tokenizer in '{self.where}' has no chat template: give the prompt as text")
         options = {
             "tokenize": False,
             "add_generation_prompt": add_generation_prompt,

@@ -30,7 +30,7 @@ from olive_ext.config import (
 )
 from olive_ext.config.pass_options import unknown_options
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotFoundError, UnsupportedError
 from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.registry import evaluators, load
 from olive_ext.run.bounds import refuse_names
@@ -71,7 +71,7 @@ def refuse(engine: Any, input_model: Any) -> None:
     for name, config in _passes(engine):
         _refuse_unknown_pass(engine, name, config.type)
         if unknown := list(unknown_options(config.type, config.config or {}, f"passes.{name}")):
-            raise ConfigError("; ".join(unknown))
+            raise ConfigError("; ".join(unknown), code="unknown_key")
     ours = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     is_onnx = is_onnx_model(input_model.type)
@@ -84,7 +84,7 @@ def refuse(engine: Any, input_model: Any) -> None:
             refuse_names(with_measurements(settings), where, names_declared(()))
         elif is_our_pass(config.type):
             if not is_onnx:
-                raise ConfigError(f"'{where}': {NEEDS_ONNX}")
+                raise UnsupportedError(f"'{where}': {NEEDS_ONNX}", where)
             _refuse_reference(parse(settings_of_pass(config.type) or WorkflowSettings, values, where), where)
         is_onnx |= makes_onnx(config.type, engine.olive_config)
     for where, evaluator in ours:
@@ -118,7 +118,7 @@ def _refuse_reference(settings: PassSettings | EvaluatorSettings, where: str) ->
     if reference is None or reference.is_same:
         return
     if not Path(reference.path).exists() and not is_hub_name(reference.path):
-        raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
+        raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
 
 
 def _with_named_reference(
@@ -127,9 +127,10 @@ def _with_named_reference(
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
     if settings.reference is not None and settings.reference.float_model == AT_HAND:
-        raise ConfigError(
-            f"'{where}.reference.float_model' = '{AT_HAND}': a PythonEnvironment knows no earlier passes: give a path, "
-            f"or '{EXPORT}'"
+        raise ContradictionError(
+            f"a PythonEnvironment knows no earlier passes: give a path, or '{EXPORT}'",
+            f"{where}.reference.float_model",
+            AT_HAND,
         )
     reference = settings.reference and settled(settings.reference)
     if reference is None:
@@ -146,7 +147,7 @@ def _refuse_unknown_pass(engine: Any, name: str, pass_type: str) -> None:
     except ValueError as error:
         near = nearest_pass(pass_type, engine.olive_config)
         hint = f"did you mean '{near}'?" if near else "Olive knows no such pass"
-        raise ConfigError(f"'passes.{name}.type' = '{pass_type}': {hint}") from error
+        raise ConfigError(f"{hint}", f"passes.{name}.type", pass_type, code="unknown_name") from error
 
 
 def nearest_pass(pass_type: str, package: Any = None) -> str:

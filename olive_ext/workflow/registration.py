@@ -194,7 +194,7 @@ def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]
     known = given["file_or_obj"]
     keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
-        raise ConfigError("; ".join(unknown))
+        raise ConfigError("; ".join(unknown), code="unknown_key")
     return proceed(file_or_obj=keys)
 
 

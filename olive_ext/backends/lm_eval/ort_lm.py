@@ -158,7 +158,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
-            raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
+            raise TaskError(
+                f"'enable_thinking' needs tasks that generate; these score continuations: {names}", code="contradiction"
+            )
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
             return self._scores(len(requests), slices, requests, advance)

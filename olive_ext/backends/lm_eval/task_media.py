@@ -15,7 +15,7 @@ from lm_eval.models.utils import replace_placeholders, resize_image
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.backends.lm_eval_patches import as_list
-from olive_ext.errors import MediaError, TaskError, counted
+from olive_ext.errors import MediaError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
@@ -49,9 +49,9 @@ class TaskMedia:
         media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
         if unknown := media.keys() - (taken | {"audio"} if self.is_speech else taken):
-            raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
+            raise UnfitTaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
         if self.is_speech and "audio" not in media:
-            raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
+            raise UnfitTaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         fields = {"images": self._images(media.get("visual")), "audio": as_list(media.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
 

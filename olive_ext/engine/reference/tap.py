@@ -24,7 +24,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import KeyedRequest, Notes, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import IntArray, Step, StepOutput
-from olive_ext.errors import ConfigError
+from olive_ext.errors import NotComparableError
 from olive_ext.stats.compared_fields import COMPARED
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class ResidentTap(Tap):
         kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
         if kinds[0] is not kinds[1]:
             names = [kind.value if kind else "none" for kind in kinds]
-            raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
+            raise NotComparableError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
         self._reference.residency = candidate.residency
         self.runners, self.kernels = (self._reference,), kernels
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import MismatchError, ModelError
 from olive_ext.model.spec.encoder_spec import read_cross_inputs
 from olive_ext.model.spec.media_types import MEDIA_PARTS, Modality, modalities_of, modality_of
 from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, STATES_OUTPUTS, Outline
@@ -64,7 +64,7 @@ def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, 
         if real.name in named:
             continue
         if real.name in settled:
-            raise ModelError(
+            raise MismatchError(
                 f"both '{settled[real.name][0]}' and '{file}' are '{real.name}' by the graphs: name one in 'components'"
             )
         settled[real.name] = (file, real.why)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from olive_ext.errors import ConfigError, first_line, keys_once, special_kind
+from olive_ext.errors import ConfigError, MissingError, NotComparableError, first_line, keys_once, special_kind
 from olive_ext.report import Metric, Report
 from olive_ext.run.earlier_reports import Named
 from olive_ext.run.models import STOP_FACTS
@@ -111,7 +111,7 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
     """The baseline of a report and the answers in its logs. Raises `ConfigError` where there are none."""
     packed = tuple(_packed(item) for item in answers if item.judged)
     if not packed:
-        raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
+        raise MissingError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
     facts = ("path", "kind", "content_hash", "mode", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
@@ -139,7 +139,7 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
     """Raises `ConfigError` where a task is no longer asked and scored as the baseline's."""
     now, known = definitions(results), baseline.definitions
     if other := [item.task for item in baseline.documents if now.get(item.task) != known.get(item.task)]:
-        raise ConfigError(
+        raise NotComparableError(
             f"task '{other[0]}' is asked or scored otherwise than the baseline's (version, choices, targets, "
             "generation settings, filters, metrics): write the baseline anew with --update-baseline"
         )
@@ -153,7 +153,7 @@ def _records(reference: Mapping[str, Any]) -> dict[str, str]:
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
-        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file")
+        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         read = TypeAdapter(Baseline).validate_python(content)
@@ -162,13 +162,19 @@ def read_baseline(file: Path) -> Baseline:
         read.answers()
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}") from error
+        raise ConfigError(
+            f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}", code="no_access"
+        ) from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "as a whole"
-        raise ConfigError(f"'--baseline' = '{file}' is no baseline of olive-ext: {where}: {problem['msg']}") from error
+        raise ConfigError(
+            f"'--baseline' = '{file}' is no baseline of olive-ext: {where}: {problem['msg']}", code="damaged"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}") from error
+        raise ConfigError(
+            f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}", "--baseline", code="damaged"
+        ) from error
     return read
 
 
@@ -181,7 +187,7 @@ def complete_answers(run: Named) -> list[Answers]:
         logged = len(item.by_document)
         most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
         if logged < most:
-            raise ConfigError(
+            raise MissingError(
                 f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': evaluate with "
                 "'sample_log_num' of all documents"
             )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from olive.evaluator import olive_evaluator
 
-from olive_ext.errors import ConfigError, MediaError, TaskError, listed
+from olive_ext.errors import ConfigError, MediaError, MissingError, TaskError, listed
 from olive_ext.media.pictures import media_digest
 from olive_ext.media.sound import read_samples
 from olive_ext.plugins.speech.settings import MetricSettings
@@ -85,13 +85,13 @@ def _asked(question: Callable[[Any], Any], metric: Any) -> bool:
     try:
         return bool(metric.sub_types) and bool(question(metric))
     except ValueError as error:
-        raise ConfigError(f"'metrics.{metric.name}.sub_types': {error}") from error
+        raise ConfigError(f"'metrics.{metric.name}.sub_types': {error}", f"metrics.{metric.name}.sub_types") from error
 
 
 def refuse_no_data(metric: Any) -> None:
     """Raises `ConfigError` for a metric of answers that has nothing to ask."""
     if metric.data_config is None:
-        raise ConfigError(
+        raise MissingError(
             f"'metrics.{metric.name}.data_config' is missing: name one of 'data_configs', with the pre-processing "
             f"{_SPEECH} or {_VISION}"
         )

@@ -25,7 +25,7 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import runtimes, versions
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line, listed
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
@@ -81,13 +81,13 @@ def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings)
     if settings.tasks:
         return
     if not metrics:
-        raise ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
+        raise MissingError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
     names = [name for one in metrics for name in (one.name, *([sentences_of(one.name)] if _has_wer(one) else ()))]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one")
     for metric in metrics:
         if not metric.sub_types and metric.type.value not in _WITHOUT_SUB_TYPES:
-            raise ConfigError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
+            raise MissingError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
         if is_of_answers(metric):
             refuse_no_data(metric)
     bounds = [(bound.task, bound.metric) for bound in settings.require]
@@ -298,7 +298,7 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
     """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
     rate. Raises `TaskError` where there is no document."""
     if not answers.texts:
-        raise TaskError(f"'metrics.{metric.name}': its data config has no documents")
+        raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)
     beside: dict[str, float] = {}
     for name, values_D in values_by_document(metric, answers).items():
@@ -431,12 +431,12 @@ def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[
         requests = list(islice((request for request in found if request is not None), size))
     else:
         if session.encoding is not None:
-            raise ConfigError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
+            raise MissingError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
         most = max(1, min(_NEW_TOKENS, session.max_length // 2))
         prompts = [_PROMPT] if data is None else [_ids(given, name) for given, _ in islice(items_of(data), size)]
         requests = [GenerationRequest(prompt, max_new_tokens=most) for prompt in prompts]
     if not requests:
-        raise TaskError(f"'metrics.{name}': its data config has no documents")
+        raise TaskError(f"'metrics.{name}': its data config has no documents", f"metrics.{name}")
     return requests
 
 

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from olive_ext.config import EvaluatorSettings
 from olive_ext.config.base import NonNegativeInt, word
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.errors import ConfigError, listed
+from olive_ext.errors import ConfigError, ContradictionError, listed
 
 METRICS_TYPE = "OrtEvaluator"
 
@@ -63,7 +63,7 @@ class MetricSettings(EmbeddingSettings, EvaluatorSettings):
     def _check_reference(self) -> Self:
         for name in _OF_DISTRIBUTIONS:
             if self.reference is not None and name in self.reference.model_fields_set:
-                raise ValueError(f"'reference.{name}': the answers alone are compared here, take it out")
+                raise ContradictionError(f"'reference.{name}': the answers alone are compared here, take it out")
         return self
 
 
@@ -99,7 +99,7 @@ def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list
     for number, item in enumerate(metrics):
         if isinstance(item, str) and item not in known:
             has = f"which has {listed(known)}" if known else "which the recipe does not have"
-            raise ConfigError(f"'evaluators.{evaluator}.metrics.{number}' = '{item}': not in 'metrics', {has}")
+            raise ConfigError(f"not in 'metrics', {has}", f"evaluators.{evaluator}.metrics.{number}", item)
     return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.progress import say
-from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced
@@ -212,7 +212,7 @@ def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int
     choosing = [number for number, digest in enumerate(digests) if digest in chosen]
     held_out = [number for number, digest in enumerate(digests) if digest not in chosen]
     if min(len(choosing), len(held_out)) < LEAST_DOCUMENTS:
-        raise ConfigError(
+        raise MissingError(
             f"too few documents, {len(documents)} of which {len(set(digests))} differ: {len(choosing)} choose and "
             f"{len(held_out)} check, and {LEAST_DOCUMENTS} of each are needed; raise 'limit' or name more tasks"
         )

@@ -265,7 +265,7 @@ def run_spec(spec: Path) -> dict[str, Any]:
     Raises `ConfigError` for a specification that Evalution refuses.
     """
     if not spec.is_file():
-        raise ConfigError(f"there is no file '{spec}'")
+        raise ConfigError(f"there is no file '{spec}'", code="not_found")
     with redirect_stdout(sys.stderr):
         register()
         try:

@@ -22,7 +22,7 @@ from typing import Any
 from evalution.engines import base
 from evalution.engines.continuous import RequestQueue, stream_request_results
 
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import MissingError, TaskError
 from olive_ext.session.requests import RollingRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class RequestEncoder:
             return str(request.prompt)
         if request.input_ids:
             return self.tokenizer.decode(request.input_ids, skip_special_tokens=False)
-        raise ConfigError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
+        raise MissingError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
 
     def _contexts(self, texts: Collection[str]) -> dict[str, list[int]]:
         """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""

@@ -84,9 +84,7 @@ class FeatureGraph:
         """[N, H]: the `pooling` of each text's hidden states; "graph" takes the graph's own embeddings."""
         output = self.pooled_output if pooling == "graph" else self._states
         if output is None:
-            raise ModelError(
-                f"'pooling' = '{pooling}': the graph returns no hidden states, only '{self.pooled_output}'"
-            )
+            raise ModelError(f"the graph returns no hidden states, only '{self.pooled_output}'", "pooling", pooling)
         return self._each(texts, output, pooling)
 
     def scores(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:

@@ -76,7 +76,7 @@ class TextEncoder:
         vectors = self.states.pooled(self.tokens([prompt + text for text in distinct]), self.pooling)
         size = self.settings.truncate_dim
         if size is not None and size > vectors.shape[1]:
-            raise ConfigError(f"'truncate_dim' = {size}: the model's embeddings have {vectors.shape[1]} dimensions")
+            raise ConfigError(f"the model's embeddings have {vectors.shape[1]} dimensions", "truncate_dim", size)
         vectors = vectors[:, :size]
         if self.settings.normalize:
             vectors = unit(vectors)
