@@ -172,9 +172,7 @@ def answers_key(lm: LM) -> str:
     Raises `ConfigError` for a model that is not HFLM's: what it answers from is not known here.
     """
     if not isinstance(lm, HFLM):
-        raise ConfigError(
-            f"'use_cache' needs a model of this package or lm-eval's HFLM, not {type(lm).__name__}", "use_cache"
-        )
+        raise ConfigError(f"needs a model of this package or lm-eval's HFLM, not {type(lm).__name__}", "use_cache")
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in lm.model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -209,7 +207,7 @@ def torch_device(device: str, without_cuda: str) -> str:
         kind = torch.device(name).type
     except RuntimeError as error:
         raise ConfigError(
-            "torch knows no such device; for instance 'cpu', 'cuda:0'", "device", device, code="unknown_name"
+            "torch knows 'cpu' and 'cuda:0', for instance", "device", device, code="unknown_name"
         ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError(without_cuda)

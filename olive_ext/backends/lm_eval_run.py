@@ -111,9 +111,7 @@ def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     if isinstance(name, bool):
         if name and tokenizer is not None and not written:
             folder = getattr(tokenizer, "name_or_path", "")
-            raise UnsupportedError(
-                f"'apply_chat_template' = true: the tokenizer in '{folder}' has no chat template", "apply_chat_template"
-            )
+            raise UnsupportedError(f"the tokenizer in '{folder}' has no chat template", "apply_chat_template")
         yield
         return
     templates: dict[str, str] = written if isinstance(written, dict) else {}

@@ -37,9 +37,7 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
             raise TaskError(f"task '{name}' has the metric {metric!r} in 'metric_list': give a name or a function")
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
-            raise TaskError(
-                f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name"
-            )
+            raise TaskError(f"task '{name}': unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name")
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
             raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}", code="unknown_name")
@@ -86,13 +84,11 @@ def refuse_counts(config: Mapping[str, Any], name: str) -> None:
     repeats = config.get("repeats", 1)
     if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
         raise TaskError(
-            f"task '{name}' has 'repeats' = {repeats!r}: give an integer from 1 to {MOST_REPEATS}", code="wrong_value"
+            f"task '{name}': give an integer from 1 to {MOST_REPEATS}", "repeats", repeats, code="wrong_value"
         )
     shots = config.get("num_fewshot")
     if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
-        raise TaskError(
-            f"task '{name}' has 'num_fewshot' = {shots!r}: give an integer from 0", "num_fewshot", code="wrong_value"
-        )
+        raise TaskError(f"task '{name}': give an integer from 0", "num_fewshot", shots, code="wrong_value")
 
 
 @contextmanager

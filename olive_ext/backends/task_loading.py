@@ -172,9 +172,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
     """The spec as lm-eval's `TaskManager` over `index` accepts it, and the names in it that `index` lacks."""
     if isinstance(spec, Mapping):
         if "task" not in spec and "group" not in spec:
-            raise TaskError(
-                f"an inline task needs the key 'task' or 'group', this one has {sorted(spec)}", code="missing"
-            )
+            raise TaskError(f"an inline task needs 'task' or 'group', and has {sorted(spec)}", code="missing")
         return dict(spec), list(_members(spec, index))
     if spec in index:
         return spec, list(_members(index[spec].cfg or {}, index))

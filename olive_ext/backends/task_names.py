@@ -126,18 +126,14 @@ def _num_tasks(member: Any, index: Mapping[str, Any], known: dict[str, int], abo
     if name in above:
         raise TaskError(f"group '{name}' is a member of itself: {' > '.join([*above[above.index(name) :], name])}")
     if len(above) >= DEEPEST:
-        raise TaskError(
-            f"group '{above[0]}' has more than {DEEPEST} groups inside of each other (DEEPEST)", code="too_large"
-        )
+        raise TaskError(f"group '{above[0]}' has more than {DEEPEST} levels of groups (DEEPEST)", code="too_large")
     if name not in known or isinstance(member, Mapping):
         if not isinstance(members, list) or not members:
-            raise TaskError(
-                f"group '{name}' has no tasks: 'task' = {members!r}; give a list of names", "task", code="wrong_value"
-            )
+            raise TaskError(f"group '{name}' has no tasks; give a list of names", "task", members, code="wrong_value")
         known[name] = sum(_num_tasks(item, index, known, (*above, name)) for item in members)
     if known[name] > MOST_TASKS:
         raise TaskError(
-            f"group '{name}' stands for {known[name]:,} tasks: at most {MOST_TASKS:,} (MOST_TASKS)", code="too_large"
+            f"group '{name}' has {known[name]:,} tasks: at most {MOST_TASKS:,} (MOST_TASKS)", code="too_large"
         )
     return known[name]
 

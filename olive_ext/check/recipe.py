@@ -95,7 +95,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
-            f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}", code="damaged"
+            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
         ) from error
     if not isinstance(recipe, Mapping):
         raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")

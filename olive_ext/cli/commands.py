@@ -47,9 +47,7 @@ def copy_quickstart(target: Path) -> None:
     """
     source = next((folder for folder in (IN_WHEEL, IN_CLONE) if (folder / "recipe.json").is_file()), None)
     if source is None:
-        raise OliveExtError(
-            f"the quickstart is missing from this installation: neither '{IN_WHEEL}' nor '{IN_CLONE}'", code="not_found"
-        )
+        raise OliveExtError(f"the quickstart is missing: '{IN_WHEEL}', '{IN_CLONE}'", code="not_found")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"'{target}' is there already: give a folder that is new or empty", code="exists")
     target.parent.mkdir(parents=True, exist_ok=True)

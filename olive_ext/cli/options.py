@@ -160,9 +160,7 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
         try:
             yield from json.loads(text).items()
         except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"'{flag}' = {text[:80]!r}: not valid JSON ({first_line(error)})", flag, code="damaged"
-            ) from error
+            raise ConfigError(f"not valid JSON ({first_line(error)})", flag, text, code="damaged") from error
         return
     for part in text.split(","):
         key, value = _pair(part, flag)

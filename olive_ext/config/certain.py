@@ -55,9 +55,7 @@ class Certain(Strict):
                 given[0],
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ContradictionError(
-                f"'{given[0]}': no share is so far from an equal model's: give a share, 0.01 is one point", given[0]
-            )
+            raise ContradictionError("no share is so far from an equal model's: 0.01 is one point", given[0])
         return self
 
     @property
@@ -117,9 +115,7 @@ def implied(bounds: Iterable[Bound]) -> Certain | None:
     """
     candidates = [bound for bound in bounds if bound.metric in EQUAL and bound.task in (None, "all")]
     if len(candidates) > 1 or (candidates and None not in (candidates[0].min, candidates[0].max)):
-        raise ContradictionError(
-            "'documents' = 'enough' decides one bound, 'require' has several: name one in 'certain'", "documents"
-        )
+        raise ContradictionError("'enough' decides one bound of 'require': name it in 'certain'", "documents")
     if not candidates:
         return None
     return Certain.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})

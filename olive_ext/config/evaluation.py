@@ -106,18 +106,12 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.documents == "enough" and self.reference is None:
-            raise MissingError(
-                "'documents' = 'enough' needs 'reference': its answers say which documents to draw", "documents"
-            )
+            raise MissingError("'enough' needs 'reference': its answers say which documents to draw", "documents")
         if self.documents == "enough" and self.limit is not None:
-            raise ContradictionError(
-                f"'limit' = {self.limit:g} cannot go with 'documents' = 'enough', which stops by itself", "limit"
-            )
+            raise ContradictionError("'documents' = 'enough' stops by itself", "limit", self.limit)
         is_same = self.reference is not None and (self.reference.is_same or self.reference.is_same_model)
         if self.documents == "enough" and is_same:
-            raise ContradictionError(
-                "'documents' = 'enough' is for two models: one in two places is compared on all documents", "documents"
-            )
+            raise ContradictionError("'enough' is for two models, not for one in two places", "documents")
         if self.documents == "all" and self.certain is not None:
             raise MissingError("'certain' needs 'documents' = 'enough'", "certain")
         return self

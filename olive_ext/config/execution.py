@@ -139,14 +139,12 @@ class EngineConfig(Strict):
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
         if self.graph_capture is True and self.scoring == "branches":
             raise ContradictionError(
-                "'graph_capture' = true excludes 'scoring' = \"branches\", whose steps have any shape", "graph_capture"
+                "it excludes 'scoring' = \"branches\", whose steps have any shape", "graph_capture"
             )
         if few and self.scoring in ("branches", "packed"):
             raise ContradictionError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
         if few and self.decode_ahead is True:
-            raise ContradictionError(
-                f"{few[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host"
-            )
+            raise ContradictionError(f"{few[0]} excludes 'decode_ahead' = true: its tokens come from the host")
         if self.strict_shapes and self.shapes == "any":
             raise ContradictionError("'strict_shapes' = true excludes 'shapes' = \"any\"", "strict_shapes")
         if self.graph_capture is True and self.graph == "untouched":

@@ -106,9 +106,7 @@ class ModelSettings(OpenSettings):
         """
         named = dict(patch) if isinstance(patch, Mapping) else {"model": str(patch)}
         if "model" not in named:
-            raise MissingError(
-                "'reference' names no 'model': give its path, or a mapping with the key 'model'", "reference"
-            )
+            raise MissingError("give the model's path, or a mapping with the key 'model'", "reference")
         taken = {name: getattr(self, name) for name in _LIKE_THE_CANDIDATE}
         if named.get("execution_provider") is None:
             taken["provider_options"] = self.provider_options

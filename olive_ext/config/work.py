@@ -151,9 +151,7 @@ class ReferenceConfig(ModelConfig):
         """What was recorded ran where it ran."""
         where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
         if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
-            raise ContradictionError(
-                f"'{given[0]}' cannot go with '{self.path}': records are of where they were made", given[0]
-            )
+            raise ContradictionError(f"records ('{self.path}') are of where they were made", given[0])
         if self.is_records and self.mode == "resident":
             raise ContradictionError(f"'mode' = 'resident' cannot go with '{self.path}', which is recorded", "mode")
         return self

@@ -159,7 +159,7 @@ class Records:
             return cls(folder, form, facts, index["chunks"], writes=True)
         except OSError as error:
             raise RecordsError(
-                f"the records in '{folder}' cannot be written: {error}; give another folder", code="no_access"
+                f"cannot write records in '{folder}': {error}; give another folder", code="no_access"
             ) from error
 
     @property

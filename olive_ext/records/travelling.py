@@ -69,9 +69,7 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
             f"'{file}' is no file of records, or was cut off or changed on its way ({first_line(error)}): copy it again"
         ) from error
     except OSError as error:
-        raise RecordsError(
-            f"the records '{file}' cannot be read: {error.strerror or error}", code="no_access"
-        ) from error
+        raise RecordsError(f"cannot read the records '{file}': {error.strerror or error}", code="no_access") from error
 
 
 def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:

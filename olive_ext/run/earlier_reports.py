@@ -46,7 +46,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     """
     reports = _baseline_first(load(given), baseline)
     if len(reports) < 2:
-        raise NotComparableError(f"'{given[0]}' holds one report: give two or more", given[0])
+        raise NotComparableError(f"'{given[0]}' holds one report: give two or more")
     _refuse_strangers(reports)
     check_comparable([(item.name, item.report) for item in reports])
     columns = tuple(column_of(item.name, item.report) for item in reports)

@@ -133,7 +133,7 @@ class Models:
             with self.clock.phase("export"):
                 return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
         except OliveExtError as error:
-            raise ConfigError(f"{first_line(error)}", "reference.float_model", EXPORT) from error
+            raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
     def damage(self) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those

@@ -42,9 +42,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
     if file.suffix != RECORDS_SUFFIX or file.is_dir():
         raise ConfigError(f"a file whose name ends with {RECORDS_SUFFIX}", "--output", file)
     if config.reference is not None:
-        raise ContradictionError(
-            "'reference' cannot be given: a model that is recorded is a reference itself", "reference"
-        )
+        raise ContradictionError("a model that is recorded is a reference itself", "reference")
     if not asked_tasks(config):
         raise ConfigError("'tasks' ask nothing of a model: there is nothing to record", "tasks")
     check_writable(file.parent, "--output")

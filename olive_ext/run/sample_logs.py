@@ -173,7 +173,7 @@ def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Samp
         return _restored(json.loads(text), config)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"'{file}', line {number}: no sample of lm-eval ({one_line(error)})", code="damaged"
+            f"'{file}', line {number}: not lm-eval's sample ({one_line(error)})", code="damaged"
         ) from error
 
 

@@ -119,13 +119,9 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
         if task.gives_audio and not is_speech and Modality.AUDIO not in taken:
             raise UnfitTaskError(f"task '{task.task}' gives sound, which this model does not take")
         if is_speech and not task.gives_audio:
-            raise UnfitTaskError(
-                f"task '{task.task}' gives no sound ('doc_to_audio'), and this model takes nothing else"
-            )
+            raise UnfitTaskError(f"task '{task.task}' gives no sound ('doc_to_audio'); this model takes only sound")
         if task.is_rolling and source is not None:
-            raise UnfitTaskError(
-                f"task '{task.task}' scores whole texts: an encoder-decoder has no likelihood of these"
-            )
+            raise UnfitTaskError(f"task '{task.task}' scores whole texts; an encoder-decoder cannot")
 
 
 def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:

@@ -246,9 +246,7 @@ def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked
     if media is not None:
         return media.insert_items(tokens, request.images, request.audio)
     if request.images:
-        raise UnfitTaskError(
-            f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only"
-        )
+        raise UnfitTaskError(f"the request has {counted(len(request.images), 'picture')}; this model takes text only")
     if request.audio:
         raise TaskError(NO_SOUND)
     return tokens, ()
@@ -338,9 +336,7 @@ class ThinkingEnd:
             raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
-            raise ConfigError(
-                f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens", "think_end_token", end
-            )
+            raise ConfigError(f"the model's vocabulary has {size} tokens", "think_end_token", end)
         return cls(found, tokenizer)
 
     def stops(self, stops: Sequence[str]) -> tuple[str, ...]:

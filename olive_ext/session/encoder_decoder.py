@@ -57,7 +57,7 @@ def read_encoding(
     if kind is None:
         if settings.language is not None or settings.speech_task is not None:
             raise UnsupportedError(
-                "'language' and 'speech_task' are for models of speech; this one is a decoder alone", "language"
+                "it and 'speech_task' are for models of speech; this one is a decoder alone", "language"
             )
         return None
     takes_features = kind is SourceKind.FEATURES
@@ -90,9 +90,7 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
     if is_chat(prompt):
-        raise UnsupportedError(
-            "an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'"
-        )
+        raise UnsupportedError("an encoder-decoder takes no chat messages: give 'source', and text or ids as 'prompt'")
     return list(prompt) or encoding.begin()
 
 
@@ -105,9 +103,7 @@ def make_source(
     """
     if encoding is None:
         if given is not None:
-            raise UnsupportedError(
-                "'source' is for encoder-decoders; this model has no encoder: give it as the prompt", "source"
-            )
+            raise UnsupportedError("this model has no encoder: give it as the prompt", "source")
         return None
     if given is None and encoding.takes_features:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
@@ -115,14 +111,12 @@ def make_source(
         raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids")
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
         if not encoding.takes_features:
-            raise ConfigError(
-                "'source' is an array of features; the encoder of this model takes a text or token ids", "source"
-            )
+            raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")
         return Source(given.astype(np.float32, copy=False))
     if encoding.takes_features:
         kind = type(given).__name__
         raise ConfigError(
-            f"'source' is a {kind}; the encoder of this model takes features: give an array of floats", "source"
+            f"a {kind} was given; the encoder of this model takes an array of floats (features)", "source"
         )
     ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
     return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))

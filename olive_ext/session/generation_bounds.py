@@ -129,9 +129,7 @@ def _spoken_tokens(files: ModelFiles, language: str | None, task: str) -> list[i
     puts them."""
     languages, tasks = named_ids("lang_to_id", files), named_ids("task_to_id", files)
     if not languages:
-        raise UnsupportedError(
-            "'language' and 'speech_task' are for models whose generation_config.json has 'lang_to_id'", "language"
-        )
+        raise UnsupportedError("it is for models whose generation_config.json has 'lang_to_id'", "language")
     names = {name.strip("<|>"): token for name, token in languages.items()}
     if language is None or language.strip("<|>").lower() not in names:
         given = "'speech_task' needs a 'language'" if language is None else f"'language' = '{language}'"

@@ -93,9 +93,7 @@ def open_model(
 
 def _refuse_both(reference: object, record_to: object) -> None:
     if reference is not None and record_to is not None:
-        raise ContradictionError(
-            "'reference' and 'record_to' were both given: a model is a candidate or a reference", "reference"
-        )
+        raise ContradictionError("'record_to' is for references: leave one of the two out", "reference")
 
 
 def _open_elsewhere(

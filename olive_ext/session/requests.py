@@ -95,9 +95,7 @@ def checked_prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prom
         if not isinstance(message, Mapping) or "role" not in message:
             raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'", name)
         if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
-            raise ConfigError(
-                f"'{name}' has a message whose 'content' is {_shown(content)}: text, or a list of parts", name
-            )
+            raise ConfigError("a message's 'content' is text or a list of parts", name, content)
     return tuple(value)
 
 
@@ -385,9 +383,7 @@ def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -
     if not isinstance(item, GenerationRequest):
         return GenerationRequest(item, **(settings or {}))
     if settings:
-        raise ContradictionError(
-            f"'{next(iter(settings))}' beside a GenerationRequest, which has its own: give it there"
-        )
+        raise ContradictionError(f"'{next(iter(settings))}' beside a GenerationRequest: give it in the request")
     return item
 
 

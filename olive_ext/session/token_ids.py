@@ -37,9 +37,7 @@ def refuse_large_ids(folder: Path) -> None:
         if kind := special_kind(file):
             raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files", code="no_access")
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
-            raise ModelError(
-                f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)", code="too_large"
-            )
+            raise ModelError(f"'{file}' has more than {LARGEST_FILE:,} bytes (LARGEST_FILE)", code="too_large")
     for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
         file = folder / name
         if file.is_file() and _LARGE.search(content := file.read_bytes()):

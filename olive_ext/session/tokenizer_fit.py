@@ -109,9 +109,7 @@ def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Contain
         unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
         if unknown is not None:
             text = tokenizer.token_text(unknown)
-            raise TaskError(
-                f"token {unknown} ({text!r}) is beyond the model's {what} of {size} tokens", code="contradiction"
-            )
+            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size}", code="contradiction")
 
 
 def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:

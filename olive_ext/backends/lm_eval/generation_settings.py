@@ -91,9 +91,7 @@ class GenerationSettings:
         kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
         for name, value in kwargs.items():
             if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
-                raise UnfitTaskError(
-                    f"generation setting '{name}' = {value!r} is not supported; known: {sorted(_KNOWN)}"
-                )
+                raise UnfitTaskError(f"generation setting '{name}' = {value!r} is unsupported; known: {sorted(_KNOWN)}")
         until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
         if not all(isinstance(stop, str) for stop in until):
             raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
@@ -138,9 +136,7 @@ class GenerationSettings:
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
         if budget < 1:
             longest = f"'max_length' = {self.max_length}"
-            raise TaskError(
-                f"task '{task}': {longest} is no more than the prompt's {len(prompt)} tokens", code="contradiction"
-            )
+            raise TaskError(f"task '{task}': {longest}, and the prompt has {len(prompt)} tokens", code="contradiction")
         if problem := too_long("max_length", budget, max_length):
             raise TaskError(f"task '{task}': {problem}")
         return GenerationRequest(
@@ -166,9 +162,7 @@ def refuse_generation(
     if config.get("output_type") != "generate_until":
         return
     if not isinstance(own, Mapping):
-        raise TaskError(
-            f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping", "generation_kwargs", code="wrong_value"
-        )
+        raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
     try:
         usual = OrtLMArguments.model_fields["max_gen_toks"].default
         default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
@@ -194,9 +188,7 @@ def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["do_sample"] and kwargs.get("temperature") != 0:
         raise TaskError(f"generation setting 'num_beams' = {beams['num_beams']} with 'do_sample': beams are not drawn")
     if (end := beams["early_stopping"]) not in (True, False, "never"):
-        raise TaskError(
-            f"generation setting 'early_stopping' = {end!r}: give true, false or \"never\"", code="wrong_value"
-        )
+        raise TaskError('give true, false or "never"', "early_stopping", end, code="wrong_value")
     return {**beams, "early_stopping": end or False, "length_penalty": float(beams["length_penalty"])}
 
 

@@ -159,7 +159,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
             raise TaskError(
-                f"'enable_thinking' needs tasks that generate; these score continuations: {names}", code="contradiction"
+                f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
             )
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)

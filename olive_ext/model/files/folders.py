@@ -131,9 +131,7 @@ def find_tokenizer(
         if is_hub_name(name, needs_owner=True):
             return name, f"{origin} (a hub name)"
     looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
-    raise NotFoundError(
-        f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer' to its folder"
-    )
+    raise NotFoundError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'")
 
 
 def _from_option(option: str) -> tuple[str, str]:

@@ -98,9 +98,7 @@ def _companions(
 
     graphs = {file: read_outline(file) for file, _ in named.values()}
     if (made := sorted(EMBEDDING_NAMES & outline.outputs.keys())) and not outline.has_logits:
-        raise MismatchError(
-            f"'{decoder}' is to be the decoder; by the graph it is the embedding: it returns '{made[0]}'"
-        )
+        raise MismatchError(f"'{decoder}' is to be the decoder; it is the embedding, because it returns '{made[0]}'")
     takes = min(EMBEDDING_NAMES & outline.inputs.keys(), default=None)
     if takes and "embedding" not in named and root.is_dir():
         others = (file for pattern in _GRAPHS for file in folders.graphs_below(root, pattern) if file != decoder)
@@ -111,9 +109,7 @@ def _companions(
     if takes and "embedding" in named and takes not in graphs[named["embedding"][0]].outputs:
         file, rule = named["embedding"]
         shown = listed(graphs[file].outputs)
-        raise MismatchError(
-            f"by {rule} '{file}' is the part 'embedding'; it returns {shown}: not the decoder's '{takes}'"
-        )
+        raise MismatchError(f"by {rule} '{file}' is the part 'embedding'; it returns {shown}, not '{takes}'")
     for part, (file, rule) in named.items():
         if file == decoder and rule == _BY_USER:
             raise MismatchError(f"'components.{part}' = '{file}' is the decoder itself: name the graph of that part")

@@ -68,9 +68,7 @@ def refuse_strangers(folder: Path) -> None:
                 if not (path.name.startswith(".") or ".onnx" in path.name or stat.S_ISDIR(_mode(path))):
                     within(path, folder)
     except OSError as error:
-        raise ModelError(
-            f"the model's folder '{folder}' cannot be read: {error.strerror or error}", code="no_access"
-        ) from error
+        raise ModelError(f"cannot read the folder '{folder}': {error.strerror or error}", code="no_access") from error
 
 
 def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) -> dict[str, Any]:
@@ -83,9 +81,7 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     try:
         size = path.stat().st_size
         if size > largest:
-            raise ModelError(
-                f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}", code="too_large"
-            )
+            raise ModelError(f"'{path}' has {size:,} bytes: at most {largest:,} are read", code="too_large")
         text = path.read_text(encoding="utf-8-sig")
         value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
         if "\\ud" in text.lower():  # half of a character, which names no file

@@ -139,7 +139,7 @@ def read_adapter(path: str) -> onnxruntime.AdapterFormat:
             return onnxruntime.AdapterFormat.read_adapter(path)
     except OSError as error:
         raise ModelError(
-            f"adapter '{path}' in engine.adapters cannot be read: {error.strerror or error}", code="no_access"
+            f"cannot read '{path}': {error.strerror or error}", "engine.adapters", code="no_access"
         ) from error
     except RuntimeError as error:
         raise DamagedError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error

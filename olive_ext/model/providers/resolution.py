@@ -196,9 +196,7 @@ def _pairs(value: Any, origin: str) -> list[Written]:
             case [str() as name, Mapping() as options]:
                 pairs.append((name, options))
             case _:
-                raise ProviderError(
-                    f"{origin} has the entry {item!r}: expected a name or a pair (name, options)", code="wrong_value"
-                )
+                raise ProviderError(f"{origin} has {item!r}: give a name or a pair (name, options)", code="wrong_value")
     return pairs
 
 
@@ -237,7 +235,7 @@ def _text(key: str, value: Any, provider: str) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     raise ProviderError(
-        f"option '{key}' of {provider} = {value!r}: expected a string, a number or a boolean", code="wrong_value"
+        f"option '{key}' of {provider} = {value!r}: give a string, number or boolean", code="wrong_value"
     )
 
 
@@ -246,9 +244,7 @@ def _library_path(name: str, written: str) -> str:
     if path.is_file():
         return _resolved(path)
     if not written.isidentifier() or importlib.util.find_spec(written) is None:
-        raise ProviderError(
-            f"provider library '{name}' = '{written}': neither a file nor an installed Python package", code="not_found"
-        )
+        raise ProviderError(f"no library '{name}' = '{written}': neither a file nor a Python package", code="not_found")
     package = importlib.import_module(written)
     if not hasattr(package, "get_library_path"):
         raise ProviderError(f"provider library '{name}': the package '{written}' has no get_library_path()")

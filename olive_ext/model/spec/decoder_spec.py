@@ -209,9 +209,7 @@ class _Reader:
             configured = int(self._decoder_config[key])
             stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
             if from_graph is not None and from_graph != stored:
-                raise MismatchError(
-                    f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}"
-                )
+                raise MismatchError(f"genai_config.json says {key} {configured}, the graph's attention {from_graph}")
             return stored
         if from_graph is None:
             raise ModelError(f"input '{tensor.name}' has the symbolic {key} '{size}'; no genai_config.json states it")

@@ -123,9 +123,7 @@ class MendingSettings(LocationSettings):
             raise ContradictionError("weights are mended one by one", "by", self.by)
         for bound in self.require:
             if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
-                raise ContradictionError(
-                    f"'require': '{bound.metric}' is not bounded by this pass: it takes 'max' of 'kl_mean'", "require"
-                )
+                raise ContradictionError(f"'{bound.metric}' is not bounded here: give 'max' of 'kl_mean'", "require")
         if self.at_most is not None and self.like is not None:
             raise ContradictionError("'at_most' and 'like' both give a size: give one of them", "at_most")
         if self.within is None and self.at_most is None and self.like is None and not self.require:

@@ -163,18 +163,16 @@ def read_baseline(file: Path) -> Baseline:
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}", code="no_access"
+            f"cannot read '{file}': {error.strerror or error}{hint}", "--baseline", code="no_access"
         ) from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "as a whole"
         raise ConfigError(
-            f"'--baseline' = '{file}' is no baseline of olive-ext: {where}: {problem['msg']}", code="damaged"
+            f"'{file}' is no baseline: {where}: {problem['msg']}", "--baseline", code="damaged"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}", "--baseline", code="damaged"
-        ) from error
+        raise ConfigError(f"'{file}' is no baseline: {first_line(error)}", "--baseline", code="damaged") from error
     return read
 
 

@@ -117,9 +117,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     """The decision on a report with its logs."""
     report, logs = run.report, run.logs
     if report.comparison is not None and report.comparison.certainty is not None:
-        raise NotComparableError(
-            f"'{run.name}' has drawn its documents by another reference: give the gate its settings file"
-        )
+        raise NotComparableError(f"'{run.name}' has drawn documents by another reference: give its settings file")
     own = [keyed(item) for item in complete_answers(run) if item.judged]
     if not own:
         raise MissingError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
@@ -162,9 +160,7 @@ def gate_answers(
     for first, second in pairs:
         numbers = _common(first, second)
         if not numbers:
-            raise NotComparableError(
-                f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common{dates}"
-            )
+            raise NotComparableError(f"task '{second.task}': '{names[0]}' and '{names[1]}' share no documents{dates}")
         one, two = first.of(numbers), second.of(numbers)
         common.append((one, two))
         most = max(len(first.by_document), len(second.by_document))

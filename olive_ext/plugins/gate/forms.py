@@ -87,7 +87,7 @@ def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, 
                 file.write(markdown(gated))
         except OSError as error:
             raise ConfigError(
-                f"cannot write '{SUMMARY}' = '{summary}': {error.strerror or error}", code="no_access"
+                f"cannot write it: {error.strerror or error}", SUMMARY, summary, code="no_access"
             ) from error
 
 

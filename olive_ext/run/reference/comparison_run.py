@@ -292,9 +292,7 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
         return "file"
     costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
-        raise ContradictionError(
-            f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'", costs[0]
-        )
+        raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"
