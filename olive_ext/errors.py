@@ -16,7 +16,7 @@ import tempfile
 import threading
 import traceback
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,13 @@ class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
 
     code = "closed"
+
+
+def joined(problems: Sequence[OliveExtError]) -> ConfigError:
+    """One error with the sentences of all, and the code, field and value of the first."""
+    first = problems[0]
+    sentences = "; ".join(dict.fromkeys(map(str, problems)))
+    return ConfigError(sentences, code=first.code).about(first.field, first.value)
 
 
 def shown(value: object, width: int = 120) -> str:

@@ -151,7 +151,9 @@ def find_tasks(
         manager = TaskManager(include_path=folders, metadata=extra)
         resolved = [_find(spec, manager.task_index) for spec in specs]
         if still_missing := [name for _, names in resolved for name in names]:
-            raise TaskError(unknown(still_missing, manager.all_tasks), code="unknown_name")
+            raise TaskError(unknown(still_missing, manager.all_tasks), code="unknown_name").about(
+                "tasks", still_missing
+            )
         refuse_groups(specs, manager.task_index)
     return manager, [spec for spec, _ in resolved]
 
@@ -179,7 +181,7 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
     if is_file(spec):
         path = Path(spec).expanduser()
         if not path.is_file():
-            raise TaskError(f"unknown task '{spec}': no such file", code="not_found")
+            raise TaskError(f"unknown task '{spec}': no such file", code="not_found").about("tasks", spec)
         return spec, list(_members(read_task(path), index))
     shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])

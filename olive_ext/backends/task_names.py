@@ -64,7 +64,8 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
-        raise TaskError(unknown([name for name in asked if name in missing], known), code="unknown_name")
+        names = [name for name in asked if name in missing]
+        raise TaskError(unknown(names, known), code="unknown_name").about("tasks", names)
 
 
 def _names_in(content: bytes) -> Iterator[str]:

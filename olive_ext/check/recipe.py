@@ -23,7 +23,7 @@ from olive_ext.config import (
     settled_recipe,
 )
 from olive_ext.config.pass_options import unknown_keys, unknown_options
-from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
+from olive_ext.errors import ConfigError, MissingError, NotFoundError, OliveExtError, TaskError, keys_once, special_kind
 from olive_ext.model.files.folders import why_missing
 from olive_ext.registry import evaluators, load
 
@@ -102,15 +102,16 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
     return recipe
 
 
-def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[str]:
-    """What is wrong with the recipe as it is written, a sentence each. `has_model`: the recipe's own model is used."""
+def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[OliveExtError]:
+    """What is wrong with the recipe as it is written. `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
-        yield "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        told = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        yield ConfigError(told, "$schema", code="unknown_key")
     yield from _no_mappings(recipe)
     try:
         recipe = settled_recipe(recipe)
     except ConfigError as error:
-        yield str(error)
+        yield error
     yield from unknown_keys(recipe)
     for block in blocks(recipe):
         yield from _problems_of_type(block)
@@ -118,7 +119,7 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
             try:
                 yield from _mistakes_of(recipe, block, block.parsed())
             except ConfigError as error:
-                yield str(error)
+                yield error
         elif block.is_pass:
             yield from unknown_options(block.type, block.settings(), block.where)
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
@@ -127,26 +128,26 @@ def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[s
         yield from _problems_of_model(recipe)
 
 
-def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) -> Iterator[str]:
+def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) -> Iterator[OliveExtError]:
     if not isinstance(settings, EvaluatorSettings):
         yield from what_is_missing(block, settings)
         return
     yield from load(evaluators()[block.type].mistakes)(recipe, block.where, block.keys.get("metrics"), settings)
     if (script := block.keys.get("user_script")) and not Path(script).exists():
-        yield f"'{block.where}.user_script' = '{script}': does not exist"
+        yield ConfigError("does not exist", f"{block.where}.user_script", script, code="not_found")
 
 
-def _problems_of_model(recipe: Mapping[str, Any]) -> list[str]:
+def _problems_of_model(recipe: Mapping[str, Any]) -> list[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     if not kind:
-        return ["missing key 'input_model.type': 'HfModel' or 'ONNXModel', for instance"]
+        return [MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")]
     if path is None and kind in _TYPES_WITH_PATH:
         near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
         hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
-        return [f"missing key 'input_model.model_path': {hint}"]
+        return [MissingError(f"missing key 'input_model.model_path': {hint}", "input_model.model_path")]
     problem = why_missing(kind, path, keys.get("onnx_file_name"))
-    return [problem] if problem else []
+    return [NotFoundError(problem).about("input_model.model_path", path)] if problem else []
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -189,57 +190,60 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{block.where}.host", block.keys.get("host")
 
 
-def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[str]:
+def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:
     known = list(mapping(recipe.get(section)))
     return [
-        f"'{where}' = '{name}': not in '{section}', which has {', '.join(known) or 'none'}"
+        ConfigError(f"not in '{section}', which has {', '.join(known) or 'none'}", where, name, code="unknown_name")
         for where, name in references
         if isinstance(name, str) and name not in known
     ]
 
 
-def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each part of the recipe that is to be a mapping of names or of keys, and is not."""
+def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
+    """An error for each part of the recipe that is to be a mapping of names or of keys, and is not."""
     for section in ("systems", "evaluators", "passes"):
         entries = recipe.get(section)
         if entries is not None and not isinstance(entries, Mapping):
-            yield f"'{section}' is a {_kind(entries)}: give a mapping, each entry under a name of its own"
+            told = f"a {_kind(entries)} was given: give a mapping, each entry under a name of its own"
+            yield ConfigError(told, section).about(section, entries)
         for name, entry in mapping(entries).items():
             is_chain = section == "passes" and isinstance(entry, list)
             for keys in entry if is_chain else [entry]:
                 if not isinstance(keys, Mapping):
-                    yield f"'{section}.{name}' = {json.dumps(keys)}: give a mapping with the key 'type'"
+                    yield ConfigError("give a mapping with the key 'type'", f"{section}.{name}", keys)
     if not isinstance(recipe.get("engine", {}), Mapping | None):
-        yield f"'engine' is a {_kind(recipe['engine'])}: give a mapping"
+        yield ConfigError("give a mapping", "engine", recipe["engine"])
 
 
 def _kind(value: Any) -> str:
     return "list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__
 
 
-def _problems_of_type(block: Block) -> list[str]:
+def _problems_of_type(block: Block) -> list[OliveExtError]:
     ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
     near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
     if block.is_ours or not near:
         return []
-    return [f"'{block.where}.type' = '{block.type}': did you mean '{ours[near[0]]}'?"]
+    meant = f"did you mean '{ours[near[0]]}'?"
+    return [ConfigError(meant, f"{block.where}.type", block.type, code="unknown_name")]
 
 
-def what_is_missing(block: Block, settings: PassSettings) -> list[str]:
-    """A sentence for each file that the block names and that is not there, seen from the working directory; where all
+def what_is_missing(block: Block, settings: PassSettings) -> list[OliveExtError]:
+    """An error for each file that the block names and that is not there, seen from the working directory; where all
     are, one for the tasks that no file defines."""
     written = settings.include_path or []
     paths = [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
     paths += [("tasks", task) for task in settings.tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
     paths += [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
     if missing := [(key, path) for key, path in paths if not Path(path).exists()]:
-        return [f"'{block.where}.{key}' = '{path}': does not exist" for key, path in missing]
+        where = block.where
+        return [ConfigError("does not exist", f"{where}.{key}", path, code="not_found") for key, path in missing]
     from olive_ext.run.costs import COSTS
 
     try:
         refuse_unknown([task for task in settings.tasks if task not in COSTS], task_folders(settings.include_path))
     except TaskError as error:
-        return [f"'{block.where}.tasks': {error}"]
+        return [error.inside(f"'{block.where}.tasks'", f"{block.where}.tasks")]
     return []
 
 

@@ -21,7 +21,7 @@ from olive_ext.config import (
 )
 from olive_ext.config.pass_options import unlike
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ProviderError, TaskError, UnsupportedError
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, ProviderError, TaskError, UnsupportedError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
 from olive_ext.registry import evaluators, hooks, load
@@ -37,7 +37,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     Raises `ConfigError` when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
-    findings = Findings(problems=list(mistakes(recipe)))
+    findings = Findings(errors=list(mistakes(recipe)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
@@ -45,10 +45,10 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     inputs: list[TaskInputs] = []
     if not any(block.is_ours for block in blocks(recipe)):
         kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
-        findings.problems.append(f"the recipe has no evaluator {kinds} and no pass {of_passes}")
+        findings.errors.append(MissingError(f"the recipe has no evaluator {kinds} and no pass {of_passes}"))
     for block in blocks(recipe):
         if not block.is_ours:
-            findings.problems += [*_unknown_pass(block), *_unknown_keys(block)]
+            findings.errors += [*_unknown_pass(block), *_unknown_keys(block)]
             continue
         try:
             settings = block.parsed()
@@ -115,7 +115,7 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
             available=[*here, *(row.name for row in TABLE)],
         )
     except ProviderError as error:
-        raise ProviderError(f"'{where}': {error}", where) from error
+        raise error.inside(f"'{where}'", where) from error
     missing = "" if providers[0].name in here else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
@@ -136,19 +136,20 @@ def _gets_onnx(recipe: Mapping[str, Any], block: Block) -> bool:
     return any(makes_onnx(other.type) for other in before)
 
 
-def _unknown_pass(block: Block) -> list[str]:
-    """A sentence for a type near to one of Olive's passes; any other may be of a user's own table of passes."""
+def _unknown_pass(block: Block) -> list[OliveExtError]:
+    """An error for a type near to one of Olive's passes; any other may be of a user's own table of passes."""
     if not block.is_pass:
         return []
     from olive_ext.workflow.preflight import nearest_pass
 
     near = nearest_pass(block.type)
     is_told = near in pass_settings()  # by `mistakes`
-    return [f"'{block.where}.type' = '{block.type}': did you mean '{near}'?"] if near and not is_told else []
+    meant = ConfigError(f"did you mean '{near}'?", f"{block.where}.type", block.type, code="unknown_name")
+    return [meant] if near and not is_told else []
 
 
-def _unknown_keys(block: Block) -> list[str]:
-    """A sentence for each key of one of Olive's passes that Olive would drop without a word."""
+def _unknown_keys(block: Block) -> list[OliveExtError]:
+    """An error for each key of one of Olive's passes that Olive would drop without a word."""
     if not block.is_pass or not block.settings():
         return []
     from olive_ext.workflow.preflight import parameters_of
@@ -175,7 +176,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise TaskError(f"'{where}.tasks': {error}", f"{where}.tasks") from error
+        raise error.inside(f"'{where}.tasks'", f"{where}.tasks") from error
 
 
 def _check_input_model(

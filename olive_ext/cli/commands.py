@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
-from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printable, understood
+from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, joined, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -114,7 +114,7 @@ def run_command(arguments: Namespace) -> int:
     from olive_ext.check import mistakes, read_recipe
 
     if problems := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
-        raise ConfigError("; ".join(problems))
+        raise joined(problems)
     from olive_ext.workflow import cli_run
 
     return cli_run(arguments.passed_on)
@@ -132,8 +132,8 @@ def check_command(arguments: Namespace) -> int:
         values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
         findings = check_model(EvaluationConfig.parse(values), verify=arguments.verify, against=arguments.against)
     sys.stdout.write(printable(findings.text()))
-    if findings.problems:
-        raise ConfigError("; ".join(findings.problems))
+    if findings.errors:
+        raise joined(findings.errors)
     return 0
 
 

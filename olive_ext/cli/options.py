@@ -133,7 +133,7 @@ def parsed(kind: type[_Config], values: Mapping[str, Any], options: Sequence[Opt
         text = str(error)
         for option in options:
             text = text.replace(f"missing key '{option.key}'", f"missing key '{option.key}': give {option.flag}")
-        raise ConfigError(text) from error
+        raise ConfigError(text, code=error.code).about(error.field, error.value) from error
 
 
 def _value(option: Option, given: Any) -> Any:

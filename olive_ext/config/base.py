@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from olive_ext.errors import ConfigError, OliveExtError
+from olive_ext.errors import ConfigError, OliveExtError, joined
 
 _TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
@@ -118,12 +118,6 @@ class Strict(BaseModel):
         except ValidationError as error:
             problems = [_problem(cls, dict(item), where, values) for item in error.errors()]
             raise joined(problems) from error
-
-
-def joined(problems: Sequence[OliveExtError]) -> ConfigError:
-    """One error with the sentences of all, and the code, field and value of the first."""
-    first = problems[0]
-    return ConfigError("; ".join(dict.fromkeys(map(str, problems))), code=first.code).about(first.field, first.value)
 
 
 def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> ConfigError:

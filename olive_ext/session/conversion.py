@@ -508,6 +508,6 @@ def naming(what: str, index: int | None = None) -> Iterator[None]:
     try:
         yield
     except OliveExtError as error:
-        named = type(error)(f"{what}: {error}")
+        named = error.inside(what)
         named.request = index
         raise named from error

@@ -30,7 +30,7 @@ from olive_ext.config import (
 )
 from olive_ext.config.pass_options import unknown_options
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotFoundError, UnsupportedError
+from olive_ext.errors import ConfigError, ContradictionError, NotFoundError, UnsupportedError, joined
 from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.registry import evaluators, load
 from olive_ext.run.bounds import refuse_names
@@ -71,7 +71,7 @@ def refuse(engine: Any, input_model: Any) -> None:
     for name, config in _passes(engine):
         _refuse_unknown_pass(engine, name, config.type)
         if unknown := list(unknown_options(config.type, config.config or {}, f"passes.{name}")):
-            raise ConfigError("; ".join(unknown), code="unknown_key")
+            raise joined(unknown)
     ours = list(our_evaluators(engine))
     passes = list(our_passes(engine))
     is_onnx = is_onnx_model(input_model.type)
@@ -101,7 +101,7 @@ def refuse(engine: Any, input_model: Any) -> None:
     keys = input_model.config
     problem = why_missing(input_model.type.lower(), keys.get("model_path"), keys.get("onnx_file_name"))
     if problem and (ours or passes):
-        raise ModelError(problem)
+        raise NotFoundError(problem).about("input_model.model_path", keys.get("model_path"))
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
             kind = settings_of_pass(config.type) or WorkflowSettings

@@ -168,7 +168,7 @@ def refuse_generation(
         default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
         settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
     except TaskError as error:
-        raise TaskError(f"task '{name}': {error}") from error
+        raise error.inside(f"task '{name}'") from error
     settings.refuse_long(name, length)
     if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
         same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"

@@ -16,7 +16,7 @@ from typing import Any
 
 from olive_ext import __version__
 from olive_ext.check import blocks, mistakes, read_recipe
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, joined
 from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     """
     output, written = Path(output), read_recipe(recipe)
     if wrong := list(mistakes(written)):
-        raise ConfigError("; ".join(wrong))
+        raise joined(wrong)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError("is there already; give a folder that is new or empty", "--output", output, code="exists")
     moved = portable(written, num_nodes)

@@ -4,7 +4,6 @@ wrong with them as they are written. Imports no Olive, whose names of types and 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from typing_extensions import Self
 from olive_ext.config import EvaluatorSettings
 from olive_ext.config.base import NonNegativeInt, word
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.errors import ConfigError, ContradictionError, listed
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, OliveExtError, listed
 
 METRICS_TYPE = "OrtEvaluator"
 
@@ -103,12 +102,15 @@ def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list
     return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
 
 
-def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings) -> Iterator[str]:
-    """A sentence for each mistake in the metrics; `where` is the section's place in the recipe. Tasks need none."""
+def metric_mistakes(
+    recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings
+) -> Iterator[OliveExtError]:
+    """An error for each mistake in the metrics; `where` is the section's place in the recipe. Tasks need none."""
     if settings.tasks:
         return
     if not isinstance(metrics, list) or not metrics:
-        yield f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance"
+        told = "missing: give Olive's metrics, of wer or exact_match for instance"
+        yield MissingError(told, f"{where}.metrics")
         return
     written = recipe.get("data_configs")
     known = {
@@ -120,7 +122,8 @@ def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, setting
         if isinstance(metric, str):
             continue  # told where names are looked up
         if not isinstance(metric, Mapping):
-            yield f"'{where}.metrics.{number}' = {json.dumps(metric)}: give a mapping, or the name of one in 'metrics'"
+            told = "give a mapping, or the name of one in 'metrics'"
+            yield ConfigError(told, f"{where}.metrics.{number}", metric)
             continue
         place = f"{where}.metrics.{metric.get('name', number)}"
         names = _names(metric)
@@ -145,34 +148,37 @@ def _names(metric: Mapping[str, Any]) -> list[str]:
     return [str(item.get("name")) for item in written if isinstance(item, Mapping)] if isinstance(written, list) else []
 
 
-def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[OliveExtError]:
     if "name" not in metric:
-        yield f"missing key '{place}.name': a name that goals and results are called by"
+        yield MissingError("missing: goals and results are called by it", f"{place}.name")
     kind = str(metric.get("type"))
     if kind not in SUB_TYPES:
-        yield f"'{place}.type' = '{kind}': give {', '.join(SUB_TYPES)}"
+        yield ConfigError(f"give {', '.join(SUB_TYPES)}", f"{place}.type", metric.get("type"))
         return
     accepted = SUB_TYPES[kind]
     if accepted and not names and kind != "size_on_disk":
-        yield f"'{place}.sub_types' is missing: give {', '.join(accepted)}"
+        yield MissingError(f"missing: give {', '.join(accepted)}", f"{place}.sub_types")
     if metric.get("backend", "torch_metrics") == "torch_metrics" and accepted:
         for name in (name for name in names if name not in accepted):
             near = difflib.get_close_matches(name, accepted, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"a metric of type '{kind}' has {', '.join(accepted)}"
-            yield f"'{place}.sub_types' has '{name}': {hint}"
+            yield ConfigError(hint, f"{place}.sub_types", name, code="unknown_name")
     kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
     if kind == "accuracy" and len(kinds) > 1:
-        yield f"'{place}.sub_types' = {', '.join(names)}: put {' and '.join(kinds[0])} into a metric of their own"
+        told = f"put {' and '.join(kinds[0])} into a metric of their own"
+        yield ContradictionError(told, f"{place}.sub_types", names)
 
 
-def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[OliveExtError]:
     asks = next((kind for kind in (_SPEECH, _VISION) if set(kind) & set(names)), None)
     if data is None and asks:
-        yield f"'{place}.data_config' is missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+        told = f"missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+        yield MissingError(told, f"{place}.data_config")
     if not isinstance(data, str):
         return
     if data not in known:
-        yield f"'{place}.data_config' = '{data}': not in 'data_configs', which has {', '.join(known) or 'none'}"
+        told = f"not in 'data_configs', which has {', '.join(known) or 'none'}"
+        yield ConfigError(told, f"{place}.data_config", data, code="unknown_name")
         return
     component = known[data].get("pre_process_data_config")
     component = component if isinstance(component, Mapping) else {}
@@ -182,4 +188,5 @@ def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[s
     for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
         if near := difflib.get_close_matches(key, accepted, n=1):
             where = f"data_configs.{data}.pre_process_data_config.params.{key}"
-            yield f"unknown key '{where}': did you mean '{near[0]}'? Olive would drop it"
+            told = f"unknown key '{where}': did you mean '{near[0]}'? Olive would drop it"
+            yield ConfigError(told, where, given[key], code="unknown_key")

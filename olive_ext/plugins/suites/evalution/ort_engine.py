@@ -16,7 +16,7 @@ from evalution.config import Model
 from evalution.engines import base
 
 from olive_ext.config.yaml_files import yaml_bytes
-from olive_ext.errors import ConfigError
+from olive_ext.errors import UnsupportedError, ConfigError
 from olive_ext.plugins.suites.evalution.requests import Arrivals, Item, Put, RequestEncoder, stream
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
@@ -238,7 +238,7 @@ def _refuse(model: Model, *, trusts_code: bool) -> None:
         ),
     }
     if problems := [text for text, is_given in refused.items() if is_given]:
-        raise ConfigError("; ".join(problems))
+        raise UnsupportedError("; ".join(problems))
 
 
 def register() -> None:

@@ -95,7 +95,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         try:
             conversation = [_opened(message, media) for message in messages]
         except TaskError as error:
-            raise TaskError(f"task '{whose}', document {request.doc_id}: {error}") from error
+            raise error.inside(f"task '{whose}', document {request.doc_id}") from error
         given = {name: items for name, items in media.items() if items}
         context = self._context(conversation)
         return TextInstance(kind, {}, (context, second, given), place, metadata=(whose, request.doc_id, 1))
