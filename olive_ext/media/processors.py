@@ -211,4 +211,4 @@ def refuse_sizes(content: Any, file: Path, name: str = "") -> None:
         most = LARGEST_SIZES.get(str(key))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if most is not None and is_number and not 1 <= value <= most:
-            raise DamagedError(f"'{file}': '{path}' = {value}: give a number from 1 to {most} (LARGEST_SIZES)")
+            raise DamagedError(f"'{file}': give a number from 1 to {most} (LARGEST_SIZES)", path, value)

@@ -70,11 +70,10 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     """
     path = Path(directory).absolute()
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
-    where = f"'{setting}' = '{directory}'"
     if not nearest.exists():
-        raise ConfigError(f"{where}: '{nearest}' is a symbolic link to '{nearest.readlink()}', which does not exist")
+        raise ConfigError(f"'{nearest}' is a link to '{nearest.readlink()}', which does not exist", setting, directory)
     if not nearest.is_dir():
-        raise ConfigError(f"{where}: '{nearest}' is not a folder", code="no_access")
+        raise ConfigError(f"'{nearest}' is not a folder", setting, directory, code="no_access")
     probe = nearest / f".olive_ext.{uuid.uuid4().hex}"
     try:
         with probe.open("xb") as file:
@@ -82,7 +81,8 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(f"{where}: cannot write in '{nearest}': {error.strerror or error}") from error
+        told = f"cannot write in '{nearest}': {error.strerror or error}"
+        raise ConfigError(told, setting, directory, code="no_access") from error
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)

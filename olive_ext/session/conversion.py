@@ -309,7 +309,7 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
     Raises `ConfigError` where no room is left for a prompt at all.
     """
     if problem := too_long("max_new_tokens", max_new_tokens, max_length):
-        raise ConfigError(problem)
+        raise ConfigError(problem, "max_new_tokens", max_new_tokens)
     return tuple(tokens[max_new_tokens - max_length :])
 
 
@@ -333,7 +333,7 @@ class ThinkingEnd:
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
         found = end if special is None else special
         if any(token in stop_ids for token in cls(found, tokenizer)._marker):
-            raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
+            raise ConfigError("this model's answers end with it: give what ends its reasoning", "think_end_token", end)
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
             raise ConfigError(f"the model's vocabulary has {size} tokens", "think_end_token", end)

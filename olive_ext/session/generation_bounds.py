@@ -132,8 +132,7 @@ def _spoken_tokens(files: ModelFiles, language: str | None, task: str) -> list[i
         raise UnsupportedError("it is for models whose generation_config.json has 'lang_to_id'", "language")
     names = {name.strip("<|>"): token for name, token in languages.items()}
     if language is None or language.strip("<|>").lower() not in names:
-        given = "'speech_task' needs a 'language'" if language is None else f"'language' = '{language}'"
-        raise ConfigError(f"{given}: give one of {listed(names, 120)}")
+        raise ConfigError(f"give one of {listed(names, 120)}", "language", language)
     if task not in tasks:
         raise ConfigError(f"this model names {listed(tasks) or 'none'}", "speech_task", task)
     return [names[language.strip("<|>").lower()], tasks[task], *first_named("no_timestamps_token_id", files)]

@@ -70,7 +70,7 @@ def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> Mo
     if not isinstance(model, ModelSettings):
         return ModelSettings.of({"model": model, **named})
     if named:
-        raise ContradictionError(f"'{min(named)}' was given beside a ModelSettings: put it into the settings")
+        raise ContradictionError("it was given beside a ModelSettings: put it into the settings", min(named))
     return model
 
 

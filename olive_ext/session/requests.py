@@ -374,7 +374,7 @@ def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
     if unknown := [name for name in settings if name not in _SETTINGS]:
         near = difflib.get_close_matches(unknown[0], _SETTINGS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(_SETTINGS)}"
-        raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}", code="unknown_key")
+        raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}", unknown[0], code="unknown_key")
 
 
 def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -> GenerationRequest:
@@ -383,7 +383,7 @@ def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -
     if not isinstance(item, GenerationRequest):
         return GenerationRequest(item, **(settings or {}))
     if settings:
-        raise ContradictionError(f"'{next(iter(settings))}' beside a GenerationRequest: give it in the request")
+        raise ContradictionError("give it in the GenerationRequest", next(iter(settings)))
     return item
 
 

@@ -186,4 +186,4 @@ def _is_onnx(model: Any) -> bool:
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"'reference' = '{INPUT_MODEL}': the input model {problem}; give another model's path")
+    return ConfigError(f"the input model {problem}; give another model's path", "reference", INPUT_MODEL)

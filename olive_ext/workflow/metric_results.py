@@ -101,7 +101,7 @@ def check_declared(declared: Iterable[Any], where: str) -> None:
     """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
     for metric in declared:
         if (kind := text_of(metric.type)) not in _TYPES:
-            raise ConfigError(f"'{where}.metrics' has '{metric.name}' of type '{kind}': give {' or '.join(_TYPES)}")
+            raise ConfigError(f"give {' or '.join(_TYPES)}", f"{where}.metrics.{metric.name}.type", kind)
 
 
 def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:

@@ -68,7 +68,7 @@ def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
         except (ValueError, TypeError, OverflowError):
             is_right = False
         if not is_right:
-            raise TaskError(f"generation setting '{name}' = {value!r}: give {words}", code="wrong_value")
+            raise TaskError(f"generation setting: give {words}", name, value, code="wrong_value")
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class GenerationSettings:
         kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
         for name, value in kwargs.items():
             if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
-                raise UnfitTaskError(f"generation setting '{name}' = {value!r} is unsupported; known: {sorted(_KNOWN)}")
+                raise UnfitTaskError(f"this generation setting is unsupported; known: {sorted(_KNOWN)}", name, value)
         until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
         if not all(isinstance(stop, str) for stop in until):
-            raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
+            raise TaskError("give a text or a list of texts", "until", gen_kwargs["until"], code="wrong_value")
         unread = () if kwargs["do_sample"] else _GREEDY
         given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
         types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
@@ -186,7 +186,7 @@ def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if beams["num_beams"] == 1:
         return {}
     if kwargs["do_sample"] and kwargs.get("temperature") != 0:
-        raise TaskError(f"generation setting 'num_beams' = {beams['num_beams']} with 'do_sample': beams are not drawn")
+        raise TaskError("'do_sample' draws no beams", "num_beams", beams["num_beams"], code="contradiction")
     if (end := beams["early_stopping"]) not in (True, False, "never"):
         raise TaskError('give true, false or "never"', "early_stopping", end, code="wrong_value")
     return {**beams, "early_stopping": end or False, "length_penalty": float(beams["length_penalty"])}

@@ -147,7 +147,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
         if self._arguments.enable_thinking and not add_generation_prompt:
             begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
-            raise TaskError(f"'enable_thinking' cannot go with {begun}: the answer would begin before any thought")
+            raise TaskError(f"{begun} begins the answer before any thought", "enable_thinking", code="contradiction")
         options = self._arguments.template_variables()
         text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
         self._media.note_markers(text, chat_history)

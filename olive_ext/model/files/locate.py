@@ -112,7 +112,7 @@ def _companions(
         raise MismatchError(f"by {rule} '{file}' is the part 'embedding'; it returns {shown}, not '{takes}'")
     for part, (file, rule) in named.items():
         if file == decoder and rule == _BY_USER:
-            raise MismatchError(f"'components.{part}' = '{file}' is the decoder itself: name the graph of that part")
+            raise MismatchError("it is the decoder itself: name the graph of that part", f"components.{part}", file)
     return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
 
 
@@ -120,7 +120,7 @@ def _component(root: Path, part: str, name: str) -> Named:
     folder = root.parent if root.is_file() else root
     file = folder / name
     if not file.is_file():
-        raise NotFoundError(f"'components.{part}' = '{name}' is not in '{folder}': {folders.contents(folder)}")
+        raise NotFoundError(f"it is not in '{folder}': {folders.contents(folder)}", f"components.{part}", name)
     return folders.real_path(file), _BY_USER
 
 
@@ -159,16 +159,16 @@ def model_kind(path: str | Path) -> Kind:
 def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
     if component is not None:
         if onnx_file_name is not None and component[0] != root / onnx_file_name:
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {_BY_USER} has the decoder '{component[0]}'")
+            raise MismatchError(f"{_BY_USER} has the decoder '{component[0]}'", "onnx_file_name", onnx_file_name)
         return component
     if root.is_file():
         _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
-            raise MismatchError(f"'onnx_file_name' = '{onnx_file_name}', but the model path is the file '{root}'")
+            raise MismatchError(f"the model path is the file '{root}'", "onnx_file_name", onnx_file_name)
         return root, "the model path"
     if onnx_file_name:
         if not (root / onnx_file_name).is_file():
-            raise NotFoundError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {folders.contents(root)}")
+            raise NotFoundError(f"it is not in '{root}': {folders.contents(root)}", "onnx_file_name", onnx_file_name)
         return root / onnx_file_name, "the setting 'onnx_file_name'"
     named, rule = _genai_decoder(root)
     if named is not None:
@@ -176,7 +176,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
     if recorded := _olive_decoder(root):
         return recorded, f"Olive's {OLIVE_RECORD}"
     if rule:
-        raise ModelError(f"{rule}; set 'onnx_file_name'", code="missing")
+        raise ModelError(f"{rule}; set 'onnx_file_name'", "onnx_file_name", code="missing")
     return _only_decoder(root)
 
 

@@ -16,7 +16,7 @@ from evalution.config import Model
 from evalution.engines import base
 
 from olive_ext.config.yaml_files import yaml_bytes
-from olive_ext.errors import UnsupportedError, ConfigError
+from olive_ext.errors import ConfigError, UnsupportedError
 from olive_ext.plugins.suites.evalution.requests import Arrivals, Item, Put, RequestEncoder, stream
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
