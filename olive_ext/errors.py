@@ -271,7 +271,7 @@ class SessionError(OliveExtError):
     code = "closed"
 
 
-def joined(problems: Sequence[OliveExtError]) -> ConfigError:
+def all_in_one(problems: Sequence[OliveExtError]) -> ConfigError:
     """One error with the sentences of all, and the code, field and value of the first."""
     first = problems[0]
     sentences = "; ".join(dict.fromkeys(map(str, problems)))

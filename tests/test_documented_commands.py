@@ -30,10 +30,9 @@ FIRST = "olive run --config recipes/quickstart/recipe.json"
 RUN_HERE = {
     "docs/start/olive.md": "out/report/int4/report.html",
     "docs/start/shell.md": "out/compared/compare.html",
-    "docs/locate.md": "out/loss_map/loss_map.html",
-    "docs/mend.md": "out/fitted/bill.html",
+    "docs/locate.md": "out/fitted/bill.html",
     "docs/start/python.md": "out/from_python/report.html",
-    "docs/reasoning.md": "out/sampled/report.html",
+    "docs/tasks.md": "out/sampled/report.html",
     "docs/start/lm_eval.md": "out/quickstart/model.onnx",
     "recipes/azureml/README.md": "out/azureml/quickstart/job.yml",
 }

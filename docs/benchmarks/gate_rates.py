@@ -27,8 +27,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binomtest
 
-from olive_ext.plugins.gate.baseline import baseline_of
-from olive_ext.plugins.gate.decision import gate_answers
+from olive_ext.plugins.gate.decision import baseline_of, gate_answers
 from olive_ext.report import Report, to_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.numbers import Z95, t_quantile

@@ -27,8 +27,7 @@ from harness import table
 
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms import agreement
-from olive_ext.engine.forms.packed import graph
+from olive_ext.engine.forms import graph_form, packed
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners import trials
@@ -117,7 +116,10 @@ class Device:
 
 def without_verdicts() -> None:
     """Opens forms that trials refuse where kernels do nothing, and gives every row one token."""
-    for place, name in ((graph, "attends_otherwise"), (agreement, "disagreement"), (trials, "disagreement")):
+    for place, name in (
+        (packed, "attends_otherwise"),
+        *((module, "disagreement") for module in (graph_form, packed, trials)),
+    ):
         setattr(place, name, lambda *_: None)
     inner = OrtRunner.run
 

@@ -11,9 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any, TextIO
 
+from lm_eval import evaluator_utils
 from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 
@@ -38,9 +40,20 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
             raise TaskError(f"task '{name}': unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name")
+        if aggregation is None and (callable(metric) or metric not in METRIC_REGISTRY):
+            known = f"which only metrics of lm-eval have of their own: {_known(AGGREGATION_REGISTRY)}"
+            raise TaskError(
+                f"task '{name}': the metric '{getattr(metric, '__name__', metric)}' has no 'aggregation', {known}"
+            )
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
             raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}", code="unknown_name")
+        if not isinstance(better := entry.get("higher_is_better"), bool | None):
+            raise TaskError(f"task '{name}': 'higher_is_better' = {better!r}: give true or false", code="wrong_value")
+    filters = config.get("filter_list")
+    for entry in filters if isinstance(filters, list) else ():
+        if not (isinstance(entry, Mapping) and {"name", "filter"} <= entry.keys()):
+            raise TaskError(f"task '{name}' has {entry!r} in 'filter_list': a 'name' and a 'filter' are expected")
 
 
 def _is_plain(name: object) -> bool:
@@ -109,6 +122,9 @@ def made_tasks() -> Iterator[None]:
                 raise TaskError(f"task '{name}'{fault}") from error
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
                 raise
+        with named_failures(f"task '{name}', 'filter_list'"):
+            for kind in (kind for ensemble in getattr(self, "_filters", ()) for kind in ensemble.filters):
+                kind()  # lm-eval makes them when all answers are there
 
     listed = _listed_choices(ConfigurableTask.doc_to_choice)
     with replaced(ConfigurableTask, "__init__", made), replaced(ConfigurableTask, "doc_to_choice", listed):
@@ -130,8 +146,10 @@ def _listed_choices(own: Any) -> Any:
 def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
     """What is wrong with a task's data, where that is why it cannot be made."""
     splits = getattr(task, "dataset", None)
-    if isinstance(error, KeyError) and isinstance(splits, Mapping) and error.args[0] not in splits:
-        return f": its data have no split {error.args[0]!r}, there are {', '.join(map(repr, splits))}"
+    named = [config.get(f"{part}_split") for part in ("training", "validation", "test", "fewshot")]
+    missing = error.args[0] if isinstance(error, KeyError) and error.args[0] in named else None
+    if missing is not None and isinstance(splits, Mapping) and missing not in splits:
+        return f": its data have no split {missing!r}, there are {', '.join(map(repr, splits))}"
     if hasattr(task, "task_docs") and not len(task.task_docs):
         return ": it has no documents"
     fault = fault_of(config) if splits is None or isinstance(error, UnicodeError) else None
@@ -142,9 +160,9 @@ def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> s
 def checked_documents() -> Iterator[None]:
     """While an evaluation runs, a document whose prompt cannot be made or is too long, without choices, or whose target
     is missing or none of them, raises `TaskError` with its number as its requests are built, which is before any of
-    them is asked."""
+    them is asked; and what aggregates a task's values names the task."""
     construct, iterate = ConfigurableTask.construct_requests, ConfigurableTask.doc_iterator
-    context = ConfigurableTask.fewshot_context
+    context, aggregate = ConfigurableTask.fewshot_context, evaluator_utils._compute_task_aggregations
     numbers: deque[int] = deque()  # of the documents whose prompts are still to be made
 
     def iterated(self: Any, *args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -169,7 +187,15 @@ def checked_documents() -> Iterator[None]:
                     refuse_long(text, "a text of it")
         return made
 
+    def aggregated(task: Any, *args: Any, **options: Any) -> Any:
+        with named_failures(f"task '{task.task_name}', its metrics"):
+            values, count = aggregate(task, *args, **options)
+        for name in [name for name, value in values.items() if not isinstance(value, Real) and "_stderr," not in name]:
+            logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
+        return values, count
+
     with (
+        replaced(evaluator_utils, "_compute_task_aggregations", aggregated),
         replaced(ConfigurableTask, "construct_requests", checked),
         replaced(ConfigurableTask, "doc_iterator", iterated),
         replaced(ConfigurableTask, "fewshot_context", prompted),

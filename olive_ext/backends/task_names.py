@@ -64,8 +64,8 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
-        names = [name for name in asked if name in missing]
-        raise TaskError(unknown(names, known), code="unknown_name").about("tasks", names)
+        wrong = [name for name in asked if name in missing]
+        raise TaskError(unknown(wrong, known), code="unknown_name").about("tasks", wrong)
 
 
 def _names_in(content: bytes) -> Iterator[str]:

@@ -7,13 +7,23 @@ against opening it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, NotComparableError, OliveExtError, ProviderError, UnsupportedError, listed
+from olive_ext.errors import (
+    DamagedError,
+    ModelError,
+    NonFiniteError,
+    NotComparableError,
+    OliveExtError,
+    ProviderError,
+    UnsupportedError,
+    listed,
+)
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
@@ -24,17 +34,10 @@ from olive_ext.registry import hook
 
 if TYPE_CHECKING:
     from olive_ext.media import MediaProcessor
+    from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.texts import Texts
     from olive_ext.session.tokenizer import Tokenizer
-
-import math
-from typing import TYPE_CHECKING
-
-from olive_ext.errors import NonFiniteError
-
-if TYPE_CHECKING:
-    from olive_ext.session import Session
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def check_model(
 
 def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
-    from olive_ext.run.models import stops_of
+    from olive_ext.model.files.damage import damage
+    from olive_ext.run.models import contexts_of, stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
 
@@ -144,8 +148,13 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
+    if contexts := contexts_of(model.context_length, other.context_length):
+        section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
+    if found.quantized_by:  # whose distance says little: its files are compared
+        damaged = damage(model.files, other.files)
+        findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
-from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, joined, printable, understood
+from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, all_in_one, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -111,10 +111,9 @@ def compare_command(arguments: Namespace) -> int:
 
 def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
-    from olive_ext.check import mistakes, read_recipe
+    from olive_ext.check import mistakes, read_recipe, refuse
 
-    if problems := list(mistakes(read_recipe(arguments.config), has_model=arguments.model is None)):
-        raise joined(problems)
+    refuse(mistakes(read_recipe(arguments.config), has_model=arguments.model is None))
     from olive_ext.workflow import cli_run
 
     return cli_run(arguments.passed_on)
@@ -133,7 +132,7 @@ def check_command(arguments: Namespace) -> int:
         findings = check_model(EvaluationConfig.parse(values), verify=arguments.verify, against=arguments.against)
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
-        raise joined(findings.errors)
+        raise all_in_one(findings.errors)
     return 0
 
 

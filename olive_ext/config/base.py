@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from olive_ext.errors import ConfigError, OliveExtError, joined
+from olive_ext.errors import ConfigError, OliveExtError, all_in_one
 
 _TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
@@ -117,7 +117,7 @@ class Strict(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             problems = [_problem(cls, dict(item), where, values) for item in error.errors()]
-            raise joined(problems) from error
+            raise all_in_one(problems) from error
 
 
 def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> ConfigError:

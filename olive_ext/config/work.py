@@ -167,6 +167,11 @@ class ReferenceConfig(ModelConfig):
         return self.path.endswith(RECORDS_SUFFIX)
 
     @property
+    def has_stages(self) -> bool:
+        """Whether the difference is asked for in stages."""
+        return bool(self.float_model or self.provider_stage)
+
+    @property
     def is_input_model(self) -> bool:
         """Whether the reference is the workflow's input model, whose path is known only when the workflow runs."""
         return self.path == INPUT_MODEL

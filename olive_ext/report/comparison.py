@@ -406,6 +406,10 @@ class Comparison:
     reach: Reach | None = None
     """None without distributions."""
 
+    contexts: tuple[int, int] | None = None
+    """Tokens of the longest text by the candidate's files and by the reference's, where the candidate's say fewer, and
+    both were asked no longer ones."""
+
     stages: tuple[Stage, ...] = ()
     """Conversion, quantization and provider apart, in this order, where the models between are known."""
 

@@ -35,7 +35,7 @@ Code = Literal[
     "distant", "damaged", "stops", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
+    "stages", "claim_kept", "pooled", "more_stops", "shorter", "missing", "place", "two_models",
 ]  # fmt: skip
 """What a reason says, from the worst on; the last line is evidence beside others."""
 
@@ -229,6 +229,10 @@ def verdict(comparison: Comparison) -> Verdict:
         others.append(Reason("pooled"))
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
+    if comparison.contexts is not None:
+        own, other = comparison.contexts
+        words = f"the candidate's files allow {own:,} tokens, the reference's {other:,}: no longer texts were compared"
+        others.append(Reason("shorter", size=other - own, unit="tokens", words=words))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))

@@ -14,7 +14,7 @@ from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
-from olive_ext.registry import hooks
+from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -26,7 +26,6 @@ from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
-from olive_ext.run.stages import refuse_stages, with_stages
 from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
@@ -79,10 +78,10 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         evaluated = _evaluate(models, lm, log_folder)
         report = evaluated.report
         if lm is None:
-            report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
             report = _with_constants(report, models, evaluated.observers[0])
+            compare = partial(_compared, models=models, weights=evaluated.weights)
             for finished in hooks("finish_report").values():
-                report = finished(report, models, *evaluated.observers)
+                report = finished(report, models, *evaluated.observers, compare)
         report = _named(report, names)
         try:
             evaluated.write_logs()
@@ -99,12 +98,13 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     """With what the comparison has reached of the model, and the constants of its files, reached or not."""
     if report.comparison is None:
         return report
-    vocab_size = length = None
+    vocab_size = length = contexts = None
     with suppress(ModelError):  # neither need be known, where the evaluation itself names a length
         vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
-        length = models.own.context_length
-    reach = None if observer is None else observer.reach(length, vocab_size)
-    return replace(report, comparison=replace(report.comparison, damaged=models.damage(), reach=reach))
+        contexts, length = models.contexts, models.own.context_length
+    reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
+    comparison = replace(report.comparison, damaged=models.damage(), reach=reach, contexts=contexts)
+    return replace(report, comparison=comparison)
 
 
 def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:
@@ -223,7 +223,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for model in models.on_disk:
         if model.kind == "onnx":
             _ = model.providers
-    refuse_stages(models)
+    if models.config.reference is not None and models.config.reference.has_stages:
+        hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:

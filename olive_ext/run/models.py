@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import say
+from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, RecordsError, first_line
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
+from olive_ext.report.numbers import duration
+from olive_ext.report.page import SIZE
+from olive_ext.report.scores import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
+from olive_ext.session.tokenizer_fit import Asking
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
     from olive_ext.session.tokenizer import Tokenizer
-    from olive_ext.session.tokenizer_fit import Asking
-
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Collection
-from contextlib import ExitStack, contextmanager
-from typing import Literal, get_args
-
-from olive_ext.backends.progress import LINE_SECONDS, silence
-from olive_ext.errors import RecordsError
-from olive_ext.records import Records
-from olive_ext.records.travelling import unpack
-from olive_ext.report.numbers import duration
-from olive_ext.report.page import SIZE
-from olive_ext.report.scores import PHASES
-from olive_ext.session.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -135,12 +128,21 @@ class Models:
         except OliveExtError as error:
             raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
+    @property
+    def contexts(self) -> tuple[int, int] | None:
+        """`Comparison.contexts`; of records made elsewhere, by the length that they were made with."""
+        if self.config.reference is None:
+            return None
+        records = self.records_file
+        other = self.given_reference.context_length if records is None else records.max_length
+        return contexts_of(self.own.context_length, other)
+
     def damage(self) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
         of records that were made elsewhere are not at hand."""
         if self.own.kind != "onnx":
             return {}
-        from olive_ext.model.files.constants import damage
+        from olive_ext.model.files.damage import damage
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
@@ -192,10 +194,13 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.backends.hf import open_baseline
+        from olive_ext.engine.runners.hf.hf_model import load_model
 
-        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
-        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+        settings = model.settings
+        opened = getattr(lm, "model", None)
+        if opened is None:
+            opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
@@ -353,6 +358,11 @@ class Models:
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
+
+
+def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
+    """Both contexts, where that of a model is known to be shorter than its reference's."""
+    return (own, other) if own and other and own < other else None
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:

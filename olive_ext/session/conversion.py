@@ -437,9 +437,9 @@ class Window(NamedTuple):
 class Call:
     """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
 
-    def __init__(self, model: OpenModel, ask: Callable[[Any], SessionRequest]) -> None:
-        """`ask` makes a session's request of what a caller gives for one."""
-        self._model, self._ask = model, ask
+    def __init__(self, model: OpenModel, name: str, ask: Callable[[Any], SessionRequest]) -> None:
+        """`ask` makes a session's request of what a caller of the method `name` gives for one."""
+        self._model, self.name, self._ask = model, name, ask
         self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
         self._results: dict[int, dict[int, Result]] = {}
         """Those of requests of several parts."""
@@ -472,11 +472,15 @@ class Call:
         self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
     ) -> Iterator[list[tuple[Window, Request]]]:
         """The engine's requests of each slice. A request whose picture or sound cannot be read is lost, and costs no
-        other its answer. Warns of those that lost their beginning; `whose` names a request's task."""
+        other its answer. Warns of those that lost their beginning; `whose` names a request's task. Raises `ConfigError`
+        for a slice that is no list of requests."""
         count = 0
         for items in slices:
+            if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+                kind = "text" if isinstance(items, str) else type(items).__name__
+                raise ConfigError(f"{self.name} takes a list of requests, not one {kind}")
+            items, cut = list(items), []
             windows: list[tuple[Window, Request]] = []
-            cut = []
             for index, item in enumerate(items, count):
                 try:
                     with naming(f"request {index}", index):

@@ -16,8 +16,7 @@ from olive_ext.model.types import SourceKind, TensorSpec
 from olive_ext.session.generation_bounds import read_start
 from olive_ext.session.placeholders import with_media
 from olive_ext.session.requests import GenerationRequest, Prompt, ScoringRequest, SourceInput, is_chat
-from olive_ext.session.token_ids import refuse_named
-from olive_ext.session.tokenizer import Tokenizer
+from olive_ext.session.tokenizer import Tokenizer, refuse_named
 
 NO_SOUND = "the request gives a sound; this model takes none"
 

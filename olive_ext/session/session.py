@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,14 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
 from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
-from olive_ext.errors import ConfigError, LostRequestsError, SessionError, UnfitTaskError, UnsupportedError
+from olive_ext.errors import (
+    ConfigError,
+    LostRequestsError,
+    SessionError,
+    UnfitTaskError,
+    UnsupportedError,
+    listed,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
@@ -46,9 +53,7 @@ from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Names: TypeAlias = Sequence[str]
 Whose: TypeAlias = Callable[[int], str] | None
-_OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
 
 _ASK: Mapping[str, Callable[[Any], Any]] = {
     "generate": to_generation,
@@ -170,26 +175,24 @@ class Session(AbstractContextManager["Session"]):
     def generate(
         self,
         requests: Sequence[ToGenerate],
-        on_result: _OnGenerated = None,
-        *,
-        names: Names = (),
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
         **settings: Any,
     ) -> list[GenerationOutput]: ...
 
     def generate(
-        self, requests: Any, on_result: _OnGenerated = None, *, names: Names = (), **settings: Any
+        self, requests: Any, on_result: Callable[[int, Any], None] | None = None, **settings: Any
     ) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
         `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
         that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
+        as each becomes complete, in any order.
         """
         refuse_unknown_settings(settings)
         ask = partial(to_generation, settings=settings)
         is_alone = is_one(requests)
-        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result, names)
+        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result)
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
@@ -236,20 +239,21 @@ class Session(AbstractContextManager["Session"]):
         The session is taken from the first `next` until the iterator ends or is closed. Raises `LostRequestsError` at
         the end where requests have no answer.
         """
-        return self._in_turn(call, self._completed(Call(self, _ASK[call]), slices, call == "generate", whose))
+        self._turns.check_open()
+        if call not in _ASK:
+            raise ConfigError(f"give one of {listed(_ASK)}", "call", call)
+        return self._in_turn(call, self._completed(Call(self, call, _ASK[call]), slices, whose))
 
     def loglikelihood(
         self,
         requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
-        *,
-        names: Names = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, to_scoring, on_result, names)
+        return self._run("loglikelihood", requests, to_scoring, on_result)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -318,40 +322,34 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[Any],
         ask: Callable[[Any], Any],
         on_result: Callable[[int, Any], None] | None,
-        names: Names = (),
     ) -> list[Any]:
-        if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
-            kind = "text" if isinstance(requests, str) else type(requests).__name__
-            raise ConfigError(f"{call} takes a list of requests, not one {kind}")
-        requests, outputs = list(requests), dict[int, Any]()
-        whose = names.__getitem__ if names else None
-        completed = self._completed(Call(self, ask), [requests], call == "generate", whose)
-        for index, output in self._in_turn(call, completed, is_whole=True):
+        outputs: dict[int, Any] = {}
+        for index, output in self._in_turn(call, self._completed(Call(self, call, ask), [requests]), is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
-        return [outputs[index] for index in range(len(requests))]
+        return [outputs[index] for index in range(len(outputs))]
 
     def _completed(
-        self, call: Call, slices: Iterable[Sequence[Any]], is_generated: bool, whose: Whose
+        self, call: Call, slices: Iterable[Sequence[Any]], whose: Whose = None
     ) -> Generator[tuple[int, Any], None, None]:
         """Index and output of every request of the call."""
-        for key, result in self._results(call.put_all(slices, whose), is_generated):
+        for key, result in self._results(call.name, call.put_all(slices, whose)):
             if (output := call.take(key, result)) is not None:
                 yield key.number, output
         yield from call.rest()
         if call.lost:
             raise LostRequestsError(call.lost)
 
-    def _results(self, slices: Iterable[Sequence[KeyedRequest]], is_generated: bool) -> Iterator[KeyedResult]:
-        if self.journal is not None and (is_generated or self.records is None):
+    def _results(self, call: str, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        if self.journal is not None and (call == "generate" or self.records is None):
             return in_chunks(self.executor, slices, self.journal)
         return self.executor.run_slices(slices)
 
     def _continuous(
         self, items: Iterable[tuple[Hashable, ToGenerate] | None]
     ) -> Generator[tuple[Hashable, Any], None, None]:
-        call, keys = Call(self, to_generation), dict[int, Hashable]()
+        call, keys = Call(self, "generate_continuous", to_generation), dict[int, Hashable]()
 
         def asked() -> Iterator[KeyedRequest | None]:
             for number, item in enumerate(items):
@@ -380,7 +378,7 @@ class Session(AbstractContextManager["Session"]):
         On workers, and where the answer is known, the tokens are not seen: the whole text is one piece.
         """
         self._turns.refuse_inside("stream")
-        outputs = self._in_turn("generate", self._completed(call, [[None]], True, None), is_whole=True)
+        outputs = self._in_turn(call.name, self._completed(call, [[None]]), is_whole=True)
         thread = threading.Thread(target=call.work, args=(outputs,), name="olive_ext-stream", daemon=True)
         thread.start()
         stream, tokens, length = TextStream(self.tokenizer, call.generation.stops), list[int](), 0
@@ -402,7 +400,11 @@ class Session(AbstractContextManager["Session"]):
         self, call: str, outputs: Generator[tuple[Any, Any], None, None], *, is_whole: bool = False
     ) -> Iterator[tuple[Any, Any]]:
         """`outputs` while it is the turn of `call`, and the session is open; with `is_whole`, `close` waits for all."""
-        with self._turns.turn(call), self._work() if is_whole else nullcontext():
+        with self._turns.turn(call):
+            if is_whole:
+                with self._work():
+                    yield from outputs
+                return
             self._outputs = outputs
             try:
                 while (item := self._next_output()) is not None:
@@ -438,7 +440,7 @@ class _Streamed(Call):
     into `made`. Raises `ConfigError` where the answer is not known before the last token."""
 
     def __init__(self, session: Session, request: GenerationRequest) -> None:
-        super().__init__(session, to_generation)
+        super().__init__(session, "generate", to_generation)
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
             raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")

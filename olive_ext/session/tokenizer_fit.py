@@ -124,17 +124,19 @@ def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:
 
 
 def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Everything that decides a tokenizer's ids, as JSON-ready digests by name. Special tokens that begin or end a text
-    are left out, since both models get the ids of one tokenizer."""
+    """Everything that decides a tokenizer's ids, JSON-ready by name: digests, added tokens by their ids, and the ids of
+    those that its chat template or a role has. Special tokens that begin or end a text are left out, since both models
+    get the ids of one tokenizer."""
     backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
     merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
-    vocabulary = sorted(tokenizer.hf.get_vocab().items())
-    added = sorted((number, str(token)) for number, token in tokenizer.hf.added_tokens_decoder.items())
+    vocabulary, added = tokenizer.hf.get_vocab(), {id_: str(t) for id_, t in tokenizer.hf.added_tokens_decoder.items()}
+    template, roles = str(tokenizer.hf.chat_template), {*map(str, tokenizer.hf.special_tokens_map.values())}
     return {
         "num_tokens": len(vocabulary),
-        "vocabulary": _digest(vocabulary),
+        "vocabulary": _digest(sorted((text, id_) for text, id_ in vocabulary.items() if id_ not in added)),
         "merges": _digest(merges),
-        "added tokens": _digest(added),
+        "added tokens": {str(id_): text for id_, text in sorted(added.items())},
+        "used": sorted(id_ for id_, text in added.items() if text in template or text in roles),
         "encoding": _digest([tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]),
     }
 
@@ -205,8 +207,13 @@ def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open:
 
 
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:
-    """Raises `ConfigError` that names what differs between the traits of two tokenizers."""
-    differing = [name for name in own if name != "num_tokens" and reference.get(name) != own[name]]
+    """Raises `ConfigError` that names what differs between the traits of two tokenizers. The second may have more added
+    tokens than the reference's, which no template and no role uses: then all texts without them are the same ids."""
+    differing = [name for name in own if name not in ("num_tokens", "used") and reference.get(name) != own[name]]
+    before, after = (traits.get("added tokens") for traits in (reference, own))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.items() <= after.items():
+        more = after.keys() - before.keys()
+        differing = [name for name in differing if name != "added tokens" or not more.isdisjoint(map(str, own["used"]))]
     if not differing:
         return
     sizes = ""

@@ -11,23 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ConfigError, ContradictionError, OliveExtError, RequirementError
+from olive_ext.errors import ContradictionError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
-
-_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
-_CHANGES = {
-    "adapter_path": "has an adapter",
-    "load_kwargs": "is loaded with its own arguments",
-    "external_initializers_file_name": "has external initializers",
-    "constant_inputs_file_name": "has constant inputs",
-}
-"""Keys of an input model that make it another model than the one at its path."""
 
 
 @dataclass
@@ -137,11 +129,7 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     """
     if reference.float_model == AT_HAND:
         reference = reference.model_copy(update={"float_model": _float_at_hand()})
-    if reference.float_model == INPUT_MODEL:
-        own = settled(ReferenceConfig(path=INPUT_MODEL))
-        file = own.path if own.onnx_file_name is None else str(Path(own.path, own.onnx_file_name))
-        reference = reference.model_copy(update={"float_model": file})
-    if not reference.is_input_model:
+    if INPUT_MODEL not in (reference.path, reference.float_model):
         return reference
     run = running.get()
     if run is None:
@@ -151,19 +139,7 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
             "reference",
             INPUT_MODEL,
         )
-    config = run.input_model.config
-    kind, path = _KINDS.get(run.input_model.type.lower()), config.get("model_path")
-    if kind is None:
-        raise _refusal(f"is of type {run.input_model.type}: a reference is an HfModel or an ONNXModel")
-    if not isinstance(path, str) or path.startswith("azureml:"):
-        raise _refusal("has no 'model_path' on this machine")
-    for key, problem in _CHANGES.items():
-        if config.get(key):
-            raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
-    resolved = str(Path(path).resolve()) if Path(path).exists() else path
-    name = config.get("onnx_file_name") if kind == "onnx" else None
-    mode = "recorded" if reference.mode == "auto" and kind == "hf" else reference.mode
-    return reference.model_copy(update={"path": resolved, "kind": kind, "onnx_file_name": name, "mode": mode})
+    return of_input_model(reference, run.input_model.type, run.input_model.config)
 
 
 def _float_at_hand() -> str | None:
@@ -182,8 +158,4 @@ def _float_at_hand() -> str | None:
 
 
 def _is_onnx(model: Any) -> bool:
-    return _KINDS.get(model.type.lower()) == "onnx"
-
-
-def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"the input model {problem}; give another model's path", "reference", INPUT_MODEL)
+    return bool(model.type.lower() == "onnxmodel")

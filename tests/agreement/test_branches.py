@@ -11,8 +11,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import ModelSettings
-from olive_ext.engine.forms.tree.graph import check_tree_batches
-from olive_ext.engine.forms.tree.steps import MIN_TOKENS
+from olive_ext.engine.forms.tree import MIN_TOKENS, check_tree_batches
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.step import Step, StepOutput

@@ -11,8 +11,7 @@ import pytest
 
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
-from olive_ext.engine.forms.rows.buckets import BucketedRunner
-from olive_ext.engine.forms.rows.graph import with_buckets
+from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.step import Step, StepOutput

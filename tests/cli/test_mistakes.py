@@ -180,6 +180,17 @@ def coded(place: Place, field: str, code: str, value: str = "!function mine.f") 
     return place
 
 
+def self_scored(place: Place) -> Place:
+    """Nothing but the log of samples asks for the targets."""
+    for name, text in (
+        ("mine.yaml", "process_results: !function mine.g"),
+        ("mine.py", "def g(*_): return {'acc': 1.0}"),
+    ):
+        file = place.here / "tasks" / name
+        file.write_text(f"{file.read_text()}{text}\n")
+    return place.also("--set", "sample_log_num=9", "--output", place.here / "out")
+
+
 def renamed(graph: Path) -> None:
     """The file of the weights has a name of as many bytes that is no UTF-8."""
     graph.write_bytes(graph.read_bytes().replace(b"w.data", b"w\xed\xa0\x80ta"))
@@ -191,6 +202,7 @@ def without_tokens(file: Path) -> str:
     return json.dumps(content)
 
 
+OF_OWN = "aggregation: mean, higher_is_better: true"
 ADDED = '{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"%d": {"content": "cat"}}}'
 MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
 ROW = '{"question": "the cat", "choices": [" a", " b"], "answer": 0}'
@@ -665,7 +677,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
             ("doc_to_text", "task 'mine', document 0"),
             ("doc_to_target", "task 'mine', document 0"),
             ("process_docs", "task 'mine'"),
-            ("process_results", "the evaluation stopped"),
+            ("process_results", "task 'mine', document 0"),
         )
         for fault, code, error in (
             ("ends the process", "raise SystemExit(0)", "SystemExit: 0"),
@@ -674,7 +686,25 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     },
     "aggregation that ends the process": (
         lambda p: coded(p, "metric_list", "exit()", "[{metric: acc, aggregation: !function mine.f}]"),
-        r"the evaluation stopped: SystemExit: None \(.*mine.py, line 3\)",
+        r"task 'mine', its metrics: SystemExit: None \(.*mine.py, line 3\)",
+    ),
+    "metric without an aggregation": (
+        lambda p: coded(p, "metric_list", "pass", "[{metric: !function mine.f}]"),
+        "task 'mine': the metric '.*f' has no 'aggregation', which only metrics of lm-eval have",
+    ),
+    "metric that raises": (
+        lambda p: p.task(GENERATE.replace("metric: exact_match", f"{{metric: !function mine.f, {OF_OWN}}}")).beside(
+            "mine.py", "\ndef f(*_, **__):\n    return {}['x']\n"
+        ),
+        r"task 'mine', document 0: KeyError: 'x' \(.*mine.py, line 3\)",
+    ),
+    "target that raises where scores are made by the task": (
+        lambda p: self_scored(coded(p, "doc_to_target", "return {0: 0, 1: 1}[values[0]['answer']]")),
+        r"task 'mine', document 1: KeyError: 2 \(.*mine.py, line 3\)",
+    ),
+    "values that no mean can be of": (
+        lambda p: coded(p, "process_results", "return {'acc': 'right'}"),
+        "task 'mine', its metrics: TypeError: ",
     ),
     "task whose module ends the process": (
         lambda p: coded(p, "doc_to_text", "pass").beside("mine.py", "exit(0)\n"),
@@ -683,6 +713,44 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
     "task that raises what is no Exception": (
         lambda p: coded(p, "doc_to_text", "raise type('Stop', (BaseException,), {})('so')"),
         "tasks 'mine' cannot be loaded: Stop: so",
+    ),
+    **{
+        f"results that are {what}": (
+            lambda p, code=code: coded(p, "process_results", f"return {code}"),
+            f"task 'mine', document 0: 'process_results' gives {code}: names of metrics with values are expected",
+        )
+        for what, code in (("none", "None"), ("a number", "1.5"), ("under a number", "{5: 1.0}"))
+    },
+    "direction that is a word": (
+        lambda p: coded(p, "metric_list", "pass", "[{metric: acc, higher_is_better: maybe}]"),
+        "task 'mine': 'higher_is_better' = 'maybe': give true or false",
+    ),
+    "filter without a name": (
+        lambda p: p.task(GENERATE.replace("  - name: strict\n    filter:", "  - filter:")),
+        "task 'mine' has .* in 'filter_list': a 'name' and a 'filter' are expected",
+    ),
+    "filter that is no expression": (
+        lambda p: p.task(GENERATE.replace('"([a-z]+)"', '"("')),
+        "task 'mine', 'filter_list': .*unterminated subpattern",
+    ),
+    "examples that raise what a missing split does": (
+        lambda p: coded(p, "fewshot_config", "raise KeyError('s')", "{sampler: first_n, samples: !function mine.f}"),
+        r"task 'mine'.*: KeyError: 's' \(.*mine.py, line 3\)",
+    ),
+    "prefix that is a function": (
+        lambda p: coded(p, "gen_prefix", "pass"),
+        "task 'mine': TypeError: ",
+    ),
+    "end that is a text": (
+        lambda p: p.put("generation_config.json", '{"eos_token_id": "2"}'),
+        "generation_config.json': 'eos_token_id' = '2': give an integer or a list of integers",
+    ),
+    "search that is no number": (
+        lambda p: p.genai(vocab_size=320).put(
+            "genai_config.json",
+            (p.model / "genai_config.json").read_text().replace('{"model"', '{"search": {"max_length": "x"}, "model"'),
+        ),
+        "genai_config.json': 'search.max_length' = 'x': give an integer",
     ),
     # halves of characters, and what is empty or there twice
     "file name that is no text": (
@@ -710,6 +778,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         "SecurityError|unsafe",
     ),
 }
+
+
+def test_a_metric_that_is_no_number_is_named(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The others stand: they may have taken hours."""
+    place = coded(
+        Place(root, tmp_path), "metric_list", "return 'good'", "[{metric: acc, aggregation: !function mine.f}]"
+    )
+    assert main([str(word) for word in place.argv]) == 0
+    assert "task 'mine': acc,none is 'good', no number: it is no metric" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from olive_ext.engine.forms import agreement
-from olive_ext.engine.forms.packed import graph
+from olive_ext.engine.forms import graph_form, packed
 from olive_ext.engine.runners import trials
 
 
@@ -18,7 +17,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("run under DIR/run, which python .ci/cuda_stub/make.py DIR makes")
 
 
-VERDICTS = ((graph, "attends_otherwise"), (agreement, "disagreement"), (trials, "disagreement"))
+VERDICTS = (
+    (packed, "attends_otherwise"),
+    *((module, "disagreement") for module in (graph_form, packed, trials)),
+)
 """Where the functions that find what a trial's numbers are worth are called."""
 
 

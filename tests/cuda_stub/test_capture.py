@@ -15,9 +15,8 @@ from onnx import helper
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms import agreement
-from olive_ext.engine.forms.packed import graph
-from olive_ext.engine.forms.packed.capture import PLAIN_RUNS
+from olive_ext.engine.forms import graph_form, packed
+from olive_ext.engine.forms.packed import PLAIN_RUNS
 from olive_ext.engine.opening import open_engine, open_runner
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.runner import Runner
@@ -31,7 +30,7 @@ from tests.exports import VOCAB, export
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
 
 NAME = "llama-genai-0.18-fp16-cuda"
-UNHEARD = agreement.disagreement
+UNHEARD = graph_form.disagreement
 """As it is where this module is imported: before its verdict is left unheard."""
 
 
@@ -105,8 +104,9 @@ def test_longer_requests_capture_anew() -> None:
 
 def test_trial_refuses_kernels_that_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are equal in all steps prove no replay: "auto" says so and runs plainly, true is an error."""
-    monkeypatch.setattr(graph, "check_packed_steps", lambda *_: None)
-    monkeypatch.setattr(agreement, "disagreement", UNHEARD)
+    monkeypatch.setattr(packed, "check_packed_steps", lambda *_: None)
+    for module in (graph_form, packed):
+        monkeypatch.setattr(module, "disagreement", UNHEARD)
     with olive_ext.open(export(NAME).path, execution_provider="cuda", engine={"graph_capture": "auto"}) as session:
         facts = session.describe_execution()
     assert facts["batching"] == "packed"

@@ -23,9 +23,9 @@ import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.packed import graph
-from olive_ext.engine.forms.packed.attention_trial import attends_otherwise
-from olive_ext.engine.forms.packed.kv import COPIED_BYTES
+from olive_ext.engine.forms import packed
+from olive_ext.engine.forms.attention_trial import attends_otherwise
+from olive_ext.engine.forms.kv_store import COPIED_BYTES
 from olive_ext.engine.opening import open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Generation, Request
@@ -380,7 +380,7 @@ def test_trials_refuse_kernels_that_do_nothing(name: str, verdicts: list[str | N
 
 def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a trial finds becomes the note on the form, where its verdict is heard."""
-    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
     name = "llama-genai-0.18-fp16-cuda"
     with olive_ext.open(export(name).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
         facts = session.describe_execution()
@@ -390,7 +390,7 @@ def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.M
 
 def test_refused_trials_close_a_graph_that_has_no_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paged export is held against numpy as a rewritten graph is, and refused by name."""
-    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
     refused = "attention over a paged cache is .* off on this device.*the graph has no other attention"
     with pytest.raises(ProviderError, match=refused):
         olive_ext.open(export("llama-genai-0.18-paged-cuda").path, execution_provider="cuda")
@@ -413,7 +413,7 @@ def test_trial_of_attention_takes_few_launches() -> None:
         found.append(counts())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "attends_otherwise", counted)
+        patch.setattr(packed, "attends_otherwise", counted)
         runner, _ = open_runner(model)
     runner.close()
     assert found[0].wrong_copies == 0
@@ -446,7 +446,7 @@ def test_refused_graph_leaves_rows_and_its_reason_once(
     error: Exception, is_trial: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever ONNX Runtime calls it, also where steps were to be captured; asked for by name it is an error."""
-    monkeypatch.setattr(graph, "attends_otherwise", attends_otherwise)
+    monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
     _refusing(monkeypatch, error, is_trial=is_trial)
     path = export("llama-genai-0.18-fp16-cuda").path
     for engine in ({}, {"graph_capture": "auto"}):

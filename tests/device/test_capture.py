@@ -11,8 +11,7 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.rows.buckets import BucketedRunner
-from olive_ext.engine.forms.rows.graph import with_buckets
+from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.runner import Runner

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from olive_ext.engine.forms.kv_store import Device, KvPlace
-from olive_ext.engine.forms.rows.kv import ViewKv
+from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.locate import locate

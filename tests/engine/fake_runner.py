@@ -17,10 +17,10 @@ import numpy as np
 
 from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.base import ONE_ROW, OneRow, StepForm
-from olive_ext.engine.forms.packed.kv import PackedSteps
-from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots, SlotRows
-from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.forms.packed import PackedSteps
+from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
+from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.media.items import Media, runs_within
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits

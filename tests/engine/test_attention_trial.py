@@ -15,7 +15,7 @@ import pytest
 import torch
 from onnx import helper
 
-from olive_ext.engine.forms.packed.attention_trial import (
+from olive_ext.engine.forms.attention_trial import (
     K_NORM,
     OUTPUT,
     Q_NORM,
@@ -26,7 +26,7 @@ from olive_ext.engine.forms.packed.attention_trial import (
     attention_trials,
     input_name,
 )
-from olive_ext.engine.forms.packed.rewrite import (
+from olive_ext.engine.forms.paged_attention import (
     KERNELS,
     PASTS,
     STARTS,

@@ -13,8 +13,7 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.packed.capture import PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
-from olive_ext.engine.forms.packed.kv import IDLE_SLOT
+from olive_ext.engine.forms.packed import IDLE_SLOT, PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.step import LogitsRow, Row, Step, StepOutput
 from olive_ext.model import resolve

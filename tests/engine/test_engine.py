@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, Source
 from olive_ext.engine.runners.runner import Capacity
 from olive_ext.errors import MemoryShortageError, OliveExtError

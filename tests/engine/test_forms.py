@@ -19,14 +19,12 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
 from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.forms.packed.graph import PackedOnGraph
-from olive_ext.engine.forms.packed.kv import PackedSteps, longest_step
-from olive_ext.engine.forms.packed.rewrite import KERNELS
+from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
+from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.engine.forms.registry import FORMS, choose
-from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.forms.rows.graph import RowsOnGraph
-from olive_ext.engine.forms.rows.kv import ViewKv
-from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.forms.returned import AlikeRows
+from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv
+from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Request
 from olive_ext.engine.scheduling.chosen_rows import ChosenRows

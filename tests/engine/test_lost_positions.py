@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from olive_ext.engine.forms.packed import attention_trial
-from olive_ext.engine.forms.packed.attention_trial import (
+from olive_ext.engine.forms import attention_trial
+from olive_ext.engine.forms.attention_trial import (
     LENGTH,
     AttentionTrial,
     attends_otherwise,
@@ -24,7 +24,7 @@ from olive_ext.engine.forms.packed.attention_trial import (
     score_scale,
     visible,
 )
-from olive_ext.engine.forms.packed.rewrite import PASTS, STARTS, TABLE
+from olive_ext.engine.forms.paged_attention import PASTS, STARTS, TABLE
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.providers.devices import Device
 from tests.engine.test_attention_trial import FLOAT, FLOAT16, _Binding, trial_of

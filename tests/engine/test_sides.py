@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, Generation, Request
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import OliveExtError

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.forms.rows.buckets import BucketedRunner, step_sizes
+from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.halves import halve
 from olive_ext.engine.media.items import ItemLimit, MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Lost, Request

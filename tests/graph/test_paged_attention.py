@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from olive_ext.engine.forms.packed.rewrite import (
+from olive_ext.engine.forms.paged_attention import (
     KERNELS,
     NotPagedError,
     PackedInputs,

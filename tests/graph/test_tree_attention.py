@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from olive_ext.engine.forms.tree.graph import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
+from olive_ext.engine.forms.tree import NoTreeAttentionError, TreeAttentionGraph, with_tree_attention
 
 HEADS, KV_HEADS, SIZE, CONTEXT = 4, 2, 16, 32
 FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.plugins.diagnose.remedy.borders import UpperParts
+from olive_ext.plugins.diagnose.remedy.bound_session import UpperParts
 
 SHAPE = [2, 4]
 TEXT = """

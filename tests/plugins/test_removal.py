@@ -33,8 +33,8 @@ assert not any(hasattr(olive_ext, name) for name in gone["functions"]), "functio
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == main(["schema", "recipe"]) == main(["check", model, "--max-length", "64"]) == 0
     assert all(main([name]) == 2 for name in gone["commands"])
-settings = {"tasks": ["tiny_choice"], "include_path": tasks, "max_length": 64, "progress": False}
-report = olive_ext.evaluate(model, reference=model, **settings)
+asked = {"tasks": ["tiny_choice"], "include_path": tasks, "max_length": 64, "reference": model}
+report = olive_ext.evaluate(model, **asked, progress=False)
 assert report.metrics and report.comparison.overall_divergence().kl.mean < 1e-6
 import olive_ext.workflow
 print("done")
@@ -42,19 +42,16 @@ print("done")
 
 
 def test_every_name_in_a_hook_is_there() -> None:
-    for plugin in plugins().values():
-        for command in plugin.commands.values():
-            assert callable(load(command.function))
-            assert not command.options or load(command.options)
-        for name in (
-            *plugin.functions.values(),
-            *plugin.hooks.values(),
-            *(part for one in plugin.passes.values() for part in (one.kind, one.settings)),
-            *(part for one in plugin.evaluators.values() for part in (one.kind, one.settings)),
-            *(part for one in plugin.evaluators.values() for part in (one.refuse, one.mistakes, one.describe)),
-        ):
-            assert load(name) is not None
     assert {*NAMES} <= plugins().keys()
+    for plugin in plugins().values():
+        names = [*plugin.functions.values(), *plugin.hooks.values()]
+        for command in plugin.commands.values():
+            names += [command.function, *([command.options] if command.options else [])]
+        for one in plugin.passes.values():
+            names += [one.kind, one.settings]
+        for evaluator in plugin.evaluators.values():
+            names += [evaluator.settings, evaluator.mistakes, evaluator.describe]
+        assert all(load(name) is not None for name in names)
 
 
 @pytest.mark.long

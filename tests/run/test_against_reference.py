@@ -15,13 +15,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from lm_eval.models.huggingface import HFLM
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from olive_ext.backends.hf import open_baseline
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import check_model
-from olive_ext.config import EvaluationConfig, ExecutionSettings
+from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.decision import Gated, gate
 from olive_ext.report import Report, from_json
@@ -232,7 +233,7 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(folder: Path,
 
 
 def test_lm_evals_own_model_is_compared_by_its_answers(folder: Path, records: str) -> None:
-    lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu", max_length=128))
+    lm = HFLM(str(hf_model("llama")), device="cpu", max_length=128, dtype="float32")
     report = run(hf_model("llama"), genai_export("llama"), "auto", folder, records, lm, max_length=128)
     found = compared(report)
     assert (found.reference["mode"], found.reference["kind"]) == ("answers", "onnx")
@@ -258,7 +259,7 @@ def test_reference_of_lm_evals_own_model_is_asked_and_read_as_that_is(tmp_path: 
     how = {**pair, "tasks": ["sizes"], "include_path": str(tmp_path), "device": "cpu"}
     means = []
     for more in ({}, {"model_args": {"think_end_token": "e"}}):
-        lm = open_baseline(str(hf_model("llama")), ExecutionSettings(device="cpu"), more.get("model_args"))
+        lm = HFLM(str(hf_model("llama")), device="cpu", dtype="float32", **more.get("model_args", {}))
         (outcome,) = compared(evaluate(EvaluationConfig.parse({**how, **more}), lm=lm)).outcomes
         assert outcome.difference == 0
         means.append(outcome.reference)
@@ -362,6 +363,24 @@ def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -
     assert (two.what, two.files) == (("chat template",), ("chat_template.jinja",))
     assert "Say: " in two.candidate_prompt
     assert "Say: " not in two.reference_prompt
+
+
+def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """The context of both is the shorter one's, so that nothing beyond is compared."""
+    cut, hf = copied(tmp_path, "cut", lambda content: content["model"].update(context_length=64)), hf_model("llama")
+    report = answered(cut, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"], limit=2)
+    assert compared(report).contexts == (64, 512)
+    assert "allow 64 tokens, the reference's 512" in verdict(compared(report)).finding
+
+    def contexts(model: Path, **more: Any) -> tuple[int, int] | None:
+        config = {"model": {"path": str(model)}, "reference": str(hf), "tasks": ["t"], **more}
+        return Models(EvaluationConfig.parse(config)).contexts
+
+    assert [contexts(cut), contexts(genai_export("llama")), contexts(cut, max_length=64)] == [(64, 512), None, None]
+    assert main(["check", str(cut), "--against", str(hf)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "is that of genai_config.json (not the rows of the rotary cache 512)" in told
+    assert "context length 64 of 512" in told
 
 
 def asked(model: Path, reference: Path, **settings: Any) -> Asked | None:

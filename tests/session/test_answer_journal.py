@@ -174,6 +174,23 @@ def test_equal_requests_are_computed_once_and_answered_each(tmp_path: Path) -> N
     assert len(engine.requests) == 5
 
 
+def test_known_answers_come_as_their_slices_are_read(tmp_path: Path) -> None:
+    """However many they are, they are never all in memory."""
+    session, read = Session(FakeEngine(), byte_level()), list[int]()
+    session.keep_answers(tmp_path / "answers")
+    slices = [[([5, 6], [number])] for number in range(7, 12)]
+    expected = session.loglikelihood([*chain(*slices)])
+
+    def read_one(number: int) -> list[Any]:
+        read.append(number)
+        return slices[number]
+
+    found = session.as_completed("loglikelihood", map(read_one, range(5)))
+    assert next(found) == (0, expected[0])
+    assert read == [0]
+    assert [*found] == [*enumerate(expected)][1:]
+
+
 class EagerEngine(FakeEngine):
     """Reads so many chunks ahead, and completes the last of them first."""
 

@@ -153,7 +153,8 @@ def test_generate_starts_an_empty_prompt_with_the_prefix_token() -> None:
 def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixture) -> None:
     session = make_session(context_length=10)
     long = GenerationRequest(list(range(5, 25)), max_new_tokens=4)
-    session.generate([long, GenerationRequest([5], max_new_tokens=9)], names=["gsm8k", "mbpp"])
+    asked = [long, GenerationRequest([5], max_new_tokens=9)]
+    assert len(dict(session.as_completed("generate", [asked], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
     assert "1 of 2 requests were cut on the left to fit into 10 tokens: 1 of gsm8k" in caplog.text
 
@@ -182,6 +183,64 @@ def test_a_wrong_request_is_named_and_nothing_runs() -> None:
     with pytest.raises(ConfigError, match=r"request 0: the tokenizer in 'byte_level' has no chat template"):
         session.generate([[{"role": "user", "content": "the"}]])
     assert engine_of(session).requests == []
+
+
+def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room() -> None:
+    session, read = make_session({"a": " cat", "the": " dog", "on": " mat"}), []
+
+    def slices() -> Iterator[list[str]]:
+        for prompts in (["the", "a"], [], ["on"]):
+            read.append(prompts)
+            yield prompts
+
+    results = session.as_completed("generate", slices())
+    assert read == []
+    first = next(results)
+    assert (first[0], first[1].text, read) == (1, " cat", [["the", "a"]])
+    with pytest.raises(SessionError, match="gc inside generate"):
+        session.gc()
+    assert [(index, output.text) for index, output in results] == [(0, " dog"), (2, " mat")]
+    scored = [([5, 6], [7, 8]), ([5], [9])]
+    assert [*map(dict(session.as_completed("loglikelihood", [scored])).get, (0, 1))] == session.loglikelihood(scored)
+    rolled = dict(session.as_completed("loglikelihood_rolling", [["the", ""], ["a"]]))
+    assert [rolled[index] for index in range(3)] == session.loglikelihood_rolling(["the", "", "a"])
+    session.gc()
+
+
+def test_a_reader_that_stops_gives_the_session_back() -> None:
+    session = make_session()
+    for _ in session.as_completed("loglikelihood", [[([5], [6]), ([5], [7])]] * 2):
+        break
+    assert len(engine_of(session).requests) == 2
+    assert session.loglikelihood([("a", "b")])
+
+
+def test_mistakes_of_as_completed_are_one_line() -> None:
+    session = make_session()
+    with pytest.raises(
+        ConfigError, match="'call' = 'score': give one of generate, loglikelihood, loglikelihood_rolling"
+    ):
+        session.as_completed("score", [])  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
+        list(session.as_completed("generate", ["a", "b"]))
+    session.close()
+    with pytest.raises(SessionError, match="closed"):
+        session.as_completed("generate", [])
+
+
+def test_close_waits_for_a_list_of_answers() -> None:
+    session = make_session()
+    closing = threading.Thread(target=session.close)
+
+    def close(index: int, output: GenerationOutput) -> None:
+        if not closing.ident:
+            closing.start()
+            closing.join(0.05)
+        assert engine_of(session).num_closed == 0
+
+    assert len(session.generate(["a", "the", "on"], close)) == 3
+    closing.join(10)
+    assert engine_of(session).num_closed == 1
 
 
 def test_requests_may_come_from_an_iterator() -> None:

@@ -49,10 +49,22 @@ def test_another_vocabulary_is_refused_with_both_sizes() -> None:
     assert f"({len(byte_fallback().hf.get_vocab())} and {len(byte_level().hf.get_vocab())} tokens)" in message
 
 
-def test_an_added_token_is_refused() -> None:
-    more = copy.deepcopy(byte_level().hf)
-    more.add_tokens([AddedToken("<new>", special=True)])
-    assert "vocabulary, added tokens (321 and 320 tokens)" in refusal(Tokenizer(more, "more"), byte_level())
+def with_added(text: str, **kwargs: object) -> Tokenizer:
+    more = copy.deepcopy(byte_level(**kwargs).hf)
+    more.add_tokens([AddedToken(text, special=True)])
+    return Tokenizer(more, "more")
+
+
+def test_added_token_is_refused_where_it_is_used_or_lost() -> None:
+    """One more that nothing uses makes no other tokenizer: it was refused as another model's."""
+    unused, plain = with_added("<new>"), byte_level()
+    refuse_other_tokenizer(tokenizer_traits(plain), tokenizer_traits(unused), "ref", "own")
+    assert "in its added tokens (321 and 320 tokens)" in refusal(unused, plain), "lost"
+    assert "added tokens" in refusal(with_added("<other>"), unused), "another in its place"
+    assert "added tokens" in refusal(plain, with_added("<turn>", template="<turn>" + TEMPLATE)), "its template's"
+    unused.hf.pad_token = "<new>"
+    assert "added tokens" in refusal(plain, unused), "a role's"
+    assert "encoding" in refusal(plain, with_added("fox")), "texts have it"
 
 
 def test_other_merges_of_one_vocabulary_are_refused() -> None:

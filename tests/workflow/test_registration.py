@@ -94,7 +94,7 @@ def new_engine() -> Any:
 
 
 def ours(**settings: Any) -> Any:
-    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["t"], **settings})
+    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["arc_easy"], **settings})
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> No
 def test_pass_in_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
     engine = new_engine()
     engine.target_config = Target("PythonEnvironment")
-    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"], "reference": "input_model"})
+    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["arc_easy"], "reference": "input_model"})
     engine.input_passes_configs = {"m": [config]}
     token = running.set(Run(model))
     refuse(engine(ours()), model)
@@ -361,7 +361,7 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
     return engine
 
 
-GROUP = {"group": "g", "task": ["t"]}
+GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from lm_eval.api.model import TemplateLM
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
-from olive_ext.errors import LostRequestsError, OliveExtError
+from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
@@ -134,7 +134,7 @@ def scored(
     yield from certain
 
 
-_WRAPPED = ("doc_iterator", "process_results")
+_WRAPPED = ("doc_iterator", "process_results", "doc_to_target")
 """Of lm-eval's tasks."""
 
 
@@ -182,7 +182,8 @@ def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) ->
     """Leaves documents of which a request is in `lost`, which may grow meanwhile, out of all metrics of lm-eval's
     `tasks` by name: lm-eval adds up what a task makes of a document's answers, and of these it makes nothing. It reads
     the answers document by document from the task's `doc_iterator`, which is where the document's number is known:
-    documents themselves may be alike, or hold arrays, which have no `==`."""
+    documents themselves may be alike, or hold arrays, which have no `==`. What a task's code raises there names the
+    task and the document."""
     if isinstance(lost, LostRequests):
         lost.is_read = True
     own = {name: {key: vars(task)[key] for key in _WRAPPED if key in vars(task)} for name, task in tasks.items()}
@@ -198,7 +199,7 @@ def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) ->
 
 
 def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
-    documents, process = task.doc_iterator, task.process_results
+    documents, process, target_of = (getattr(task, key) for key in _WRAPPED)
     at: int | None = None
 
     def numbered(*args: Any, **options: Any) -> Iterator[tuple[int, Any]]:
@@ -206,9 +207,20 @@ def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
         for number, document in documents(*args, **options):
             at = int(number)
             yield number, document
+        at = None  # requests are built behind it
 
     def process_answered(document: Any, results: Any) -> Any:
         is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)
-        return {} if is_lost else process(document, results)
+        with named_failures(f"task '{name}', document {at}"):
+            values = {} if is_lost else process(document, results)
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            told = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
+            raise TaskError(f"task '{name}', document {at}: {told}")
+        return values
 
-    task.doc_iterator, task.process_results = numbered, process_answered
+    def target(*args: Any, **options: Any) -> Any:
+        with nullcontext() if at is None else named_failures(f"task '{name}', document {at}"):
+            return target_of(*args, **options)
+
+    for key, function in zip(_WRAPPED, (numbered, process_answered, target), strict=True):
+        setattr(task, key, function)

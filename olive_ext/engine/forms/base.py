@@ -102,6 +102,11 @@ class StepForm(ABC):
         """This form, with `slots` as the form of the steps of sequences that have slots."""
         return slots
 
+    @property
+    def padded(self) -> StepForm:
+        """The form of the same steps where each is filled up to one of a few shapes: one row, or all slots."""
+        return ONE_ROW
+
     @abstractmethod
     def next_rows(self, ready: ReadySequences) -> ChosenRows:
         """The rows of the next step."""

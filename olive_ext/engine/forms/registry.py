@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from olive_ext.engine.forms.graph_form import GraphForm
-from olive_ext.engine.forms.packed.graph import PackedOnGraph
-from olive_ext.engine.forms.returned.graph import ReturnedOnGraph
-from olive_ext.engine.forms.rows.graph import RowsOnGraph
-from olive_ext.engine.forms.tree.graph import TreeOnGraph
+from olive_ext.engine.forms.packed import PackedOnGraph
+from olive_ext.engine.forms.returned import ReturnedOnGraph
+from olive_ext.engine.forms.rows import RowsOnGraph
+from olive_ext.engine.forms.tree import TreeOnGraph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import Decision
 

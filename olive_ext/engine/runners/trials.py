@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement
+from olive_ext.engine.forms.graph_form import TARGETS, Text, disagreement
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step

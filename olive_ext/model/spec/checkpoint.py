@@ -51,7 +51,7 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     lengths: set[int] = set()
     is_by_length = False
     own = config.get("original_max_position_embeddings")
-    for entry in _entries(config):
+    for entry in entries(config):
         kind = entry.get("rope_type", entry.get("type"))
         is_by_length |= kind in ("longrope", "dynamic")
         last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
@@ -71,11 +71,12 @@ def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
     return known[winner], f"{told} (not {others})" if others else told
 
 
-def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration and those inside of it."""
     yield config
     for value in config.values():
         if isinstance(value, Mapping):
-            yield from _entries(value)
+            yield from entries(value)
 
 
 def read_length(config: Mapping[str, Any]) -> int | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext import __version__
-from olive_ext.check import blocks, mistakes, read_recipe
-from olive_ext.errors import ConfigError, joined
+from olive_ext.check import blocks, mistakes, read_recipe, refuse
+from olive_ext.errors import ConfigError
 from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -120,8 +120,7 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     Raises `ConfigError` for what is wrong with the recipe, and where `output` is there and not an empty folder.
     """
     output, written = Path(output), read_recipe(recipe)
-    if wrong := list(mistakes(written)):
-        raise joined(wrong)
+    refuse(mistakes(written))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError("is there already; give a folder that is new or empty", "--output", output, code="exists")
     moved = portable(written, num_nodes)

@@ -10,10 +10,9 @@ _ROOM = "olive_ext.plugins.speech"
 plugin = Plugin(
     evaluators={
         "OrtEvaluator": Evaluator(
-            kind=f"{_ROOM}.metrics_evaluator:OrtEvaluator",
+            module=f"{_ROOM}.metrics_evaluator",
             settings=f"{_ROOM}.settings:MetricSettings",
             does="of Olive's own metrics",
-            refuse=f"{_ROOM}.metrics_evaluator:refuse_metrics",
             mistakes=f"{_ROOM}.settings:metric_mistakes",
             describe=f"{_ROOM}.settings:described",
         )

@@ -25,7 +25,7 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import runtimes, versions
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, first_line, listed
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
@@ -36,17 +36,15 @@ from olive_ext.plugins.speech.generated_answers import (
     is_vision,
     items_of,
     of_documents,
-    refuse_no_data,
 )
-from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
+from olive_ext.plugins.speech.settings import METRICS_TYPE, TIMED, MetricSettings, metric_mistakes, sentences_of
 from olive_ext.plugins.speech.transducer import is_transducer, opened
 from olive_ext.registry import hook
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.verdict import SENTENCES
-from olive_ext.run.bounds import check_names
 from olive_ext.run.costs import PEAK_MEMORY
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Models
@@ -60,54 +58,15 @@ from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 
-_TIMED = ("latency", "throughput")
-_BESIDE_TIMES = ("first_token_ms", "output_token_ms", "tokens_per_second")
-_WITHOUT_SUB_TYPES = ("size_on_disk", "custom")
-
 
 def is_of_answers(metric: Any) -> bool:
-    """Whether a metric is of transcriptions or of answers about pictures. Raises `ConfigError` for a mixture."""
+    """Whether a metric is of transcriptions or of answers about pictures."""
     return is_speech(metric) or is_vision(metric)
 
 
 def is_of_generations(metric: Any) -> bool:
     """Whether a generative model's metric is measured here: of answers, or of how long they take."""
-    return metric.type.value in _TIMED or is_of_answers(metric)
-
-
-def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings) -> None:
-    """Raises `ConfigError` for metrics that cannot be measured, and for bounds on what no metric gives; to be called
-    before anything runs. Tasks of embeddings have their own."""
-    if settings.tasks:
-        return
-    if not metrics:
-        raise MissingError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
-    names = [name for one in metrics for name in (one.name, *([sentences_of(one.name)] if _has_wer(one) else ()))]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one")
-    for metric in metrics:
-        if not metric.sub_types and metric.type.value not in _WITHOUT_SUB_TYPES:
-            raise MissingError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
-        if is_of_answers(metric):
-            refuse_no_data(metric)
-    bounds = [(bound.task, bound.metric) for bound in settings.require]
-    check_names(bounds, _names(metrics), COMPARISON_NAMES if settings.reference is not None else (), f"{where}.require")
-
-
-def _has_wer(metric: Any) -> bool:
-    return any(text_of(one.name) == "wer" for one in metric.sub_types or ())
-
-
-def _names(metrics: Sequence[Any]) -> dict[str, list[str]]:
-    """What each metric gives, as bounds may name it."""
-    names = {PEAK_MEMORY: ["bytes"]}
-    for metric in metrics:
-        own = [text_of(one.name) for one in metric.sub_types or ()]
-        names[metric.name] = [*own, *(_BESIDE_TIMES if metric.type.value in _TIMED else ())]
-        if _has_wer(metric):
-            names[metric.name].append("wer_jiwer")
-            names[sentences_of(metric.name)] = []
-    return names
+    return metric.type.value in TIMED or is_of_answers(metric)
 
 
 def opened_models(model: Any, settings: MetricSettings, providers: Any, device: Any) -> Models:
@@ -123,6 +82,7 @@ def opened_models(model: Any, settings: MetricSettings, providers: Any, device: 
     return Models(config)
 
 
+@Registry.register(METRICS_TYPE)
 class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
     """Measures Olive's metrics. Its keys are those of `MetricSettings`; Olive makes a new one for each evaluation."""
 
@@ -138,7 +98,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         with surfaced("the evaluation stopped"):
             if self.settings.tasks:
                 return self._embeddings(model, declared, execution_providers, device)
-            refuse_metrics(declared, METRICS_TYPE, self.settings)
+            written = [metric.to_json() for metric in declared]
+            if wrong := list(metric_mistakes({}, METRICS_TYPE, written, self.settings)):
+                raise all_in_one(wrong)
             models = self._generative(model, declared, execution_providers, device)
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]
@@ -359,11 +321,6 @@ def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: 
     samples = {name: _samples(answers) for metric, answers in own for name in (metric.name, sentences_of(metric.name))}
     outcomes, flips, _ = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
     return Comparison(reference=facts, outcomes=outcomes, flips=flips, matters=matters)
-
-
-def sentences_of(name: str) -> str:
-    """The task that has the sentences of a metric of transcripts."""
-    return f"{name}_sentences"
 
 
 def _task_answers(metric: Any, answers: Answers) -> list[TaskAnswers]:

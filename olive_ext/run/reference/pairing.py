@@ -162,8 +162,8 @@ def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: We
     names = ALL, ACCURACY, "none"
     first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
     second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])
-    if weights is None:  # a document that several tasks ask alike, as a benchmark and a part of it do, is one
-        asked = [pair.candidate.by_document[number].digest for pair in pairs for number in pair.documents]
+    if weights is None:  # a document that several tasks ask, alike or by other prompts, is one: its flips go together
+        asked = [pair.candidate.by_document[number].digest.split(" ")[0] for pair in pairs for number in pair.documents]
         _, once = np.unique(asked, return_index=True)
         return compare_outcomes(*names, first[np.sort(once)], second[np.sort(once)], matters=pairs[0].matters)
     whole = np.concatenate([*(_right(np.array(pair.whole()), pair) for pair in pairs), *undrawn])

@@ -3,23 +3,37 @@ engine runs, in chunks. Knows no text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from typing_extensions import override
+
+from olive_ext import errors
 from olive_ext.config import ModelSettings
 from olive_ext.config.execution import WorkerSettings
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request
 from olive_ext.errors import RunError
 from olive_ext.model import ResolvedModel
-from olive_ext.python_processes import usable_processors
+from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve, usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
 from olive_ext.session.answer_journal import in_chunks
 from olive_ext.session.executor import ChunkResults
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.process_worker import ProcessWorker
-from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob
+from olive_ext.session.workers.worker import (
+    OWN,
+    Reply,
+    Respondent,
+    Served,
+    ServedModel,
+    Watchdog,
+    Worker,
+    WorkerJob,
+    WorkerLostError,
+    opened_envelope,
+)
 
 WINDOW_CHUNKS = 8
 """Requests of a stream that are planned together, in generations of all slots, for each worker."""
@@ -141,3 +155,75 @@ def _settings(model: ResolvedModel, share: int) -> dict[str, Any]:
     }
     settings: ModelSettings = model.settings.model_copy(update=given)
     return settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
+_TAKE_LESS = ": close other programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')"
+_SEE_ABOVE = ": what it printed is above"
+_CHILD = "from olive_ext.session.workers.pool import serve_model; serve_model()"
+
+
+class ProcessWorker(Worker):
+    """A child process with the model of `job`."""
+
+    def __init__(self, job: WorkerJob, watchdog: Watchdog, name: str = "worker", child: str = _CHILD) -> None:
+        """`child`: the Python text that the child runs; it calls `serve_model`."""
+        self.name = name
+        self._program = child
+        self._job = job
+        self._watchdog = watchdog
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return None if self._child is None else self._child.pid
+
+    @override
+    def open(self) -> Served:
+        self.stop()
+        self._child = ChildProcess(self._program)  # another thread may stop it from here on
+        served: Served = self._answer("open", self._job)
+        return served
+
+    @override
+    def run(self, which: str, requests: Sequence[Request]) -> Reply:
+        self._watchdog.begin(time.monotonic())
+        reply: Reply = self._answer("run", which, requests, is_watched=True)
+        return reply
+
+    @override
+    def call(self, which: str, name: str) -> Any:
+        return self._answer("call", which, name)
+
+    @override
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def _answer(self, *message: Any, is_watched: bool = False) -> Any:
+        """The child's answer to the message, behind its beats."""
+        child = self._child
+        if child is None:
+            raise WorkerLostError("not running")
+        try:
+            child.send(message)
+            while True:
+                kind, content = child.receive(2 * BEAT_S)
+                if kind == "answer":
+                    return opened_envelope(content)
+                if is_watched and self._watchdog.is_hung(time.monotonic(), content):
+                    self.stop()
+                    raise WorkerLostError("ended because it hung")
+        except ChildEndedError as error:
+            self._child = None
+            advice = _TAKE_LESS if error.was_killed else _SEE_ABOVE if str(error).startswith("ended ") else ""
+            raise WorkerLostError(str(error), advice) from None
+
+
+def serve_model(open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
+    """The child: opens what the first message names, then answers until there are no more messages."""
+    errors.logger.disabled = True  # the parent has told what is ignored
+    respondent = Respondent(open_served)
+    serve(lambda message: respondent.answer(*message), respondent.num_steps)
+    respondent.close()

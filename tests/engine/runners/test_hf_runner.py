@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.tree.steps import TreeForm
+from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Source
 from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from olive_ext.engine.forms.kv_store import KvPlace
-from olive_ext.engine.forms.returned.graph import ReturnedKv
+from olive_ext.engine.forms.returned import ReturnedKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.graph.nodes import model_of
 from olive_ext.model.providers.devices import Device

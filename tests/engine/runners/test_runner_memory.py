@@ -9,7 +9,7 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.rows.kv import ViewKv
+from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.runners.ort.ort_failures import is_memory_error

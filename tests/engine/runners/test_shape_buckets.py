@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.rows.buckets import FEW_READS, BucketedRunner, shape_of, step_sizes
+from olive_ext.engine.forms.buckets import FEW_READS, BucketedRunner, shape_of, step_sizes
 from olive_ext.engine.requests import Request
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.runners.trials import LENGTH, SHORT, affordable, check_steps
 from olive_ext.engine.step import Row, Step, StepOutput

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.rows.steps import choose_limit
+from olive_ext.engine.forms.rows import choose_limit
 from olive_ext.engine.requests import Generation, Request
 from tests.engine.fake_runner import POOL, RANGE, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, requests_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.returned.steps import AlikeRows
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Sampling, Source
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olive_ext.engine.forms.tree.steps import SHAPES, StepCost, choose_size, measure_trees
+from olive_ext.engine.forms.tree import SHAPES, StepCost, choose_size, measure_trees
 from olive_ext.engine.step import Step, StepOutput
 from tests.engine.fake_runner import RANGE, FakeRunner
 

@@ -15,8 +15,7 @@ import pytest
 
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.gate.baseline import baseline_of, read_baseline
-from olive_ext.plugins.gate.decision import Gated, gate, gate_answers
+from olive_ext.plugins.gate.decision import Gated, baseline_of, gate, gate_answers, read_baseline
 from olive_ext.plugins.gate.forms import annotation_lines, junit, markdown
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison

@@ -13,6 +13,7 @@ from olive_ext.backends.samples import GeneratedText
 from olive_ext.config import Certain
 from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import TaskError
+from olive_ext.plugins.gate.decision import keyed
 from olive_ext.report.comparison import ALL, Comparison
 from olive_ext.report.metrics import comparison_metrics
 from olive_ext.run.reference.answers import Answers, DocumentAnswer, changed_answers, read_answers
@@ -159,15 +160,18 @@ def test_answers_that_only_their_limit_ends_are_counted() -> None:
     assert changed_answers(ended, ended) == 0
 
 
-def test_a_document_that_two_tasks_ask_alike_counts_once_over_all() -> None:
-    """A benchmark and a part of it: the exact test knows no document twice."""
+@pytest.mark.parametrize("prompt", ["asked", "otherwise"])
+def test_a_document_that_two_tasks_ask_counts_once_over_all(prompt: str) -> None:
+    """A benchmark and a part of it, or the same by other prompts: the exact test knows no document twice."""
     both = [[answers("a", {"acc": right}), answers("part", {"acc": right})] for right in ([1, 1, 1, 0], [0, 0, 1, 1])]
     for own in both:
-        part = {number: replace(answer, digest=f"a-{number} asked") for number, answer in own[1].by_document.items()}
+        part = {number: replace(answer, digest=f"a-{number} {prompt}") for number, answer in own[1].by_document.items()}
         own[1] = replace(own[1], by_document=part)
     lines = {**samples("a", 4), **samples("part", 4)}
     outcomes, *_ = compare_answers(*both, lines, {"a": TASK, "part": TASK})
     assert [(item.task, item.num_documents, item.right_to_wrong) for item in outcomes][-1] == (ALL, 4, 2)
+    outcomes, *_ = compare_answers(*([keyed(item) for item in own] for own in both), lines, {"a": TASK, "part": TASK})
+    assert outcomes[-1].num_documents == 4, "of a baseline, too"
     assert changed_answers(*both) == 0
 
 

@@ -13,7 +13,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Request
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import TaskError
-from olive_ext.session.workers.process_worker import serve_model
+from olive_ext.session.workers.pool import serve_model
 from olive_ext.session.workers.worker import OWN, ModelFacts, Reply, Served
 from tests.engine.fake_runner import RANGE, FakeRunner
 

@@ -150,6 +150,14 @@ def test_chunks_are_read_as_workers_need_them() -> None:
     assert complete == read == [59]
 
 
+def test_an_empty_chunk_asks_no_worker() -> None:
+    worker = FakeWorker("one")
+    found = run(Crew([worker]), [[], requests_of(2), []])
+    assert [len(found[number]) for number in range(3)] == [0, 2, 0]
+    assert (worker.num_calls, run(Crew([worker]), [[]])) == (1, {0: []})
+    assert worker.num_calls == 1
+
+
 def test_what_a_model_raises_is_raised_and_the_crew_can_be_used_again() -> None:
     crew = Crew([FakeWorker("one"), FakeWorker("two")])
     with pytest.raises(TaskError, match="no such luck"):

@@ -18,8 +18,7 @@ from olive_ext.model import resolve
 from olive_ext.model.decisions import shared_positions
 from olive_ext.model.providers.devices import Device
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.pool import _job_of
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker, _job_of
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.exports import genai_export
 
@@ -76,7 +75,7 @@ def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -
 import os, signal, sys, time
 from pathlib import Path
 from olive_ext.session.workers.pool import _job_of
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.exports import genai_export
 from tests.session.workers.fake_model import CHILD

@@ -21,7 +21,7 @@ from olive_ext.engine.requests import Lost, Request, Result
 from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
@@ -89,7 +89,7 @@ def test_a_worker_ends_with_its_parent(doing: int | None, tmp_path: Path) -> Non
 import time
 from pathlib import Path
 from olive_ext.engine.requests import Request
-from olive_ext.session.workers.process_worker import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
 from tests.session.workers.fake_model import CHILD
 worker = ProcessWorker(WorkerJob({{}}), Watchdog(), child=CHILD)

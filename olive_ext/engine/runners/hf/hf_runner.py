@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +19,8 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
-from olive_ext.engine.forms.tree.graph import check_tree_batches
-from olive_ext.engine.forms.tree.steps import TreeForm
-from olive_ext.engine.media.items import Media
+from olive_ext.engine.forms.tree import TreeForm, check_tree_batches
+from olive_ext.engine.media.items import Media, filled_up, rotary_positions
 from olive_ext.engine.requests import Source, common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
     DEFAULT_LENGTH,
@@ -29,27 +30,14 @@ from olive_ext.engine.runners.hf.hf_model import (
     load_model,
     new_cache,
 )
-from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits, refuse_other_source
+from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.spec.checkpoint import read_rotary_lengths, read_source
-from olive_ext.model.spec.media_types import MediaSpec
-
-if TYPE_CHECKING:
-    import torch
-
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
-from typing import TYPE_CHECKING
-
-from olive_ext.engine.media.items import filled_up, rotary_positions
-from olive_ext.engine.runners.runner import refuse_other_source
-from olive_ext.engine.step import FIRST_CELL, Row, visible_cells
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.spec.media_types import MediaSpec, Modality
 from olive_ext.model.types import SourceKind, TensorSpec
 
 if TYPE_CHECKING:

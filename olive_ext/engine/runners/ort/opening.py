@@ -14,6 +14,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from olive_ext.engine.forms.buckets import Capture
 from olive_ext.engine.forms.graph_form import (
     ONE_BY_ONE,
     GraphForm,
@@ -23,10 +24,8 @@ from olive_ext.engine.forms.graph_form import (
     decoder_graph,
 )
 from olive_ext.engine.forms.kv_store import KvPlace
-from olive_ext.engine.forms.packed.capture import PackedCapture
-from olive_ext.engine.forms.packed.graph import packed_embedding
+from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
 from olive_ext.engine.forms.registry import choose
-from olive_ext.engine.forms.rows.capture import Capture
 from olive_ext.engine.media.embedding import Embedding
 from olive_ext.engine.media.encoder import MediaEncoder
 from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount

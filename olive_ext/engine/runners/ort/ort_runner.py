@@ -14,8 +14,8 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
+from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.forms.rows.capture import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.media.embedding import Embedding
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.media.source_encoder import SourceEncoder

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnxruntime as ort
 
-from olive_ext.engine.forms.packed.rewrite import KERNELS
+from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.errors import ProviderError
 from olive_ext.graph.large_values import large_nodes
 from olive_ext.graph.onnx_file import ModelProto

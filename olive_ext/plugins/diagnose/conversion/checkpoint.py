@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.hf.plain_pass import PlainPass
+from olive_ext.engine.runners.hf.plain_pass import EMBEDDED, NORMED, PlainPass, Rotated, States
+from olive_ext.engine.runners.ort.plain_graph import PlainGraph
 from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.plugins.diagnose.conversion.agreement import Agreement, Difference, Omission
-from olive_ext.plugins.diagnose.conversion.hidden_states import (
-    LARGEST_ERROR,
-    MOST_TOKENS,
-    first_state_difference,
-    states_error,
-)
-from olive_ext.plugins.diagnose.conversion.omissions import hypotheses, near
+from olive_ext.plugins.diagnose.conversion.agreement import Agreement, Difference, Omission, StateDifference
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 
 logger = logging.getLogger(__name__)
@@ -206,3 +203,230 @@ def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreemen
         if limit <= agreement.bound and best is not None:
             break
     return best
+
+
+LARGEST_ERROR = 3e-4
+"""Of a token's state, relative to its length, that is rounding in fp32."""
+
+MOST_ERROR = 1e9
+"""What an error counts at most, and where it is no number."""
+
+LEAST_LENGTH = 1e-3
+"""Of a state, as a part of the mean length."""
+
+MOST_TOKENS = 128
+"""Of a text of which every value of the graph is kept; of a longer one those that are states of its beginning."""
+
+Floats = npt.NDArray[np.float32]
+
+
+class _Nearest(NamedTuple):
+    name: str
+    errors_S: Floats
+
+
+def first_state_difference(
+    plain: PlainPass, model: ResolvedModel, tokens: Sequence[int], bound: float
+) -> StateDifference | None:
+    """Where states part first on `tokens`; None where all that were found are equal. `bound` is the error that is
+    rounding. Raises `ModelError` where the graph cannot be run alone, or has no hidden states."""
+    values = None
+    if len(tokens) > MOST_TOKENS:
+        begin = tokens[:MOST_TOKENS]
+        values = [best.name for best in _nearest(plain.states(begin), PlainGraph(model).run(begin), bound).values()]
+    states = plain.states(tokens)
+    nearest = _nearest(states, PlainGraph(model, values).run(tokens), bound)
+    if not nearest:
+        raise ModelError("which layer it is cannot be told: no value of the graph has the size of a hidden state")
+    wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
+    layers = plain.layers
+    borders = [EMBEDDED, *(name for name in states if _is_layer(name, layers)), NORMED]
+    borders = [name for name in borders if name in nearest]
+
+    def parts(layer: str) -> list[str]:
+        return [name for name in nearest if name.startswith(f"{layer}.") and "." not in name[len(layer) + 1 :]]
+
+    if borders[-1] == NORMED and len(borders) > 1 and (last := parts(borders[-2])) and not wrong.keys() & set(last):
+        wrong.pop(borders[-2], None)  # a fused norm adds its parts up and returns no sum
+    first = _behind_last_equal(borders, wrong)
+    if first is None:
+        return None
+    inside = parts(first)
+    side_by_side = next((name for name in inside if name in wrong), None)  # as attention and MLP are in some models
+    part = _behind_last_equal(inside, wrong) or side_by_side
+    equal = [name for name in states if name in nearest and name not in wrong]
+    best = nearest[part or first]
+    return StateDifference(
+        place=_place(first, layers),
+        part="" if part is None else part.removeprefix(f"{first}."),
+        behind=equal[-1] if equal else "",
+        token=int(np.argmax(best.errors_S > bound)) + 1,
+        error=float(best.errors_S.max()),
+    )
+
+
+def states_error(exact: States, rounded: States) -> float:
+    """The largest error of a token's state at any module that both have."""
+    return max(float(_errors(rounded[name], exact[name]).max()) for name in exact.keys() & rounded.keys())
+
+
+def _behind_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
+    """The first of `names` behind the last that is not in `wrong`; None where that is the last of all."""
+    last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
+    return names[last + 1] if last + 1 < len(names) else None
+
+
+def _is_layer(name: str, layers: str) -> bool:
+    return bool(layers) and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()
+
+
+def _place(name: str, layers: str) -> str:
+    if name == NORMED:
+        return "the last norm"
+    return "the embeddings" if name == EMBEDDED else f"layer {name[len(layers) + 1 :]}"
+
+
+def _nearest(states: States, values: Mapping[str, npt.NDArray[Any]], bound: float) -> dict[str, _Nearest]:
+    """For each state the value of the graph that has the most equal tokens, and of these the least error."""
+    by_size: dict[int, list[tuple[str, Floats]]] = defaultdict(list)
+    for name, value in values.items():
+        if value.dtype.kind == "f":
+            by_size[value.size].append((name, value.astype(np.float32)))
+
+    def candidates(state: Floats) -> Iterator[_Nearest]:
+        for name, value in by_size[state.size]:
+            yield _Nearest(name, _errors(value.reshape(state.shape), state))
+
+    def rank(one: _Nearest) -> tuple[int, float]:
+        return int((one.errors_S > bound).sum()), float(one.errors_S.mean())
+
+    return {name: min(candidates(state), key=rank) for name, state in states.items() if by_size[state.size]}
+
+
+def _errors(value: Floats, state: Floats) -> Floats:
+    """Of each token [S], relative to its state's length; of one that is nearly zero, as a pad token's embedding is, to
+    the others'."""
+    length_S = np.linalg.norm(state, axis=1)
+    length_S = np.maximum(length_S, LEAST_LENGTH * length_S.mean())
+    with np.errstate(all="ignore"):
+        errors_S: Floats = np.nan_to_num(np.linalg.norm(value - state, axis=1) / length_S, nan=MOST_ERROR)
+    return np.minimum(errors_S, MOST_ERROR)
+
+
+FAR = 1 << 30
+"""A window that no text reaches."""
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+"""Types of layers."""
+
+_OFF: Mapping[str, Any] = {
+    "sliding_window": FAR,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "clip_qkv": None,
+    "alibi": False,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "routed_scaling_factor": 1.0,
+    "partial_rotary_factor": 1.0,
+}
+"""By key the value that has no effect."""
+
+
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "layernorm_epsilon")
+_SWITCHES = ("norm_topk_prob", "attention_bias", "mlp_bias", "use_qk_norm")
+
+
+class Hypothesis(NamedTuple):
+    """What an export may have done."""
+
+    text: str
+    """ "a sliding window of 16 is missing"."""
+
+    changes: Mapping[str, Any]
+    """Of the decoder's configuration, for transformers to do the same."""
+
+    rotated: Rotated | None = None
+    """What rotary positions turn together; None for what transformers do."""
+
+
+def hypotheses(config: Mapping[str, Any]) -> list[Hypothesis]:
+    """What can be tried of the decoder's configuration: each alone, then two left out together that change other
+    values."""
+    missing, altered = list(_missing(config)), list(_altered(config))
+    pairs = [(one, other) for one, other in combinations(missing, 2) if not one.changes.keys() & other.changes.keys()]
+    together = [Hypothesis(f"{one.text} and {other.text}", {**one.changes, **other.changes}) for one, other in pairs]
+    return missing + altered + together
+
+
+def _missing(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
+    for name, off in _OFF.items():
+        value = config.get(name)
+        if value is not None and value != off:
+            what = f"a sliding window of {value}" if name == "sliding_window" else f"'{name}' = {value}"
+            yield Hypothesis(f"{what} is missing", {name: off})
+    if (size := config.get("head_dim")) and config.get("query_pre_attn_scalar", size) != size:
+        yield Hypothesis(
+            f"'query_pre_attn_scalar' = {config['query_pre_attn_scalar']} is missing", {"query_pre_attn_scalar": size}
+        )
+    for name, off in (
+        ("rope_type", "default"),
+        ("partial_rotary_factor", 1.0),
+        ("rope_theta", 10000.0),
+        ("attention_factor", None),
+    ):
+        yield from _rotary(config.get("rope_parameters"), name, off)
+    types = config.get("layer_types") or ()
+    if set(types) == {WINDOWED, FULL}:
+        exchanged = [FULL if kind == WINDOWED else WINDOWED for kind in types]
+        yield Hypothesis("windowed and full layers are exchanged", {"layer_types": exchanged})
+        yield Hypothesis("full layers are computed as windowed ones", {"layer_types": [WINDOWED] * len(types)})
+
+
+def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
+    """Values that an export may have another one of: an exporter's own, or one too few."""
+    for name in (name for name in _EPSILONS if config.get(name) is not None):
+        for own in (1e-5, 1e-6, 1e-12):
+            if own != config[name]:
+                yield Hypothesis(f"'{name}' is {own:g} instead of {config[name]:g}", {name: own})
+    if (window := config.get("sliding_window")) is not None:
+        for own in (window - 1, window + 1):
+            yield Hypothesis(f"a sliding window is {own} instead of {window}", {"sliding_window": own})
+    if (size := config.get("head_dim")) and config.get("attention_multiplier", size**-0.5) != size**-0.5:
+        text = f"'attention_multiplier' = {config['attention_multiplier']} is missing"
+        yield Hypothesis(text, {"attention_multiplier": size**-0.5})
+    for name in (name for name in _SWITCHES if isinstance(config.get(name), bool)):
+        yield Hypothesis(f"'{name}' is {not config[name]} instead of {config[name]}", {name: not config[name]})
+    if 0 in (config.get("no_rope_layers") or ()):
+        rotated = [1] * len(config["no_rope_layers"])
+        yield Hypothesis("layers without rotary positions have them", {"no_rope_layers": rotated})
+    if isinstance(config.get("rope_parameters"), Mapping):
+        yield Hypothesis("rotary positions turn halves of a head instead of neighbours", {}, "halves")
+        yield Hypothesis("rotary positions turn neighbours instead of halves of a head", {}, "neighbours")
+    number, types = config.get("num_hidden_layers") or 0, config.get("layer_types")
+    for left in range(number - 1, max(number - 3, 0), -1):
+        what = "layer is" if number - left == 1 else f"{number - left} layers are"
+        shorter = {"num_hidden_layers": left, **({"layer_types": types[:left]} if types else {})}
+        yield Hypothesis(f"the last {what} missing", shorter)
+
+
+def _rotary(ropes: Any, name: str, off: Any) -> Iterator[Hypothesis]:
+    """Of the rotary positions, which are one mapping or one for each type of layers."""
+    if not isinstance(ropes, Mapping):
+        return
+    inner = [key for key, rope in ropes.items() if isinstance(rope, Mapping)]
+    entries = [ropes[key] for key in inner] or [ropes]
+    values = [entry[name] for entry in entries if entry.get(name) not in (None, off)]
+    if values:
+        changed: Mapping[str, Any] = {key: {**ropes[key], name: off} for key in inner} or {**ropes, name: off}
+        yield Hypothesis(f"'{name}' = {values[0]} is missing", {"rope_parameters": changed})
+
+
+def near(lengths: Mapping[str, int], equal_up_to: int) -> str:
+    """Which of `lengths` begins to count where texts begin to differ: the end of a sentence, empty where none does."""
+    for name, number in lengths.items():
+        if number <= equal_up_to <= number + 1 + number // 4:
+            return f", where the checkpoint's '{name}' of {number} begins to count"
+    return ""

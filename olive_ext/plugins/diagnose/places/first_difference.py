@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx
 from onnx.external_data_helper import load_external_data_for_model
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ModelError
 from olive_ext.graph.nodes import layer_of
+from olive_ext.model.providers.devices import memory_of
+from olive_ext.model.providers.ort_session import LEVELS
 from olive_ext.model.providers.resolution import plugin_devices
-from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError, Place, Runs
-from olive_ext.plugins.diagnose.places.search import Found, Search, VanishedError
-from olive_ext.plugins.diagnose.places.tolerance import Array
+from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError, Place, Runs, last_row
+from olive_ext.plugins.diagnose.places.tolerance import FACTOR, FACTOR_ALIKE, Array, Judged, judge, moved, unit_of
 from olive_ext.report.numbers import nats
 
 MOST_APART = 10
@@ -243,3 +244,249 @@ def _libraries(places: Sequence[Place]) -> str:
         for name, written in found.items()
     }
     return "".join(f"ort.register_execution_provider_library({name!r}, {path})\n" for name, path in paths.items())
+
+
+T = TypeVar("T")
+
+CUTS = 32
+"""Places at which a graph, or a piece of it, is cut at once, at most."""
+
+LEAF = 32
+"""Values of a piece that is taken apart into nodes. Smaller pieces would cut through what an optimizer fuses."""
+
+MEMORY = 0.25
+"""Share of the free memory that values may take; of each there are up to four arrays."""
+
+EFFECT = 0.01
+"""Of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many times the
+difference (what an optimizer fuses away), is passed over."""
+
+GUESSES = 4
+"""Pieces that are taken apart where none is beyond its tolerance."""
+
+_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+
+
+class Found(NamedTuple):
+    """The nodes from the number `begin` on that make `value`, which differs."""
+
+    begin: int
+    value: str
+    judged: Judged
+    shape: tuple[int, ...]
+    explained: float
+    """Of the logits' difference, the share that is there with this output alone as the candidate has it."""
+
+
+class VanishedError(NotLocatedError):
+    """The difference is gone as values of the other place are read: it may be found with the places exchanged."""
+
+
+class Search:
+    """`own`'s values are judged by `other`'s, which it is given."""
+
+    def __init__(self, own: Place, other: Place, mine: Array, theirs: Array, most: int = 0) -> None:
+        """`mine`, `theirs`: the last token's logits [V] in plain passes; `most`: bytes that are read in one run,
+        0 for a share of the free memory. Raises `ModelError` where the graphs have no values of one name."""
+        self._most = most or int(MEMORY * memory_of("cpu").free / 4)
+        self._mine, self._theirs, self._whole = mine, theirs, float(np.abs(mine - theirs).max())
+        self.own, self.other = own, other
+        shared = set(other.graph.values)
+        self._values = [name for name in own.graph.values if name in shared]
+        self._outputs = [name for name in own.graph.outputs if name in shared]
+        if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self.own.logits not in shared:
+            raise ModelError(
+                f"'{own.model.files.decoder}' and '{other.model.files.decoder}' have no values of the same names "
+                "between their nodes, by which they could be compared"
+            )
+        if own.graph.model != other.graph.model:
+            own.learn_types(self._values)
+        rounded = [place.rounding(range(len(place.graph.nodes))) for place in (own, other)]
+        options = [place.model.settings.engine.session_options for place in (own, other)]
+        self._is_one_provider = own.model.providers == other.model.providers
+        self._are_alike = self._is_one_provider and rounded[0] == rounded[1] and options[0] == options[1]
+        self._makers, sizes = own.graph.makers, own.sizes()
+        self._sizes = {name: sizes[name] for name in self._values}
+        self._known: dict[str, Array] = {}
+        self._closest = Judged(0.0, 1.0), ""
+        self._harmless = ""
+
+    def found(self) -> Found:
+        """Where the logits of the last token part. Raises `NotLocatedError`."""
+        end = len(self.own.graph.nodes)
+        count = min(CUTS, max(2, len(self._values) // LEAF))
+        if (found := self._in_piece(0, end, count)) is not None:
+            return found
+        if self._differs("disable"):
+            raise HeldError(f"the roundings of many nodes add up: {self._findings()}")
+        if (found := self._in_piece(0, end, count + 1)) is not None:
+            return found
+        level = _first(list(LEVELS), self._differs)
+        raise NotLocatedError(
+            f"the difference is there from optimization level '{level}' on, and gone where values between nodes are "
+            f"read, which changes what is fused: {self._findings()}"
+        )
+
+    def _findings(self) -> str:
+        judged, name = self._closest
+        said = "no output leaves its tolerance on equal inputs"
+        said += f"; the nearest is '{name}' at {judged.ratio:.2g} of it" if name else ""
+        if self._harmless:
+            said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
+        return said
+
+    def _differs(self, level: str) -> bool:
+        """Whether the whole graph, of which nothing is read, does at a level of optimizations."""
+        logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
+        return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
+
+    def _in_piece(self, begin: int, end: int, count: int = 0) -> Found | None:
+        """The first that is found between two nodes, all of what is read there being known of the other place. It is
+        cut at up to `count` places; 0 takes it apart into nodes where it is small enough."""
+        inside = [name for name in self._values if begin <= self._makers[name] < end]
+        own = self.own
+        if not count and end - begin > 1:
+            is_large = own.bytes_of(self._sizes, inside) > self._most
+            count = min(CUTS, max(len(inside) // LEAF, is_large))
+        borders = self._borders(begin, end, count) if count else []
+        ends = [*(name for name in self._outputs if begin <= self._makers[name] < end), *own.graph.live(inside, end)]
+        across = (name for border in borders for name in own.graph.live(inside, border))
+        wanted = list(dict.fromkeys([*across, *ends] if borders else inside))
+        if not wanted:
+            return None
+        self._known |= self.other.run(self.known_before(begin), wanted)
+        if begin == 0 and end == len(own.graph.nodes):
+            read = last_row(self._known[own.logits])
+            if np.abs(read - self._mine).max() < self._whole / FACTOR:
+                raise VanishedError("the difference is gone where values between nodes are read")
+        values, judged = self._judged(self._known, wanted, are_alike=self._are_alike and not borders)
+        if not borders:
+            return self._first_node(values, judged)
+        pieces = list(zip([begin, *borders], [*borders, end], strict=True))
+        worst = [self._worst(judged, *piece) for piece in pieces]
+        for number in _tried([one.ratio for one in worst]):
+            piece = pieces[number]
+            found = self._in_piece(*piece)
+            if found is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
+                found = self._fused(*piece, [name for name in judged if judged[name].ratio > 1])
+            if found is not None:
+                return found
+        return None
+
+    def _quantizes(self, begin: int, end: int) -> bool:
+        """Whether a piece rounds activations to 8 bits within, where the last bit of another kernel makes a step."""
+        nodes = self.own.graph.nodes[begin:end]
+        return any(node.op_type in _QUANTIZERS for node in nodes) or bool(self.own.rounding(range(begin, end)))
+
+    def _borders(self, begin: int, end: int, count: int) -> list[int]:
+        """As many as fit into memory."""
+        while True:
+            borders = self.own.graph.places(begin, end, count, self._sizes)
+            read = {name for border in borders for name in self.own.graph.live(self._values, border)}
+            if count == 1 or self.own.bytes_of(self._sizes, read) <= self._most:
+                return sorted(set(borders))
+            count //= 2
+
+    def known_before(self, begin: int) -> dict[str, Array]:
+        """What is known of the other place of values made before a node."""
+        return {name: array for name, array in self._known.items() if self._makers[name] < begin}
+
+    def _judged(
+        self,
+        given: dict[str, Array],
+        wanted: Collection[str],
+        expected: dict[str, Array] | None = None,
+        *,
+        are_alike: bool = False,
+        **how: Any,
+    ) -> tuple[dict[str, Array], dict[str, Judged]]:
+        """Own values on given inputs, and what is to be thought of them. `expected`: those of the other place, where
+        they are not among the given; `are_alike`: one kernel runs each node in both places."""
+        own, other = self.own, self.other
+        expected = given if expected is None else expected
+        values = own.run(given, wanted, **how)
+        part, arrays = own.part(given, wanted)
+        kernels, taken = {} if are_alike else own.rounding(part.nodes), part.taken.items()
+        inner = max((unit for name, unit in kernels.items() if name not in part.taken.values()), default=0.0)
+        coarse = max(own.coarse, other.coarse, inner)  # what is rounded within the part cannot be moved there
+        units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
+        response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
+        judged, factor = {}, FACTOR_ALIKE if are_alike else FACTOR
+        for name in wanted:
+            unit = max(unit_of(values[name], expected[name]), coarse if values[name].dtype.kind == "f" else 0.0)
+            steps = int(own.graph.nodes[self._makers[name]].op_type in _QUANTIZERS)
+            judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
+        return values, judged
+
+    def _worst(self, judged: dict[str, Judged], begin: int, end: int) -> Judged:
+        inside = [one for name, one in judged.items() if begin <= self._makers[name] < end]
+        return max(inside, key=lambda one: one.ratio, default=Judged(0.0, 1.0))
+
+    def _first_node(self, values: dict[str, Array], judged: dict[str, Judged]) -> Found | None:
+        """The first of single nodes that differs, and moves the logits."""
+        for name in sorted(judged, key=lambda name: self._makers[name]):
+            if judged[name].ratio > 1:
+                index = self._makers[name]
+                outputs = {one: array for one, array in values.items() if self._makers[one] == index}
+                if (explained := self._explained(index, outputs)) is not None:
+                    worst = max(outputs, key=lambda one: judged[one].ratio)
+                    return Found(index, worst, judged[worst], values[worst].shape, explained)
+                self._harmless = self._harmless or name
+            elif judged[name].ratio > self._closest[0].ratio:
+                self._closest = judged[name], name
+        return None
+
+    def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
+        """The share of the logits' difference that is there with own `outputs` of a node in the other place; None
+        where they do not move the logits."""
+        theirs, mixed = last_row(self._known[self.own.logits]), self._mine
+        if self.own.logits not in outputs:
+            given = {name: array.astype(self._known[name].dtype) for name, array in outputs.items()}
+            mixed = last_row(self.other.run(self.known_before(index) | given, [self.own.logits])[self.own.logits])
+        moved_by = np.abs(mixed - theirs).max()
+        if not EFFECT * self._whole <= moved_by <= self._whole / EFFECT:
+            return None
+        return float(1 - np.abs(self._mine - mixed).max() / np.abs(self._mine - theirs).max())
+
+    def _fused(self, begin: int, end: int, wrong: Sequence[str]) -> Found | None:
+        """The fewest nodes that differ together, in a piece in which none does alone: `wrong` are outputs of it."""
+        inside = [name for name in self._values if begin <= self._makers[name] < end]
+        last = next((name for name in inside if name in wrong), None)
+        if last is None or not self._differ(begin, last):
+            return None
+        last = _first(inside[: inside.index(last) + 1], lambda name: self._differ(begin, name))
+        starts = list(range(self._makers[last], begin - 1, -1))
+        start = _first(starts, lambda place: self._differ(place, last))
+        values, judged = self._region(start, last)
+        explained = self._explained(self._makers[last], values)
+        return None if explained is None else Found(start, last, judged, values[last].shape, explained)
+
+    def _differ(self, begin: int, value: str, level: str | None = None) -> bool:
+        return self._region(begin, value, level)[1].ratio > 1
+
+    def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Judged]:
+        given = self.known_before(begin)
+        expected = self.other.run(given, [value], level)
+        are_alike = self._are_alike and self._makers[value] == begin
+        values, judged = self._judged(given, [value], expected, are_alike=are_alike, level=level)
+        return values, judged[value]
+
+    def level(self, found: Found) -> str:
+        """The lowest level of optimizations at which it shows."""
+        return _first(list(LEVELS), lambda level: self._differ(found.begin, found.value, level))
+
+
+def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
+    """An item that holds behind one that does not (or the first of all), by halving; the last is taken to hold."""
+    low, high = 0, len(items) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(items[middle]) else (middle + 1, high)
+    return items[high]
+
+
+def _tried(ratios: Sequence[float]) -> Iterator[int]:
+    """Pieces beyond their tolerance in order, then a few of the others, the nearest to theirs first."""
+    beyond = [number for number, ratio in enumerate(ratios) if ratio > 1]
+    others = sorted(set(range(len(ratios))) - set(beyond), key=lambda number: -ratios[number])
+    yield from [*beyond, *others[:GUESSES]]

@@ -7,24 +7,40 @@ as kept by the documents that choose where the upper end of the 95 % interval ke
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
 from olive_ext.backends.progress import say
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError
+from olive_ext.graph.nodes import attribute
+from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
-from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced
+from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, with_interval
 from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Answer, Menu
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
-from olive_ext.plugins.diagnose.remedy.mended_package import Package, copy_of, moved, refuse_filled, refuse_inside
-from olive_ext.plugins.diagnose.remedy.olive_settings import olive_settings
+from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
+from olive_ext.plugins.diagnose.remedy.mended_package import (
+    Package,
+    copy_of,
+    mended,
+    moved,
+    refuse_filled,
+    refuse_inside,
+)
 from olive_ext.plugins.diagnose.remedy.page import bill_texts
-from olive_ext.plugins.diagnose.remedy.search import Drafts, Search
-from olive_ext.plugins.diagnose.remedy.variants import Material
+from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.precision import PackedWeight, Precision
+from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
+from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.plugins.diagnose.remedy.variants import Material, Measurements, nats_by_document
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
@@ -217,3 +233,327 @@ def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int
             f"{len(held_out)} check, and {LEAST_DOCUMENTS} of each are needed; raise 'limit' or name more tasks"
         )
     return choosing, held_out
+
+
+QUANTIZATION = "OnnxBlockWiseRtnQuantization"
+
+_WEIGHT = {"MatMul": 1, "Gather": 0}
+"""By operator that the pass quantizes the input that is the weight."""
+
+
+@dataclass(frozen=True)
+class OliveSettings:
+    """Passes behind the float ONNX model, and behind the checkpoint; what they leave open, one sentence each."""
+
+    passes: dict[str, dict[str, Any]]
+    """For a recipe whose model is the float ONNX model at this place."""
+
+    builder_passes: dict[str, dict[str, Any]]
+    """The same for the checkpoint, with ModelBuilder; empty where it could not have made the model."""
+
+    notes: tuple[str, ...] = field(default=())
+
+
+def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources) -> OliveSettings:
+    """For all targets of a model, each with its new precision or None where it stays."""
+    floats = sources.floats.model
+    notes = list(_notes(choices, sources))
+    kept = [target for target, precision in choices.items() if precision is None]
+    passes: dict[str, dict[str, Any]] = {}
+    if kept and (form := _form(kept[0])) is not None:
+        names = {own.node.name for target in kept for own in target.floats}
+        excluded = [name for name in _quantizable(floats) if name not in names]
+        passes["quantize"] = {"type": QUANTIZATION, **form, "nodes_to_exclude": excluded}
+    by_precision: dict[Precision, list[str]] = {}
+    for target, precision in choices.items():
+        if precision is not None and precision.bits:
+            names_of = by_precision.setdefault(precision, [])
+            names_of += [own.node.name for own in target.floats]
+    for precision, names_of in by_precision.items():
+        own_form = {
+            "bits": precision.bits,
+            "block_size": precision.block_size,
+            "is_symmetric": precision.bits == 8 or bool(passes.get("quantize", {}).get("is_symmetric", True)),
+            **_level(next(target for target, one in choices.items() if one == precision)),
+        }
+        passes[f"int{precision.bits}_b{precision.block_size}"] = {
+            "type": QUANTIZATION,
+            **own_form,
+            "nodes_to_include": names_of,
+        }
+    return OliveSettings(_named(passes, floats), _named(_with_builder(passes), floats), tuple(notes))
+
+
+def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
+    """The passes, and behind them one that gives the outputs of quantized nodes their names back: Olive's appends the
+    bits to those of the graph, too."""
+    outputs = {value.name for value in floats.graph.output}
+    old_names, new_names = [], []
+    for one in passes.values():
+        if one["type"] != QUANTIZATION:
+            continue
+        names = one.get("nodes_to_include") or [*set(_quantizable(floats)).difference(one["nodes_to_exclude"])]
+        renamed = [name for node in floats.graph.node if node.name in names for name in node.output if name in outputs]
+        old_names += [f"{name}_Q{one['bits']}" for name in renamed]
+        new_names += renamed
+    if not new_names:
+        return dict(passes)
+    surgery = {"surgeon": "RenameOutputs", "old_names": old_names, "new_names": new_names}
+    return {**passes, "names": {"type": "GraphSurgeries", "surgeries": [surgery]}}
+
+
+def _with_builder(passes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """ModelBuilder in the place of the first pass: it quantizes while it exports."""
+    first = passes.get("quantize")
+    if first is None or first["bits"] != 4:
+        return {}
+    builder: dict[str, Any] = {
+        "type": "ModelBuilder",
+        "precision": "int4",
+        "int4_block_size": first["block_size"],
+        "int4_is_symmetric": first["is_symmetric"],
+        "int4_nodes_to_exclude": [name for name in first["nodes_to_exclude"] if name.endswith("/MatMul")],
+    }
+    if "accuracy_level" in first:
+        builder["int4_accuracy_level"] = first["accuracy_level"]
+    return {"build": builder, **{name: one for name, one in passes.items() if name != "quantize"}}
+
+
+def _form(target: Target) -> dict[str, Any] | None:
+    """The parameters that made a weight: None where the pass writes no such node."""
+    node = target.quantized[0].node
+    if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
+        return None
+    zeros = 3
+    return {
+        "bits": attribute(node, "bits", 4),
+        "block_size": attribute(node, "block_size", 0),
+        "is_symmetric": not (len(node.input) > zeros and node.input[zeros]),
+        **_level(target),
+    }
+
+
+def _level(target: Target) -> dict[str, int]:
+    level = attribute(target.quantized[0].node, "accuracy_level", 0)
+    return {"accuracy_level": level} if level else {}
+
+
+def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
+    """Names of the nodes whose weight the pass would quantize."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        weight = _WEIGHT.get(node.op_type)
+        if weight is not None and node.input[weight] in initializers:
+            yield node.name
+
+
+def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iterator[str]:
+    """What the passes cannot say."""
+    kept = [target for target, precision in choices.items() if precision is None]
+    forms = {tuple((_form(target) or {}).items()) for target in kept}
+    if any(_form(target) is None for target in kept):
+        yield "experts and weights behind DequantizeLinear are another pass's: exclude the nodes there"
+    elif len(forms) > 1:
+        yield f"the quantized model has weights of {len(forms)} forms: the pass has the parameters of the first"
+    elif kept and not _is_nearest(min(kept, key=lambda target: target.bytes), sources):
+        yield (
+            "the quantized model's integers are not those of rounding to nearest (k_quant, GPTQ, AWQ, HQQ): give "
+            "'nodes_to_exclude' to the pass that made them"
+        )
+    changed = [target for target, precision in choices.items() if precision is not None]
+    for target in changed:
+        if any(own.value not in sources.floats.initializers for own in target.floats):
+            yield f"'{target.name}' is tied or computed in the float graph: Olive's pass leaves it as it is"
+        if target.is_of_experts:
+            yield f"'{target.name}' are experts: Olive's pass leaves them as they are"
+
+
+def _is_nearest(target: Target, sources: Sources) -> bool:
+    """Whether a weight's integers are those of ONNX Runtime's own tool."""
+    form, own, use = _form(target), target.floats[0], target.quantized[0]
+    weight = sources.weight(own)
+    if form is None or weight is None or use.node.op_type != "MatMulNBits":
+        return True
+    name = use.node.input[1]
+    precision = Precision(form["bits"], form["block_size"])
+    dtype = sources.quantized.numbers(use.node.input[2]).dtype
+    packed = PackedWeight(weight, dtype, precision, is_symmetric=form["is_symmetric"])
+    made = np.concatenate(list(packed.packed())).reshape(-1)
+    if name not in sources.quantized.initializers:
+        return False
+    return bool(np.mean(made == sources.quantized.numbers(name).reshape(-1)[: len(made)]) > 0.99)
+
+
+MOST_ROUNDS = 6
+"""Models that are measured for a bound. The last one has every weight in its finest precision."""
+
+WORTH_MEASURING = 0.01
+"""Share of the loss that is allowed from which on an estimated one is measured before it is chosen."""
+
+WORTH_WRITING = 0.99
+"""Share of a model's bytes below which a smaller one is tried, too."""
+
+NEXT = 0.98
+"""Share of the smallest prediction that broke the bound up to which the next one may go."""
+
+
+class Search:
+    """One search, on the documents that choose."""
+
+    def __init__(self, menu: Menu, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
+        """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""
+        self._menu, self._drafts, self._choosing, self._goal = menu, drafts, choosing, goal
+        self._others = own_size - menu.num_bytes(menu.unchanged)
+        self.trials: dict[Answer, Trial] = {}
+
+    def best_in(self, size: int) -> Answer:
+        """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
+        room = size
+        while True:
+            answer = self._priced(partial(self._menu.best, room - self._others))
+            over = self._drafts.num_bytes(answer) - size
+            if over <= 0 or answer == self._menu.cured:
+                return answer
+            room -= over
+
+    def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Answer:
+        """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
+        model loses. Raises `RequirementError` where none does."""
+        menu = self._menu
+        kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
+        if kept is not None and not menu.can_shrink:
+            return kept
+        ratio = _ratio(before, menu.kl(menu.unchanged))
+        for rounds in range(1, MOST_ROUNDS + 1):
+            broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]
+            limit = min([most_kl / ratio, *broken])
+            answer = menu.finest
+            if rounds < MOST_ROUNDS or kept is not None:
+                answer = self._priced(partial(menu.smallest, limit), limit)
+            wanted = self._drafts.num_bytes(answer)
+            last = f"every weight in its finest precision ({numbers.size(wanted)})" if answer == menu.finest else ""
+            if size is not None and wanted > size:
+                answer = self.best_in(size)
+                last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
+            if kept is not None and menu.num_bytes(answer) >= WORTH_WRITING * menu.num_bytes(kept):
+                break
+            trial = self._tried(answer)
+            if trial.measured.high <= most_kl:
+                kept = answer
+            elif last:
+                measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
+                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(answer)}")
+            ratio = _ratio(trial.measured, menu.kl(answer))
+        assert kept is not None  # the last round is of the finest
+        return kept
+
+    def _stuck(self, answer: Answer) -> str:
+        """The weight that loses most, where it has no other choice."""
+        chosen = [self._menu.of_target(number)[choice].kl for number, choice in enumerate(answer)]
+        worst = max(range(len(chosen)), key=chosen.__getitem__)
+        if len(self._menu.of_target(worst)) > 1 or not chosen[worst]:
+            return ""
+        target, lost = self._menu.targets[worst], numbers.nats(chosen[worst])
+        return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
+
+    def _tried(self, answer: Answer) -> Trial:
+        if answer not in self.trials:
+            loss = self._drafts.loss(answer, self._choosing)
+            self.trials[answer] = Trial(self._drafts.num_bytes(answer), self._menu.kl(answer), loss)
+        return self.trials[answer]
+
+    def _priced(self, solve: Callable[[], Answer], limit: float | None = None) -> Answer:
+        """The answer, with the estimates that matter for it measured."""
+        menu = self._menu
+        while True:
+            answer = solve()
+            wanted = WORTH_MEASURING * (menu.kl(answer) if limit is None else limit)
+            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(answer)]
+            unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
+            if not unsure:
+                return answer
+            for number, choice in unsure:
+                self._drafts.learn(number, choice, self._choosing)
+
+
+def _ratio(measured: Estimate, predicted: float) -> float:
+    """What was lost for each nat that was predicted; 1 where either is none, as of a constant that no text reaches."""
+    return measured.high / predicted if predicted and measured.high else 1.0
+
+
+AS_IT_IS = "the quantized model"
+
+
+class Drafts:
+    """The models that a menu's answers give, in a working folder. What they lose is kept in the material's journal."""
+
+    def __init__(
+        self,
+        model: ResolvedModel,
+        sources: Mapping[str, Sources],
+        menu: Menu,
+        material: Material,
+        folder: Path,
+        told: Callable[[Package], None],
+    ) -> None:
+        """`sources` by part of the package; `told` is given each package before it is written."""
+        self._model, self._sources, self._menu, self._material = model, sources, menu, material
+        self._folder, self._told = folder, told
+        self._measurements = Measurements(material.variants, material.documents, material.journal)
+        self._beside = size_on_disk(model.files) - mended(model, sources, {}).graph_bytes
+        self._places: dict[Answer, Path] = {}
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
+
+    def package(self, answer: Answer) -> Package:
+        """The model with these choices, not written yet."""
+        precisions = self._menu.precisions(answer)
+        chosen = {target: precision for target, precision in precisions.items() if precision is not None}
+        return mended(self._model, self._sources, chosen)
+
+    def num_bytes(self, answer: Answer) -> int:
+        """Of graph and weights, at most."""
+        return self._beside + self.package(answer).graph_bytes
+
+    def place(self, answer: Answer) -> Path:
+        """The folder with this model, which is written where it is not there yet; the others are dropped."""
+        if answer not in self._places:
+            for other in self._places.values():
+                shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
+            package = self.package(answer)
+            self._told(package)
+            self._places = {answer: self._folder / str(len(list(self._folder.glob("*"))))}
+            package.write(self._places[answer])
+        return self._places[answer]
+
+    def loss(self, answer: Answer, numbers: Sequence[int]) -> Estimate:
+        """What the model with these choices loses by itself, with its own kernels, on documents by their numbers."""
+
+        def measure(documents: Sequence[Document]) -> Floats:
+            model = copy_of(self._model, self.place(answer)) if any(answer) else self._model
+            return nats_by_document(self._material.variants.compared(model, documents), len(documents))
+
+        changed = [
+            f"{target.name} as {precision.name}"
+            for target, precision in self._menu.precisions(answer).items()
+            if precision is not None
+        ]
+        sums = self._measurements.kept(repr(sorted(changed) or AS_IT_IS), numbers, measure)
+        return estimate(sums, self._material.positions[list(numbers)].astype(np.float64))
+
+    def learn(self, number: int, choice: int, numbers: Sequence[int]) -> None:
+        """Measures one weight in one precision, on documents by their numbers, and puts its loss into the menu."""
+        one = self._menu.of_target(number)[choice]
+        target, precision = one.together or self._menu.targets[number], one.precision
+        assert precision is not None
+        other, weights = alternative(target, precision, self._sources[target.part])
+        alternatives = self._material.variants.alternatives
+
+        def measure(documents: Sequence[Document]) -> Floats:
+            alternatives[other] = weights
+            try:
+                return self._material.variants.kl([other], documents)
+            finally:
+                del alternatives[other]
+
+        lost = self._measurements.kept(other.name, numbers, measure).sum()
+        self._menu.learn(number, choice, float(lost / self._material.positions[list(numbers)].sum()))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from olive_ext.engine.forms.kv_store import KvPlace
-from olive_ext.engine.forms.packed.kv import COPIED_BYTES, PagedKv
+from olive_ext.engine.forms.kv_store import COPIED_BYTES, KvPlace
+from olive_ext.engine.forms.packed import PagedKv
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.step import Columns, Copy, Row
 from olive_ext.graph.nodes import model_of

@@ -23,7 +23,7 @@ from olive_ext.engine.runners.hf.plain_pass import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hidden_states, hold_against
-from olive_ext.plugins.diagnose.conversion.omissions import Hypothesis
+from olive_ext.plugins.diagnose.conversion.checkpoint import Hypothesis
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
 

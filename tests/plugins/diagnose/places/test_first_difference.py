@@ -14,10 +14,8 @@ import pytest
 
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError
-from olive_ext.plugins.diagnose.places.first_difference import FirstDifference, first_difference
-from olive_ext.plugins.diagnose.places.place import MOST_RUNS, HeldError, NotLocatedError, Place, Runs
-from olive_ext.plugins.diagnose.places.probed_graph import ProbedGraph
-from olive_ext.plugins.diagnose.places.search import Search
+from olive_ext.plugins.diagnose.places.first_difference import FirstDifference, Search, first_difference
+from olive_ext.plugins.diagnose.places.place import MOST_RUNS, HeldError, NotLocatedError, Place, ProbedGraph, Runs
 from olive_ext.plugins.diagnose.places.tolerance import judge
 from tests.exports.cache import once
 from tests.plugins.diagnose.places.deep import VOCAB, deep_decoder

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from olive_ext.plugins.diagnose.remedy.knapsack import cheapest, front, total
+from olive_ext.plugins.diagnose.remedy.choices import cheapest, front, total
 
 
 def random_tables(seed: int, items: int = 6) -> tuple[list[list[float]], list[list[float]]]:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import olive_ext
-from olive_ext.plugins.diagnose.remedy.activations import kernels_roundings, static_roundings
+from olive_ext.plugins.diagnose.remedy.locate import kernels_roundings, static_roundings
 from olive_ext.plugins.diagnose.remedy.pairing import pair
 from olive_ext.plugins.diagnose.remedy.roundings import Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights

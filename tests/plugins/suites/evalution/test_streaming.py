@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from evalution.engines.continuous import RequestQueue
 
-from olive_ext.plugins.suites.evalution.requests import BATCH, Arrivals, Item, Put, stream
+from olive_ext.plugins.suites.evalution.ort_engine import BATCH, Arrivals, Item, stream
 
 pytestmark = pytest.mark.other_env
 
@@ -49,10 +49,10 @@ def test_no_request_for_now_is_none_only_while_others_run() -> None:
 def test_closed_stream_raises_inside_and_ends_outside() -> None:
     seen: list[object] = []
 
-    def process(arrivals: Arrivals, put: Put) -> None:
+    def process(arrivals: Arrivals) -> Iterator[Item]:
         for key, _ in filter(None, arrivals.one_by_one([None])):
             seen.append(key)
-            put(key, "output")
+            yield key, "output"
 
     def endless() -> Iterator[Item]:
         number = 0

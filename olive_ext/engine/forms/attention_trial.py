@@ -17,8 +17,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from olive_ext.engine.forms.packed.kv import Pool
-from olive_ext.engine.forms.packed.rewrite import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE
+from olive_ext.engine.forms.kv_store import Pool
+from olive_ext.engine.forms.paged_attention import BOUNDS, INPUTS, KEPT, PASTS, STARTS, TABLE
 from olive_ext.engine.runners.ort.ort_failures import named_ort_failures
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray

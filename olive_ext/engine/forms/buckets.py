@@ -1,8 +1,11 @@
 """Gives steps one of a few shapes, each of which is run once beforehand: for providers that plan, compile or tune for
-every shape they meet. Knows no graph.
+every shape they meet. Such steps can be captured and replayed (CUDA graphs, WebGPU's graph capture).
 
 Rows grow to one of `sizes` by tokens that nobody reads, decoding rows to all slots; what is read of a step to one of
 `READS`; masks are as wide as the slots. What was added is cut off again, so numbers stay what they were.
+
+A replay launches all kernels at once. A captured step reads and writes the same addresses for good. So it has a binding
+of its own, which is filled once: inputs are written into values that are kept, outputs stay on the device.
 """
 
 from __future__ import annotations
@@ -10,22 +13,26 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import ONE_ROW
-from olive_ext.engine.forms.rows.steps import AllSlots
+from olive_ext.engine.forms.graph_form import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
 from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.media.items import Media, MediaItem
 from olive_ext.engine.requests import Source
+from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from olive_ext.model.decisions import BUCKET_FORMS
+from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
+from olive_ext.model.providers.devices import Device
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +88,8 @@ class BucketedRunner(Runner):
 
     def __init__(self, inner: Runner, sizes: tuple[int, ...], *, is_strict: bool = False) -> None:
         # A step has all slots or one: two numbers of rows. Padding has no next token, so no tokens stay on the device.
-        self._has_pool = inner.traits.form.in_slots.mixes_pasts
-        super().__init__(replace(inner.traits, form=AllSlots() if self._has_pool else ONE_ROW, overlaps_steps=False))
+        super().__init__(replace(inner.traits, form=inner.traits.form.in_slots.padded, overlaps_steps=False))
+        self._has_pool = self.traits.form.mixes_pasts
         self.inner = inner
         self._sizes = sizes
         self._is_strict = is_strict
@@ -261,3 +268,169 @@ def _next(ladder: Sequence[int], number: int) -> int:
 def filled(values: Sequence[Item], length: int, more: Item) -> tuple[Item, ...]:
     """The values, and `more` until there are `length`."""
     return (*values, *[more] * (length - len(values)))
+
+
+RUN_OPTION = "gpu_graph_id"
+"""ONNX Runtime's name for the number under which a run is captured or replayed; -1 does neither."""
+
+NOT_CAPTURED = -1
+
+
+class Captured:
+    """Stands in for a binding: what is bound once stays."""
+
+    def __init__(self, number: int, binding: ort.IOBinding, feed: InputFeed, outputs: Sequence[ort.OrtValue]) -> None:
+        """`outputs`: the values of all outputs but the caches, which are bound."""
+        self.number = number
+        self.outputs = outputs
+        self.options = run_options(number)
+        self.binding = binding
+        self.feed = feed
+        self._bound: dict[str, Any] = {}
+
+    def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+        """Binds a value for good: it must be the same ever after."""
+        if name not in self._bound:
+            self.binding.bind_ortvalue_input(name, value)
+        elif self._bound[name] is not value:
+            raise RunError(f"a captured step got another value for '{name}'")
+        self._bound[name] = value
+
+    def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        """What the host knows was read when the step was captured, and must be the same ever after."""
+        if name not in self._bound:
+            self.binding._iobinding.bind_input(name, array)  # on WebGPU the wrapper takes values on the device only
+        elif not np.array_equal(self._bound[name], array):
+            raise RunError(f"a captured step got '{name}' = {array.tolist()} instead of {self._bound[name].tolist()}")
+        self._bound[name] = array
+
+    def bind_output(self, name: str, *_: Any) -> None:
+        """Binds nothing: every output of a captured step has its value on the device already."""
+
+
+class Capture:
+    """The captured steps of one session: those in which all slots decode, one for each of their shapes."""
+
+    def __init__(self, session: ort.InferenceSession, device: Device) -> None:
+        self._session = session
+        self._device = device
+        self._types = {output.name: output for output in session.get_outputs()}
+        self._steps: dict[Shape, Captured] = {}
+        self._next_number = 1
+        self._num_replayed = 0
+
+    def prepared(self, step: Step, num_slots: int) -> tuple[Step, bool]:
+        """The step as it is to run, and whether it is captured or replayed."""
+        return step, step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
+
+    def captured(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Captured:
+        """What the step is bound to. A new one gets the caches, and values for outputs with these numbers of rows."""
+        shape = shape_of(step)
+        if shape not in self._steps:
+            binding = bind_caches()
+            values = {name: self._zeros(name, size) for name, size in outputs.items()}
+            for name, value in values.items():
+                binding.bind_ortvalue_output(name, value)
+            feed = InputFeed(self._session, self._device, kept=None)
+            self._steps[shape] = Captured(self._next_number, binding, feed, [*values.values()])
+            self._next_number += 1
+        return self._steps[shape]
+
+    def run(self, captured: Captured) -> Sequence[ort.OrtValue]:
+        """The outputs, which stay where they are: the first run captures, others replay."""
+        self._session.run_with_iobinding(captured.binding, captured.options)
+        self._num_replayed += 1
+        return captured.outputs
+
+    def forget(self) -> None:
+        """The slots are about to move: steps are to be captured anew."""
+        release = getattr(self._session, "release_captured_graph", None)  # from ONNX Runtime 1.31 on
+        for captured in self._steps.values():
+            if release is not None:
+                release(captured.number)
+        self._steps.clear()
+
+    def describe(self) -> dict[str, int]:
+        """How many steps are captured, and how many runs were captured or replayed."""
+        return {"steps_captured": len(self._steps), "steps_replayed": self._num_replayed}
+
+    def _zeros(self, name: str, size: int) -> ort.OrtValue:
+        declared = self._types[name]
+        dtype = {"tensor(float)": np.float32, "tensor(int64)": np.int64}[declared.type]
+        zeros = np.zeros([size, *declared.shape[1:]], dtype)
+        return ort.OrtValue.ortvalue_from_numpy(zeros, self._device.kind, self._device.index)
+
+
+def run_options(number: int) -> ort.RunOptions:
+    """Options of a run that is captured or replayed under this number."""
+    options = ort.RunOptions()
+    options.add_run_config_entry(RUN_OPTION, str(number))
+    return options
+
+
+TEXT_TOKENS = 5
+"""Tokens of a text that is scored in padded steps."""
+
+
+def with_buckets(runner: Runner, vocab_size: int, chunk_size: int, plan: BucketPlan, notes: list[str]) -> Runner:
+    """`runner`, or one around it that gives its steps few shapes. Adds to `notes` why not where `plan` has
+    buckets.
+
+    Raises `ConfigError` where nothing else will do."""
+    if plan.steps == "none":
+        return runner
+    sizes = DECODING if plan.steps == "decoding" else step_sizes(chunk_size)
+    bucketed = BucketedRunner(runner, sizes, is_strict=plan.is_strict)
+    problem = _check_buckets(runner, bucketed, vocab_size)
+    if problem is None and plan.is_captured:
+        problem = _check_replays(runner, bucketed, vocab_size)
+    if problem is None:
+        return bucketed
+    notes.append(plan.without(problem).note)
+    return runner
+
+
+def _run_padded(bucketed: BucketedRunner, step: Step) -> StepOutput:
+    padded = bucketed.padded(step)
+    assert padded is not None
+    return bucketed.inner.run(padded)
+
+
+def _check_buckets(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
+    """Why steps of few shapes must not be used on this model and device; None where they score what others do."""
+    rng = np.random.default_rng(0)
+    texts = [tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist()]
+    runner.reserve(TEXT_TOKENS)
+    given: list[FloatArray] = []
+    try:
+        expected = [score(runner, text) for text in texts]
+        for text in texts:
+            _run_padded(bucketed, Step((Row(0, 0, text[:-2]),)))
+            read = _run_padded(bucketed, read_end(text, TEXT_TOKENS - 2))
+            given.append(read.target_logprobs[: len(TARGETS)])
+        again = score_one_by_one(runner, texts[1], 1)
+    except RunError as error:
+        return f"a step that was filled up fails: {error}"
+    return disagreement("steps that were filled up", expected, given, again)
+
+
+def _check_replays(runner: Runner, bucketed: BucketedRunner, vocab_size: int) -> str | None:
+    """Why captured steps must not be used; None where a replay finds in other tokens what a plain step finds."""
+    slots = range(runner.capacity.num_slots)
+    logits_rows = tuple(LogitsRow(slot, 0) for slot in slots)
+    targets = targets_of(len(slots))
+    expected, replayed = [], []
+    try:
+        for slot in slots:
+            runner.run(Step((Row(slot, 0, (slot % vocab_size,)),), logits_rows[:1]))
+        for first in (0, vocab_size // 2):
+            rows = tuple(Row(slot, 1, ((first + slot) % vocab_size,)) for slot in slots)
+            step = Step(rows, logits_rows, targets)
+            expected.append(runner.run(step))
+            replayed.append(_run_padded(bucketed, step))
+    except RunError as error:
+        return f"a captured step fails: {error}"
+    if any((a.greedy_ids != b.greedy_ids[: len(slots)]).any() for a, b in zip(expected, replayed, strict=True)):
+        return "replays of a captured step find other tokens"
+    plain, again = ([one.target_logprobs[: len(targets)] for one in outputs] for outputs in (expected, replayed))
+    return disagreement("replays of a captured step", plain, again, plain[1])

@@ -1,4 +1,9 @@
-"""KV that the graph reads and writes in place.
+"""Rows of slots: a step has several tokens of one slot, or one token of each of many; short answers share steps as
+decoding rows do. First the planner's forms, then the KV that the graph writes in place, then the form on ONNX Runtime.
+
+GroupQueryAttention refuses several tokens after a past in a batch, so an input is a step of its own. One by one, n
+short answers are n steps. Together they are as many steps as the longest has tokens, for every `num_slots` of them, and
+a copy of the prefix into a slot for each.
 
 In memory with addresses (CPU, CUDA) rows are bound by pointer, past and present in one:
 
@@ -16,20 +21,147 @@ a step are one such run within the pool.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.base import StepForm
+from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
+from olive_ext.engine.forms.buckets import with_buckets
+from olive_ext.engine.forms.graph_form import (
+    STEM,
+    GraphForm,
+    OpenedDecoder,
+    Text,
+    score,
+    targets_of,
+    two_ends_problem,
+)
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
-from olive_ext.engine.forms.rows.steps import AllSlots, NeighbouringSlots
-from olive_ext.engine.step import Copy, Move, Row
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
+from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import Decision, against_buckets
 from olive_ext.model.types import ITEM_BYTES, KvTensor
+
+LIMITS = (1, 2, 4, 8, 16, 32)
+"""Numbers of tokens among which the best limit is chosen."""
+
+TOKENS_PER_STEP, STEP_OF_SLOTS, COPY = 256, 1.1, 0.1
+"""The rule, in units of a step's cost: so many tokens of a row cost as much again; a step with a token in every slot; a
+copy of a slot. On a device a step of a few tokens costs what it takes to read the weights, and a copy what it takes to
+read one slot."""
+
+MARGIN = 0.95
+"""Answers share steps where that costs less than this part of what one step for each costs."""
+
+
+@dataclass(frozen=True)
+class SlotRows(StepForm):
+    """What forms over slots have in common: inputs come first, each alone."""
+
+    answers: bool = False
+    """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
+
+    @override
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+        inputs, decoding = ready.split()
+        if inputs:
+            return ChosenRows([(inputs[0], ready.row(inputs[0], ready.most_tokens))])
+        return ChosenRows([(one, ready.row(one, 1)) for one in self.decoding(decoding, ready.limit)])
+
+    @override
+    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+        return AnswerSteps() if self.answers else super().scored_steps(chunk_size, rule)
+
+    @property
+    @override
+    def padded(self) -> StepForm:
+        return AllSlots()
+
+    @override
+    def with_other(self, other: StepForm) -> StepForm:
+        return replace(self, answers=self.answers and isinstance(other, SlotRows) and other.answers)
+
+
+@dataclass(frozen=True)
+class NeighbouringSlots(SlotRows):
+    """A step decodes neighbouring slots; a gap between two rows is filled with an idle row."""
+
+    name: ClassVar[str] = "range"
+    spans_slots: ClassVar[bool] = True
+
+    @override
+    def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
+        return list(range(slots[0], slots[-1] + 1))
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return isinstance(other, SlotRows | OneRow)
+
+
+@dataclass(frozen=True)
+class AllSlots(SlotRows):
+    """A step has one row, or a row for every slot; slots that are not decoding have idle rows."""
+
+    name: ClassVar[str] = "pool"
+    splits_rows: ClassVar[bool] = False
+
+    @override
+    def slots_of(self, slots: list[int], num_slots: int) -> list[int]:
+        return slots if len(slots) == 1 else list(range(num_slots))  # a sequence that runs alone has no company
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return isinstance(other, AllSlots | OneRow)
+
+    @override
+    def for_slots(self, counts: Iterable[int]) -> StepForm:
+        return self if len(set(counts)) == 1 else OneRow()
+
+
+class AnswerSteps(ScoredSteps):
+    """Short answers share steps where that is cheaper: `answer_tokens` is the most tokens of such an answer."""
+
+    def __init__(self) -> None:
+        super().__init__("rows", "by rule: none so far")
+
+    @override
+    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
+        scored = [one for one in sequences if one.generation is None]
+        tokens = [one.end - one.num_shared for one in scored]
+        num_slots = target.capacity.for_sequences(max((one.end for one in scored), default=1)).num_slots
+        if tokens and num_slots > 1:
+            self.answer_tokens, self.reason = choose_limit(tokens, num_slots)
+            self.name = "answers" if self.answer_tokens else "rows"
+        return False
+
+
+def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
+    """The cheapest limit for texts of so many tokens behind their prefix (0: a step for each), and why."""
+    alone = _cost(tokens, 0, num_slots)
+    costs = {limit: _cost(tokens, limit, num_slots) for limit in LIMITS}
+    limit = min(costs, key=lambda limit: costs[limit])
+    words = f"{costs[limit]:.3g} steps' cost expected where answers of up to {limit} tokens share steps"
+    return limit if costs[limit] < MARGIN * alone else 0, f"by rule: {words}, {alone:.3g} steps' cost one by one"
+
+
+def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
+    """What texts cost that have so many tokens behind their prefix, where those of up to `limit` share steps."""
+    shared = [count for count in tokens if count <= limit]
+    rows = max(1, min(num_slots, len(shared)))
+    alone = sum(1 + 1 / TOKENS_PER_STEP * count for count in tokens if count > limit)
+    return alone + sum(shared) * STEP_OF_SLOTS / rows + len(shared) * COPY
+
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -53,7 +185,7 @@ class ViewKv(KvStore):
             self._buffers.append(_Buffer(tensor, self.num_slots, capacity, self._place))
 
     @override
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Items[Copy]) -> None:
         for copy in copies:
             if self._device.kind != "cpu":
                 self._copy_on_device(copy)
@@ -76,7 +208,7 @@ class ViewKv(KvStore):
             buffer.move(move)
 
     @override
-    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind(self, rows: Items[Row]) -> ort.IOBinding:
         return self.bind_slots(rows[0].slot, len(rows))
 
     def bind_slots(self, first: int, count: int) -> ort.IOBinding:
@@ -87,7 +219,7 @@ class ViewKv(KvStore):
         return self._bindings[key]
 
     @override
-    def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
         return self._binding(rows[0].slot, len(rows))
 
     @override
@@ -180,7 +312,7 @@ class StagedKv(KvStore):
             self._pool = [self._allocate(tensor, self.num_slots) for tensor in self._spec.kv]
             self._bindings[self.num_slots] = self._binding(self._pool)
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Items[Copy]) -> None:
         """Positions from the first on, as many of each as the longest copy has. All are read before one is written."""
         self._write_back()
         sources: dict[int, int] = {}
@@ -191,7 +323,7 @@ class StagedKv(KvStore):
             self._staged_slot = None
 
     @override
-    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind(self, rows: Items[Row]) -> ort.IOBinding:
         slot, past, tokens = rows[0][:3]
         if len(rows) > 1:
             self._write_back()
@@ -205,7 +337,7 @@ class StagedKv(KvStore):
         return self._bindings[len(rows)]
 
     @override
-    def bind_anew(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind_anew(self, rows: Items[Row]) -> ort.IOBinding:
         return self._binding(self._staging if len(rows) == 1 else self._pool)
 
     @override
@@ -248,3 +380,73 @@ class StagedKv(KvStore):
 
     def _allocate(self, tensor: KvTensor, num_rows: int) -> ort.OrtValue:
         return allocate(self._session, tensor.shape(num_rows, self.capacity), tensor.elem_type, self._device)
+
+
+class RowsOnGraph(GraphForm):
+    """Short answers share steps where that is cheaper ("answers"); other texts do not."""
+
+    name = "rows"
+
+    @classmethod
+    @override
+    def against(cls, model: ResolvedModel) -> str | None:
+        return None
+
+    @classmethod
+    @override
+    def decision(cls, model: ResolvedModel, reason: str) -> Decision:
+        is_demanded, problem = model.settings.engine.scoring == "answers", against_answers(model)
+        if is_demanded and problem:
+            raise ConfigError(f"'engine.scoring' = \"answers\": {problem}", "engine.scoring")
+        if problem:
+            return Decision("scoring", "rows", reason)
+        why = "short answers share steps of one token each where that is cheaper by rule"
+        told = "engine.scoring: if steps of short answers agree" if is_demanded else f"{reason}; {why}"
+        return Decision("scoring", "answers", told, "tried")
+
+    @override
+    def allocate(self, place: KvPlace) -> KvStore:
+        return ViewKv(place) if place.device.has_pointers else StagedKv(place)
+
+    @override
+    def finish(self, decoder: OpenedDecoder) -> None:
+        """Pads steps to shape buckets, then lets short answers share steps, as far as both are wanted and agree."""
+        wanted, size = self.model.buckets, decoder.chunk_size
+        decoder.runner = with_buckets(decoder.runner, decoder.spec.vocab_size, size, wanted, decoder.notes)
+        if against_answers(self.model) or decoder.runner.capacity.num_slots == 1:
+            return
+        form = decoder.runner.traits.form
+        problem = check_answer_steps(decoder.runner, decoder.spec.vocab_size)
+        if problem is not None:
+            decoder.notes.append(f"short answers share no steps: {problem}")
+        elif isinstance(form, SlotRows):
+            decoder.runner.traits = replace(decoder.runner.traits, form=replace(form, answers=True))
+
+
+def against_answers(model: ResolvedModel) -> str | None:
+    """Why short answers are not to be fed one token a step together; None where they may be."""
+    if model.settings.engine.scoring == "rows":
+        return "engine.scoring"
+    if model.buckets.is_strict:
+        return "a step of many answers may have more targets than any that was run beforehand"
+    if model.device.kind != "cuda" and model.spec.rounds_rows:
+        return "one token is computed otherwise than several, which the rounding of activations would show"
+    return against_buckets(model.spec)
+
+
+def check_answer_steps(runner: Runner, vocab_size: int) -> str | None:
+    """Why short answers must not be fed one token a step together; None where that scores what single rows score."""
+    slots = runner.traits.form.slots_of([0, 1], runner.capacity.num_slots)
+    idle = tuple(Row(slot, 0, (0,)) for slot in slots[2:])
+
+    def together(stem: Text, *ends: Text) -> FloatArray:
+        score(runner, stem)
+        for depth, tokens in enumerate(zip(*ends, strict=True)):
+            rows = tuple(Row(slot, STEM + depth, (token,)) for slot, token in enumerate(tokens))
+            copies = () if depth else (Copy(0, 1, STEM),)
+            step = Step((*rows, *idle), (LogitsRow(0, 0), LogitsRow(1, 0)), targets_of(2), copies=copies)
+            logprobs_T = runner.run(step).target_logprobs
+        return logprobs_T
+
+    what = "a step of short answers", "short answers together"
+    return two_ends_problem(runner, vocab_size, *what, together)

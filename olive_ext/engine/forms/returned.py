@@ -1,31 +1,120 @@
-"""Caches that the graph returns anew, on ONNX Runtime, and the trials that say which rows share a step.
+"""Caches that the graph returns anew (concatenated KV, states): a step has any slots whose rows are alike, which copies
+nothing while the rows stay the same. First the planner's form, then the trials, then the cache.
 
-What an exporter's graph does with several rows does not show on it: it may make its mask for one row, or take positions
-from the past's shape. Axes: S tokens of a text, T targets.
+How far rows must be alike is tried at opening. What an exporter's graph does with several rows does not show on it: it
+may make its mask for one row, or take positions from the past's shape.
+
+Present outputs stay on the device and are the next step's past as they are, while the rows stay the same. Where these
+change, rows of several batches are put together, those with fewer positions filled up. Tensors are not written again,
+so the slots that go on from a checkpoint share them. A state cannot be cut: what was resident at a checkpoint is kept,
+and only to checkpoints can a slot go back. Axes: S tokens of a text, T targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import astuple, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
 from typing_extensions import override
 
-from olive_ext.engine.forms.agreement import TARGETS, Text, disagreement
-from olive_ext.engine.forms.base import ONE_ROW
-from olive_ext.engine.forms.graph_form import OpenedDecoder
+from olive_ext.engine.capacity import UNLIMITED
+from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
+from olive_ext.engine.forms.graph_form import TARGETS, OpenedDecoder, Text, disagreement
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore, StackedPart, Stacker, Values, zeros
-from olive_ext.engine.forms.returned.steps import AlikeRows
-from olive_ext.engine.forms.rows.graph import RowsOnGraph
+from olive_ext.engine.forms.rows import RowsOnGraph
+from olive_ext.engine.media.items import runs_within
+from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor
 from olive_ext.model import ResolvedModel
+
+
+@dataclass(frozen=True)
+class AlikeRows(StepForm):
+    """Rows of a step have equally many tokens; those of one token behind equally many positions may always share it."""
+
+    name: ClassVar[str] = "alike"
+    has_blocks: ClassVar[bool] = True
+
+    mixes_pasts: bool = False
+    """One token each, behind different numbers of positions; otherwise behind equally many."""
+
+    prompts: bool = False
+    """Several tokens each, behind nothing."""
+
+    continued: bool = False
+    """Several tokens each, behind equally many positions."""
+
+    sources: bool = True
+    """Sources of different shapes."""
+
+    def group(self, past: int, num_tokens: int, source: Source | None) -> Hashable | None:
+        """What rows that may share a step have in common; None for a row that runs alone."""
+        shape = None if self.sources or source is None else source.array.shape
+        if num_tokens == 1:
+            return (1, None if self.mixes_pasts else past, shape)
+        return (num_tokens, past, shape) if (self.continued if past else self.prompts) else None
+
+    @override
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+        rows = {one.slot: ready.row(one, ready.most_tokens) for one in ready.sequences}
+        chosen = self._alike([(one, len(rows[one.slot].tokens)) for one in ready.sequences])
+        return ChosenRows([(one, rows[one.slot]) for one in chosen[: ready.limit]])
+
+    @override
+    def decoding(self, sequences: list[Sequence], limit: int) -> list[Sequence]:
+        return self._alike([(one, 1) for one in sequences])[:limit] if sequences else []
+
+    def _alike(self, ready: Iterable[tuple[Sequence, int]]) -> list[Sequence]:
+        """The most of these sequences, of which so many tokens are next, whose rows may share a step. Inputs come
+        first, of these the ones that run alone, so that what follows their pictures or sounds can be fed together."""
+        alone: list[Sequence] = []
+        groups: dict[Hashable, list[Sequence]] = {}
+        for one, num_tokens in ready:
+            group = self.group(one.computed, num_tokens, one.source)
+            stop = one.computed + num_tokens
+            if group is None or (num_tokens > 1 and runs_within(one.media, one.computed, stop)):
+                alone.append(one)
+            else:
+                groups.setdefault(group, []).append(one)
+        if alone:
+            return alone[:1]
+        inputs = [group for group in groups.values() if any(one.pending > 1 for one in group)]
+        return max(inputs or groups.values(), key=len)
+
+    @override
+    def room(self, most_tokens: int, pending: int) -> tuple[int, int]:
+        return UNLIMITED, UNLIMITED
+
+    @override
+    def min_copy(self, answer_tokens: int) -> int:
+        return 1
+
+    @override
+    def most_step_tokens(self, chunk_size: int, num_slots: int) -> int:
+        return chunk_size * num_slots
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return isinstance(other, AlikeRows)
+
+    @override
+    def with_other(self, other: StepForm) -> StepForm:
+        """Rows as alike as both demand; forms of other caches vouch for one token behind equal pasts only."""
+        if not isinstance(other, AlikeRows):
+            return AlikeRows(sources=self.sources)
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return AlikeRows(*(mine and its for mine, its in pairs))
+
 
 TEXT_TOKENS = 5
 PROMPT = 3
@@ -120,7 +209,7 @@ class _RowsTrial:
         for slot, (text, length) in enumerate(zip(self._texts, lengths, strict=True)):
             self._alone(slot, text[:length])
 
-    def _alone(self, slot: int, tokens: Sequence[int]) -> FloatArray:
+    def _alone(self, slot: int, tokens: Items[int]) -> FloatArray:
         """[S, T]."""
         found = []
         for start in range(0, len(tokens), self._chunk_size):
@@ -133,7 +222,7 @@ class _RowsTrial:
         found_RT = self._run(rows, [LogitsRow(slot, len(row.tokens) - 1) for slot, row in enumerate(rows)])
         return [(slot, stop, found_RT[slot]) for slot, (_, stop) in enumerate(spans)]
 
-    def _run(self, rows: tuple[Row, ...], logits_rows: Sequence[LogitsRow]) -> FloatArray:
+    def _run(self, rows: tuple[Row, ...], logits_rows: Items[LogitsRow]) -> FloatArray:
         """[R, T]."""
         targets = tuple((place, token) for place in range(len(logits_rows)) for token in TARGETS)
         output = self._runner.run(Step(rows, tuple(logits_rows), targets))
@@ -225,13 +314,13 @@ class ReturnedKv(KvStore):
         self.close()
 
     @override
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Items[Copy]) -> None:
         for copy in copies:
             place = self._place_at(copy.source, copy.length)
             self._slots[copy.target] = _Slot(place, {copy.length: place})
 
     @override
-    def bind(self, rows: Sequence[Row]) -> ort.IOBinding:
+    def bind(self, rows: Items[Row]) -> ort.IOBinding:
         places = [self._place_at(row.slot, row.past) for row in rows]
         batch = self._together(places)
         self._detach({id(place.batch) for place in places if place.batch is not batch}, {row.slot for row in rows})
@@ -246,7 +335,7 @@ class ReturnedKv(KvStore):
         return binding
 
     @override
-    def collect(self, rows: Sequence[Row], presents: Sequence[ort.OrtValue]) -> None:
+    def collect(self, rows: Items[Row], presents: Items[ort.OrtValue]) -> None:
         batch = _ReturnedBatch(tuple(presents), len(rows), max(row.past + len(row.tokens) for row in rows))
         for number, row in enumerate(rows):
             slot = self._slots[row.slot]
@@ -287,7 +376,7 @@ class ReturnedKv(KvStore):
         values = self._stacker.stack([self._part([place], length, length)])
         return BatchRow(_ReturnedBatch(values, 1, length), 0, length)
 
-    def _together(self, places: Sequence[BatchRow]) -> _ReturnedBatch:
+    def _together(self, places: Items[BatchRow]) -> _ReturnedBatch:
         """A batch of these rows, in this order, in which the longest one fills the width."""
         batch, width = places[0].batch, max(place.length for place in places)
         is_whole = [place.row for place in places if place.batch is batch] == list(range(batch.num_rows))
@@ -298,7 +387,7 @@ class ReturnedKv(KvStore):
         runs = [list(run) for _, run in groupby(places, key=lambda place: id(place.batch))]
         return _ReturnedBatch(self._stacker.stack([self._part(run, width) for run in runs]), len(places), width)
 
-    def _part(self, run: Sequence[BatchRow], width: int, cut: int | None = None) -> StackedPart:
+    def _part(self, run: Items[BatchRow], width: int, cut: int | None = None) -> StackedPart:
         """Rows of one batch, the first `cut` positions of the longest of them, or all, filled up to `width` by one of
         these: masks and lengths hide what is filled up."""
         batch, longest = run[0].batch, max(place.length for place in run)

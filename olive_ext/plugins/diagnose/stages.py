@@ -25,7 +25,6 @@ from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.model.providers.table import CPU
-from olive_ext.registry import hook
 from olive_ext.report import Report
 from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.stages import Stage, StageName
@@ -139,7 +138,7 @@ def _breaks(alone: Comparison, claim: Certainty | None) -> bool:
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
     """What to evaluate for each stage; nothing where there are fewer than two."""
     config, reference = models.config, models.config.reference
-    if reference is None or models.given.kind != "onnx" or not (reference.float_model or reference.provider_stage):
+    if reference is None or models.given.kind != "onnx" or not reference.has_stages:
         return {}
     shared: dict[str, Any] = {"tasks": asked_tasks(config), "use_cache": config.journal, "output_dir": None}
     config = config.model_copy(update={**shared, "sample_log_num": 0, "documents": "all", "certain": None})
@@ -185,8 +184,9 @@ def _plain_engine(models: Models) -> EngineConfig:
 
 def _finding(models: Models) -> str:
     """What the conversion lost, or why that is not known."""
+    from olive_ext.plugins.diagnose.conversion import hold_against
+
     try:
-        hold_against = hook("hold_against", "what the conversion lost")
         float_model = _float_model(models)
         assert float_model is not None
         return str(hold_against(float_model, models.given_reference).sentence())

@@ -1,1 +1,0 @@
-"""Packed steps: the tokens of many slots, each behind its own past, which lies in blocks that a table names."""

@@ -1,1 +1,0 @@
-"""Rows of caches that the graph returns anew: those that are alike share a step."""

@@ -1,0 +1,587 @@
+"""Tree batches: many texts that are scored in one row of the graph, after the prefix that they share. First which rows
+the next step holds, then the graph's inputs for that, then the form on ONNX Runtime. Cells are moved in the host's
+memory, so the form is for the CPU.
+
+The shared-prefix cache is one path of tokens, each in a cell.
+
+path     A B C D      after a step with the rows "A B x y" and "A B C D"
+cells    1 2 5 6      (x and y lie in 3 and 4)
+settled  1 2 3 4      where the next sequence shares all four
+
+GroupQueryAttention takes several tokens after a past in one row only, and there each token sees all cells before its
+own. With a bias that hides cells, and positions that are an input instead of counted, the tokens of that row form a
+tree:
+
+cells     0 1 2 3 4 | 5 6 7 | 8 9        a prefix, then "x y z" and "u v", both after the prefix
+positions 0 1 2 3 4 | 5 6 7 | 5 6        "u" does not see cells 5 to 7
+
+Axes: B rows, S tokens of a step, T cells or positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Items
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from onnx import helper
+from typing_extensions import override
+
+from olive_ext.engine.capacity import Capacity
+from olive_ext.engine.forms.base import ReadySequences, ScoredBatch, ScoredSteps, ScoringRule, StepForm, StepTarget
+from olive_ext.engine.forms.graph_form import (
+    ONE_BY_ONE,
+    STEM,
+    SUFFIX,
+    GraphForm,
+    OpenedDecoder,
+    Text,
+    targets_of,
+    two_ends_problem,
+)
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
+from olive_ext.engine.media.items import border, chunk_end
+from olive_ext.engine.requests import TokenArray, common_prefix, integers
+from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.step import (
+    FIRST_CELL,
+    SHARED_PREFIX,
+    CellArray,
+    FloatArray,
+    LogitsRow,
+    Move,
+    Row,
+    Step,
+    visible_cells,
+)
+from olive_ext.graph.edits import WHOLE_LENGTH
+from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
+from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
+from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
+
+CELLS_PER_POSITION = 2
+"""Cells of the shared-prefix cache at most, for each position of the context: rotary tables are made to cover them."""
+
+
+@dataclass(frozen=True)
+class TreeForm(StepForm):
+    """Texts that are scored make tree batches; all others have slots."""
+
+    slots: StepForm
+
+    @property
+    @override
+    def name(self) -> str:  # type: ignore[override]
+        return self.slots.name
+
+    @property
+    @override
+    def in_slots(self) -> StepForm:
+        return self.slots
+
+    @override
+    def over(self, slots: StepForm) -> StepForm:
+        return TreeForm(slots)
+
+    @override
+    def next_rows(self, ready: ReadySequences) -> ChosenRows:
+        return self.slots.next_rows(ready)
+
+    @override
+    def runs(self, other: StepForm) -> bool:
+        return self.slots.runs(other)
+
+    @override
+    def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
+        return TreeSteps(chunk_size, rule)
+
+
+class TreeBatches:
+    """Waiting sequences in sorted order, of which the first may be computed in part."""
+
+    def __init__(self, capacity: int, num_tokens: int) -> None:
+        """`capacity`: cells of the shared-prefix cache. `num_tokens`: tokens of a step."""
+        self._prefix = SharedPrefix(capacity)
+        self._num_tokens = num_tokens
+        self._waiting: deque[Sequence] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that are not computed to their ends."""
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes sequences in sorted order."""
+        self._waiting.append(sequence)
+
+    def plan(self, limit: int) -> ScoredBatch:
+        """Rows of up to `limit` tokens together, fewer where no more are waiting or an item would be cut, more where
+        the first row begins with an item of more. The last row may end before its sequence does, which then stays the
+        first that waits."""
+        move = self._prefix.settle(_to_join(self._waiting[0]))
+        first_cell = self._prefix.top
+        room = min(limit, self._num_tokens, self._prefix.room)
+        rows: list[tuple[Sequence, Row]] = []
+        shared = []
+        while room > 0 and self._waiting:
+            sequence = self._waiting[0]
+            is_new = not sequence.computed
+            sequence.computed = self._prefix.join(_to_join(sequence))
+            if is_new:
+                shared.append(sequence.computed)
+            stop = min(sequence.end, sequence.computed + room)
+            if sequence.media and stop < sequence.end:
+                stop = chunk_end(sequence.media, sequence.computed, stop)
+            if rows and stop - sequence.computed > room:
+                break
+            tokens = sequence.tokens[sequence.computed : stop]
+            fed, cells_P = tuple(tokens.tolist()), self._prefix.cells()
+            row = Row(SHARED_PREFIX, sequence.computed, fed, media=sequence.media, cells_P=cells_P)
+            self._prefix.extend(tokens)
+            rows.append((sequence, row))
+            room -= len(tokens)
+            if stop < sequence.end:
+                break
+            self._waiting.popleft()
+        return ScoredBatch(ChosenRows(rows), tuple(shared), (move,) if move else (), first_cell)
+
+
+class SharedPrefix:
+    """The tokens of the sequence that was fed last, and their cells. Sequences are to come in sorted order."""
+
+    def __init__(self, capacity: int) -> None:
+        self._tokens_P = np.zeros(capacity, np.int32)
+        self._cells_P: CellArray = np.zeros(capacity, np.int32)
+        self._length = 0
+        self.top = FIRST_CELL
+        """The cell of the next token."""
+
+    @property
+    def room(self) -> int:
+        """Cells that are left."""
+        return len(self._cells_P) - self.top
+
+    def settle(self, tokens: TokenArray) -> Move | None:
+        """Forgets all but what `tokens` shares with the path, and puts that into the first cells."""
+        length = self.join(tokens)
+        settled = np.arange(FIRST_CELL, FIRST_CELL + length, dtype=np.int32)
+        stays = common_prefix(self._cells_P[:length], settled)
+        move = Move(self._cells_P[stays:length].copy(), FIRST_CELL + stays) if stays < length else None
+        self._cells_P[:length] = settled
+        self.top = FIRST_CELL + length
+        return move
+
+    def join(self, tokens: TokenArray) -> int:
+        """Cuts the path back to what it shares with `tokens`: the number of tokens."""
+        self._length = common_prefix(self._tokens_P[: self._length], tokens)
+        return self._length
+
+    def cells(self) -> CellArray:
+        """The cell of each of the P tokens of the path; int32 [P]."""
+        cells: CellArray = self._cells_P[: self._length].copy()
+        return cells
+
+    def extend(self, tokens: TokenArray) -> None:
+        """Continues the path with `tokens`, in the next cells."""
+        stop = self._length + len(tokens)
+        self._tokens_P[self._length : stop] = tokens
+        self._cells_P[self._length : stop] = np.arange(self.top, self.top + len(tokens))
+        self._length = stop
+        self.top += len(tokens)
+
+
+def _to_join(sequence: Sequence) -> TokenArray:
+    """Tokens that need not be fed where they are resident: those computed, or those before the first score."""
+    return sequence.tokens[: sequence.computed or border(sequence.media, sequence.first_read())]
+
+
+SIZES = (64, 128, 256, 512)
+"""Tokens of a step among which the best is chosen."""
+
+DEFAULT_SIZE = 256
+"""Tokens of a tree batch until there has been enough work to measure."""
+
+SHAPES = ((8, 72), (64, 72), (64, 1088))
+"""Tokens and cells of the steps that are timed; fewer cells where the context has fewer. The last one has many, so that
+its pairs take long enough to be seen."""
+
+MIN_CONTEXT = 320
+"""The least context length, in positions, at which steps of different numbers of cells differ measurably."""
+
+REPEATS = 4
+"""Runs of each step that is timed; the first is not counted."""
+
+MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
+"""Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
+
+MARGIN = 0.95
+"""Tree batches are taken where they cost less than this part of what one text a step costs: that has no cells to
+move."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds: of any step, of each token, of each pair of token and cell."""
+
+    fixed: float
+    per_token: float
+    per_pair: float
+
+    def of(self, tokens: float, cells: float) -> float:
+        """Seconds of a step of `tokens` behind and among `cells`."""
+        return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
+
+    def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+        """Seconds of the parts, each (tokens to feed, tokens resident before), one by one in steps of `size`."""
+        return sum(self._of_text(tokens, past, size) for tokens, past in parts)
+
+    def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
+        """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
+        the next step, behind its own beginning."""
+        return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
+
+    def _of_text(self, tokens: int, past: int, size: int) -> float:
+        full, rest = divmod(tokens, size)
+        whole = sum(self.of(size, past + size * number) for number in range(1, full + 1))
+        return whole + (self.of(rest, past + tokens) if rest else 0.0)
+
+
+TYPICAL = StepCost(fixed=16.0, per_token=1.0, per_pair=1 / 1600)
+"""The rule: what steps cost on a CPU, in units of one token's cost. Measured for SmolLM2-135M's shape in fp32 on two
+cores: fixed 10 to 19, each pair 1/2100 to 1/1200."""
+
+
+class TreeSteps(ScoredSteps):
+    """Tree batches of `num_tokens`, or one text a step (0), whichever is cheaper where the form is open."""
+
+    def __init__(self, chunk_size: int, rule: ScoringRule) -> None:
+        waiting = "not measured yet: too little work so far" if rule.is_measured else "by rule: nothing scored so far"
+        super().__init__("branches", waiting if rule.is_open else rule.reason)
+        self._is_open = rule.is_open
+        self._cost = None if rule.is_measured else TYPICAL
+        self.num_tokens = DEFAULT_SIZE if rule.is_open else chunk_size
+
+    @override
+    def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:
+        parts = [(one.end - one.num_shared, one.num_shared) for one in sequences if one.generation is None]
+        if not self._is_open or not parts:
+            return False
+        is_worth_it = sum(tokens for tokens, _ in parts) >= MIN_TOKENS
+        is_timed = self._cost is None and is_worth_it and context_length >= MIN_CONTEXT
+        if is_timed:
+            self._cost = measure_trees(target, context_length)
+        if self._cost is not None:
+            self.num_tokens, self.reason = choose_size(self._cost, parts, DEFAULT_CHUNK)
+            self.name = "branches" if self.num_tokens else "rows"
+        return is_timed
+
+    @override
+    def batches(self, capacity: Capacity) -> TreeBatches | None:
+        return TreeBatches(capacity.cells, self.num_tokens) if self.num_tokens else None
+
+    @override
+    def memory(self, scored: int, generated: int, context_length: int, row_group: int) -> tuple[int, int]:
+        if not self.num_tokens:
+            return super().memory(scored, generated, context_length, row_group)
+        cells = FIRST_CELL + scored + self.num_tokens if scored else 0
+        return generated, min(cells, CELLS_PER_POSITION * context_length)
+
+    @override
+    def describe(self) -> Mapping[str, Any]:
+        if self._cost is None or self._cost is TYPICAL:
+            return super().describe()
+        cost = {f"{name}_s": seconds for name, seconds in asdict(self._cost).items()}
+        return {**super().describe(), "step_cost": cost}
+
+
+def choose_size(cost: StepCost, parts: list[tuple[int, int]], row_size: int) -> tuple[int, str]:
+    """Tokens of a tree batch, or 0 for one text a step, and why: the cheapest for a plan whose parts are (tokens to
+    feed, tokens resident before); a part alone is fed in steps of `row_size`."""
+    origin, unit = ("by rule", "tokens' cost") if cost is TYPICAL else ("measured", "s")
+    rows = cost.of_rows(parts, row_size)
+    batches = {size: cost.of_tree_batches(parts, size) for size in SIZES}
+    size = min(batches, key=lambda size: batches[size])
+    reason = f"{origin}: {batches[size]:.3g} {unit} expected in steps of {size} tokens, {rows:.3g} {unit} one by one"
+    return size if batches[size] < MARGIN * rows else 0, reason
+
+
+def measure_trees(target: StepTarget, context_length: int, clock: Callable[[], float] = time.perf_counter) -> StepCost:
+    """Times tree batches of three shapes."""
+    shapes = [(tokens, min(cells, context_length)) for tokens, cells in SHAPES]
+    target.reserve(0, FIRST_CELL + max(cells for _, cells in shapes))
+    seconds = []
+    for tokens, cells in shapes:
+        past = cells - tokens - FIRST_CELL
+        cells_P = np.arange(FIRST_CELL, FIRST_CELL + past, dtype=np.int32)
+        row, read = Row(SHARED_PREFIX, past, (0,) * tokens, cells_P=cells_P), LogitsRow(0, tokens - 1)
+        step = Step((row,), logits_rows=(read,), first_cell=FIRST_CELL + past)
+        times = []
+        for _ in range(REPEATS):
+            begin = clock()
+            target.run(step)
+            times.append(clock() - begin)
+        seconds.append(min(times[1:]))
+    factors = [[1, tokens, tokens * cells] for tokens, cells in shapes]
+    return StepCost(*np.maximum(np.linalg.solve(np.array(factors, float), seconds), 0).tolist())
+
+
+BIASES: Mapping[int, tuple[type[np.floating[Any]], float]] = {1: (np.float32, -1e30), 10: (np.float16, -6e4)}
+"""numpy's type by ONNX type (FLOAT 1, FLOAT16 10), and the number that is added to an attention score to hide a cell:
+finite, because a block of cells that are all hidden must not make NaN."""
+
+
+class TreeOnGraph(GraphForm):
+    """Scored texts in tree batches."""
+
+    name = "branches"
+
+    def __init__(self, model: ResolvedModel) -> None:
+        super().__init__(model)
+        self._biases: Items[BiasInput] | None = None
+
+    @classmethod
+    @override
+    def against(cls, model: ResolvedModel) -> str | None:
+        asked, spec = model.settings.engine.scoring, model.spec
+        if asked not in ("auto", "branches"):
+            return ""
+        if model.buckets.steps != "none":
+            return "branches have any shape, and steps have few"
+        if reason := against_buckets(spec):
+            return reason
+        if model.device.kind != "cpu":
+            reason = "the cells of branches are moved in the host's memory, and this model's cache is not there"
+        elif asked == "auto" and spec.rounds_rows:
+            reason = "branches add up in another order, which the rounding of activations would show (engine.scoring)"
+        return f"{ONE_BY_ONE}: {reason}" if reason else None
+
+    @classmethod
+    @override
+    def decision(cls, model: ResolvedModel, reason: str) -> Decision:
+        asked = model.settings.engine.scoring
+        return Decision("scoring", "branches", f"{asked}: until there has been enough work to measure", "tried")
+
+    @override
+    def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
+        """The graph with inputs for tree batches; as it is, with a note, where it cannot take them."""
+        has_positions = any(one.role is Role.POSITION_IDS for one in spec.inputs)
+        try:
+            graph = with_tree_attention(proto, [tensor.past for tensor in spec.kv], has_positions)
+        except NoTreeAttentionError as error:
+            return proto, replace(spec, notes=(*spec.notes, f"{ONE_BY_ONE}: {error}"))
+        self._biases = graph.biases
+        if graph.positions is not None:
+            positions = InputSpec(Role.POSITION_IDS, TensorSpec(graph.positions, 7, ("B", "S")))
+            spec = replace(spec, inputs=(*spec.inputs, positions))
+        return graph.model, spec
+
+    @override
+    def allocate(self, place: KvPlace) -> KvStore:
+        return ViewKv(place) if self._biases is None else TreeKv(place, self._biases)
+
+    @override
+    def trial(self, decoder: OpenedDecoder) -> None:
+        runner = decoder.runner
+        if self._biases is not None and (problem := check_tree_batches(runner, decoder.spec.vocab_size)):
+            runner.traits = replace(runner.traits, form=runner.traits.form.in_slots)
+            decoder.notes.append(f"{ONE_BY_ONE}: {problem}")
+
+
+class TreeKv(ViewKv):
+    """Slots, beside the shared-prefix cache: one slot of cells."""
+
+    def __init__(self, place: KvPlace, biases: Items[BiasInput]) -> None:
+        super().__init__(place)
+        self.form = TreeForm(NeighbouringSlots())
+        self._cells = ViewKv(replace(place, num_slots=1))
+        self._biases = biases
+
+    @property
+    @override
+    def num_cells(self) -> int:
+        return self._cells.capacity
+
+    @override
+    def reserve_cells(self, num_cells: int) -> None:
+        self._cells.reserve(num_cells)
+
+    @override
+    def move(self, move: Move) -> None:
+        self._cells.move(move)
+
+    @override
+    def bind(self, rows: Items[Row]) -> ort.IOBinding:
+        return self._cells.bind_slots(0, 1) if rows[0].slot == SHARED_PREFIX else super().bind(rows)
+
+    @override
+    def bind_masks(self, bind: Callable[[str, npt.NDArray[Any]], None], step: Step) -> None:
+        """Binds the graph's bias inputs. Attention itself hides what comes after a token."""
+        for bias in self._biases:
+            dtype, hidden = BIASES[bias.elem_type]
+            if step.first_cell is not None:
+                visible = visible_cells(step.rows, step.first_cell, bias.window)
+            else:
+                visible = visible_positions(step.rows, bias.window)
+            bind(bias.name, np.where(visible, dtype(0), dtype(hidden)))
+
+    @override
+    def release_memory(self) -> None:
+        super().release_memory()
+        self._cells.release_memory()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._cells.close()
+
+
+def visible_positions(rows: Items[Row], window: int | None) -> npt.NDArray[np.bool_]:
+    """[1 or B, 1, S, T]: all positions, or those within the window."""
+    num_tokens = len(rows[0].tokens)
+    past_B = integers([row.past for row in rows])
+    num_positions = int(past_B.max()) + num_tokens
+    if window is None:
+        return np.ones((1, 1, num_tokens, num_positions), np.bool_)
+    distance_BST = past_B[:, None, None] + np.arange(num_tokens)[:, None] - np.arange(num_positions)
+    visible: npt.NDArray[np.bool_] = (distance_BST < window)[:, None]
+    return visible
+
+
+def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
+    """Why tree batches must not be used on this model and device; None where they score what single rows score."""
+
+    def together(stem: Text, left: Text, right: Text) -> FloatArray:
+        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end behind
+        the stem together with the rest of the left one."""
+        stem_P = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
+        begun_P = np.arange(FIRST_CELL, FIRST_CELL + STEM + 2, dtype=np.int32)
+        first = Row(SHARED_PREFIX, 0, stem + left[:2], cells_P=stem_P[:0])
+        runner.run(Step((first,), first_cell=FIRST_CELL))
+        rows = Row(SHARED_PREFIX, STEM, right, cells_P=stem_P), Row(SHARED_PREFIX, STEM + 2, left[2:], cells_P=begun_P)
+        read = LogitsRow(1, SUFFIX - 3), LogitsRow(0, SUFFIX - 1)
+        return runner.run(Step(rows, read, targets_of(2), first_cell=FIRST_CELL + len(begun_P))).target_logprobs
+
+    cells = FIRST_CELL + STEM + 2 * SUFFIX
+    return two_ends_problem(runner, vocab_size, "a step of branches", "branches", together, cells)
+
+
+POSITIONS = "olive_ext/branch_positions"
+BIAS = "olive_ext/branch_bias"
+TABLE = "olive_ext/branch_table"
+
+_POSITIONS_AT, _BIAS_AT = 9, 10
+"""GroupQueryAttention's inputs `position_ids` and `attention_bias`."""
+
+_ROTARY_AT = 7, 8
+"""Its inputs `cos_cache` and `sin_cache`."""
+
+_BIAS_TYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class BiasInput:
+    """An input [1 or B, 1, S, T] that is added to the attention's scores, in all layers that see the same cells."""
+
+    name: str
+    elem_type: int
+    window: int | None
+    """Positions that a token sees, its own included; None for all."""
+
+
+@dataclass(frozen=True)
+class TreeAttentionGraph:
+    """The edited model and its new inputs. `positions` [B, S] is None where the graph has had such an input before."""
+
+    model: onnx.ModelProto
+    positions: str | None
+    biases: tuple[BiasInput, ...]
+
+
+class NoTreeAttentionError(Exception):
+    """Why a bias cannot mask the cells of this graph's caches."""
+
+
+def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_positions: bool) -> TreeAttentionGraph:
+    """A copy of `model` in which every attention over the caches `past_names` takes a bias, and positions.
+
+    A layer's window moves into its bias, because the attention counts it in cells. Raises `NoTreeAttentionError` with
+    the reason where that cannot be done.
+    """
+    edited = deepcopy(model)
+    nodes = list(_attentions(edited.graph, set(past_names)))
+    elem_types = {value.name: value.type.tensor_type.elem_type for value in edited.graph.input}
+    if any(name.startswith((POSITIONS, BIAS, TABLE)) for name in all_names(edited.graph)):
+        raise NoTreeAttentionError("the graph has values with the names of the new inputs")
+    rotates = {bool(attribute(node, "do_rotary", 0)) for node in nodes}
+    if rotates == {False} and not has_positions:
+        raise NoTreeAttentionError("the graph counts positions by itself")
+    biases: dict[tuple[int, int | None], BiasInput] = {}
+    tables: dict[str, str] = {}
+    for node in nodes:
+        _check(node, elem_types[node.input[3]])
+        window = take_attribute(node, "local_window_size", -1)
+        key = (elem_types[node.input[3]], window if window > 0 else None)
+        bias = biases.setdefault(key, BiasInput(f"{BIAS}_{len(biases)}", *key))
+        node.input.extend([""] * (_BIAS_AT + 1 - len(node.input)))
+        node.input[_BIAS_AT] = bias.name
+        if attribute(node, "do_rotary", 0):
+            node.input[_POSITIONS_AT] = node.input[_POSITIONS_AT] or POSITIONS
+            for place in _ROTARY_AT:
+                node.input[place] = _doubled(edited.graph, node.input[place], tables)
+    reads_positions = any(POSITIONS in node.input for node in nodes)
+    if reads_positions:
+        edited.graph.input.append(helper.make_tensor_value_info(POSITIONS, onnx.TensorProto.INT64, ["B", "S"]))
+    for bias in biases.values():
+        shape = [f"{bias.name}_{axis}" for axis in "B1ST"]
+        edited.graph.input.append(helper.make_tensor_value_info(bias.name, bias.elem_type, shape))
+    return TreeAttentionGraph(edited, POSITIONS if reads_positions else None, tuple(biases.values()))
+
+
+def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
+    """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
+    though no position is that large."""
+    if table not in made:
+        known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+        read = {table, *reads(nodes_behind(graph.node, [table]))}
+        given = read.intersection(value.name for value in graph.input)
+        if table not in known or not given <= {WHOLE_LENGTH}:
+            raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")
+        made[table] = f"{TABLE}_{len(made)}"
+        place = next((number for number, node in enumerate(graph.node) if table in node.output), -1) + 1
+        graph.node.insert(place, helper.make_node("Concat", [table, table], [made[table]], name=made[table], axis=0))
+    return made[table]
+
+
+def _attentions(graph: onnx.GraphProto, past_names: set[str]) -> Iterator[onnx.NodeProto]:
+    """The nodes that read the caches, all of them GroupQueryAttention."""
+    seen: set[str] = set()
+    for node in graph.node:
+        caches = past_names.intersection(node.input)
+        if not caches:
+            continue
+        if node.op_type != "GroupQueryAttention":
+            raise NoTreeAttentionError(f"a cache is read by {node.op_type}, which is not GroupQueryAttention")
+        seen |= caches
+        yield node
+    if seen != past_names:
+        raise NoTreeAttentionError(f"nothing reads the cache '{min(past_names - seen)}'")
+
+
+def _check(node: onnx.NodeProto, elem_type: int) -> None:
+    if elem_type not in _BIAS_TYPES:
+        raise NoTreeAttentionError(f"the cache has the type {onnx.TensorProto.DataType.Name(elem_type)}")
+    if len(node.input) > _BIAS_AT and node.input[_BIAS_AT]:
+        raise NoTreeAttentionError("the attention has a bias already")
