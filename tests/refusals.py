@@ -1,5 +1,5 @@
-"""How tests ask for an error: by its class, code, field and value, and by names and numbers that its sentence holds. The
-sentence itself is free; `tests/test_errors.py` shows one for each code."""
+"""How tests ask for an error: by its class, code, field and value, and by names and numbers that its sentence holds.
+The sentence itself is free; `tests/test_errors.py` shows some."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def refuse_large_ids(folder: Path) -> None:
         if file.suffix not in _FILES or file.is_dir():
             continue
         if kind := special_kind(file):
-            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files", code="unreadable")
+            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files", code="no_access")
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
             raise ModelError(
                 f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)", code="too_large"

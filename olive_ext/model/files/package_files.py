@@ -86,6 +86,8 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
         value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
         if "\\ud" in text.lower():  # half of a character, which names no file
             json.dumps(value, ensure_ascii=False).encode()
+    except ModelError:
+        raise
     except RecursionError as error:
         raise DamagedError(f"'{path}' is not readable JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:

@@ -406,7 +406,7 @@ def _records(reference: Mapping[str, Any]) -> dict[str, str]:
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
-        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file", "--baseline", file, code="unreadable")
+        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         read = TypeAdapter(Baseline).validate_python(content)
@@ -416,7 +416,7 @@ def read_baseline(file: Path) -> Baseline:
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}", code="unreadable"
+            f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}", code="no_access"
         ) from error
     except ValidationError as error:
         problem = error.errors()[0]
