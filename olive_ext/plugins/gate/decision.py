@@ -406,7 +406,7 @@ def _records(reference: Mapping[str, Any]) -> dict[str, str]:
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
-        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file", "--baseline", file, code="no_access")
+        raise ConfigError(f"it is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         read = TypeAdapter(Baseline).validate_python(content)
@@ -415,19 +415,14 @@ def read_baseline(file: Path) -> Baseline:
         read.answers()
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(
-            f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}", code="no_access"
-        ) from error
+        told = f"cannot read it: {error.strerror or error}{hint}"
+        raise ConfigError(told, "--baseline", file, code="no_access") from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "as a whole"
-        raise ConfigError(
-            f"'--baseline' = '{file}' is no baseline of olive-ext: {where}: {problem['msg']}", code="damaged"
-        ) from error
+        raise ConfigError(f"no baseline: {where}: {problem['msg']}", "--baseline", file, code="damaged") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}", "--baseline", code="damaged"
-        ) from error
+        raise ConfigError(f"no baseline: {first_line(error)}", "--baseline", file, code="damaged") from error
     return read
 
 
