@@ -56,8 +56,8 @@ class _Scored:
         plain = PlainPass(checkpoint)
         if plain.vocab_size != model.spec.vocab_size:
             raise ModelError(
-                f"'{model.name}' has {model.spec.vocab_size} tokens and '{checkpoint.name}' {plain.vocab_size}: it was "
-                "not made of this checkpoint"
+                f"'{model.name}' has {model.spec.vocab_size} tokens and '{checkpoint.name}' {plain.vocab_size}: they "
+                "cannot be compared (one of them is padded, or it was not made of this checkpoint)"
             )
         texts = _texts(model, checkpoint, plain)
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))

@@ -279,7 +279,7 @@ def test_other_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     arrays = load_file(hf / "model.safetensors")
     cut = {name: array[:1000] if len(array) == 1024 else array for name, array in arrays.items()}
     save_file(cut, hf / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"has 1024 tokens and '.*hf' 1000: it was not made of this checkpoint"):
+    with pytest.raises(ModelError, match=r"has 1024 tokens and '.*hf' 1000: .* \(one of them is padded"):
         held(genai_export("llama"), hf)
 
 
