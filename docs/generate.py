@@ -89,8 +89,8 @@ def providers() -> list[str]:
     return [
         "## Execution providers",
         "Names that `execution_provider` takes beside ONNX Runtime's own, where tensors live, default options, and "
-        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) without "
-        "a row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
+        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) with "
+        "no row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
         _table(("name", "ONNX Runtime's name", "device", "default options", "few shapes"), rows),
     ]
 

@@ -353,6 +353,14 @@ def test_import_of_a_plugin_is_found(tmp_path: Path, module: str, text: str) -> 
     assert len(violations(plant(tmp_path, f"{module}.py", text))) == 1
 
 
+def test_tests_of_the_core_need_no_plugin() -> None:
+    folder, of_plugins = PACKAGE.parent / "tests", ("olive_ext.plugins.", "tests.plugins.")
+    for path in folder.rglob("*.py"):
+        if not path.is_relative_to(folder / "plugins"):
+            module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            assert [name for name in imports(path, module) if name.startswith(of_plugins)] == [], module
+
+
 def test_public_names_of_the_package_count_as_upward(tmp_path: Path) -> None:
     package = plant(tmp_path, "session/planted.py", "from olive_ext import __version__, open\n")
     assert [line.split(":")[0] for line in violations(package)] == ["olive_ext.session.planted imports olive_ext.open"]
