@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
-    from olive_ext.records.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,9 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     from olive_ext.backends.task_loading import Seeds
 
     config, seeds = models.config, Seeds.of(models.config.seed)
+    if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
+        told = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
+        raise ConfigError(f"'use_cache' = '{config.use_cache}': {told}")
     tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
@@ -147,10 +149,11 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
-        journal = models.keep_answers(model) if model is not None else None
         try:
+            if model is not None:
+                models.keep_answers(model)
             with models.clock.phase("candidate"):
-                results = _run(models, model, tasks, seeds, journal, comparer)
+                results = _run(models, model, tasks, seeds, comparer)
             peak_memory = memory.bytes
             comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
             report = _report(models, model, results, peak_memory, comparison)
@@ -232,7 +235,7 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
         return None
     folder = config.sample_log_dir or config.output_dir
     if folder is None:
-        raise ConfigError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
+        raise MissingError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
     return Path(folder)
 
 
@@ -241,7 +244,6 @@ def _run(
     lm: LM | None,
     tasks: LoadedTasks | None,
     seeds: Seeds,
-    journal: Journal | None,
     comparer: Comparer | None,
 ) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
@@ -249,10 +251,10 @@ def _run(
     if lm is None or tasks is None:
         return {"results": {}}
     if comparer is not None and comparer.is_sampled:
-        return comparer.run_sampled(lm, journal)
+        return comparer.run_sampled(lm)
     config = models.config
     log = config.reference is not None
-    return run_tasks(lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=log)
+    return run_tasks(lm, tasks, config, seeds=seeds, progress=models.progress, log_samples=log)
 
 
 def _report(
