@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
