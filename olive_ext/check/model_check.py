@@ -221,7 +221,7 @@ def _as_graph_allows(model: ResolvedModel, decision: Decision) -> Decision:
     """`decision`, with what the decoder's graph says of it: where rows are picked for the scoring head, and what speaks
     against the form of its steps."""
     if decision.name == "graph":
-        from olive_ext.engine.runners.ort.head import with_head
+        from olive_ext.engine.runners.ort.ort_runner import with_head
 
         head = with_head(load_graph(model.files.decoder), model.spec)
         return replace(decision, reason=f"{decision.reason}; {head.kind}: {head.reason}")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from olive_ext.engine.runners.genai.generator_traits import input_window
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ConfigError, MissingError
 from olive_ext.model import ResolvedModel, decisions
 from olive_ext.model.decisions import Decision, State, choose_chunk_size
+from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.types import ModelFiles
 

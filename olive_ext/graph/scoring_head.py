@@ -17,8 +17,7 @@ import onnx
 from olive_ext.errors import ModelError
 from olive_ext.graph.head_pattern import LAYOUT, HeadPattern, NotUnderstood, Walk, domain, label, refusal
 from olive_ext.graph.nodes import NodeWriter, attribute, default_opset, model_of, reads, remove_dead
-from olive_ext.graph.symbolic_dims import factors
-from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS
+from olive_ext.graph.value_shapes import REDUCTIONS, SKIP_NORMS, factors
 
 _FLOAT = onnx.TensorProto.FLOAT
 _INT64 = onnx.TensorProto.INT64

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import psutil
 from filelock import FileLock
 
-from olive_ext.engine.runners.hf.plain_pass import PlainPass
+from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import OliveExtError, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted

@@ -20,7 +20,7 @@ from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveE
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
-from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
 from olive_ext.report.numbers import duration
@@ -259,23 +259,16 @@ class Models:
         rounding alone."""
         return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
-    def keep_answers(self, lm: LM) -> Journal | None:
-        """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
-        that is returned. A session that records keeps them beside its records."""
-        session, stem = getattr(lm, "session", None), self.config.journal
-        if session is not None and session.records is not None:
-            return None
+    def keep_answers(self, lm: LM) -> None:
+        """Has the session of `lm`, which lm-eval's own models have not, keep its answers where the settings say; one
+        that records keeps them beside its records."""
+        session = getattr(lm, "session", None)
+        if session is None or session.records is not None:
+            return
         is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
         resume = not is_timed if self.config.resume is None else self.config.resume
-        if session is not None:
-            places = self._places if self.is_same_model else {}
-            session.keep_answers(stem, resume=resume, facts={"versions": runtimes(), **places})
-        if session is not None or stem is None:
-            return None
-        from olive_ext.backends.hf import answers_key
-
-        key = answers_key(lm)
-        return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
+        places = self._places if self.is_same_model else {}
+        session.keep_answers(self.config.journal, resume=resume, facts={"versions": runtimes(), **places})
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""

@@ -29,7 +29,7 @@ from olive_ext.engine.requests import (
     integers,
     source_key,
 )
-from olive_ext.engine.scheduling.chunks import cut
+from olive_ext.engine.scheduling.prefix_tree import cut
 from olive_ext.errors import RecordsError, one_line
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.conversion import OpenModel

@@ -16,8 +16,7 @@ from pydantic import BeforeValidator, Field
 from olive_ext.config import Strict
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, refuse_other_vocabulary, vocab_size_of
-from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
-from olive_ext.engine.reference.tap import ResidentTap, Tap
+from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap
 from olive_ext.engine.requests import NUMBERS, Source
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.engine.reference.recorded import key_of
+from olive_ext.engine.reference.tap import key_of
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request, Result
 from olive_ext.errors import RecordsError
 from olive_ext.records import Records

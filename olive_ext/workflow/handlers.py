@@ -15,10 +15,10 @@ from typing import Any
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
-from olive_ext.errors import ModelError, named_failures
+from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
-from olive_ext.model.spec.components import find_parts, settle
+from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.run.task_fit import refuse_arguments
 from olive_ext.workflow.current_run import input_model_path, logger, running
@@ -81,16 +81,23 @@ def as_loaded(model: Any) -> Iterator[str]:
 
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:
-    """The setting, else Olive's device; for an NPU, which torch does not know, the CPU."""
-    from olive_ext.backends import hf
+    """torch's name of the setting, else of Olive's device; for an NPU, which torch does not know, the CPU. Raises
+    `ConfigError` for a device that torch does not know, and for a CUDA device where it sees none."""
+    import torch
 
     name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
     if written_device is None and name not in ("cpu", "gpu", "cuda"):
         logger.info("the Hugging Face baseline runs on the CPU: torch has no device '%s'", name)
         name = "cpu"
-    origin = "'device'" if written_device else "Olive's accelerator"
-    without_cuda = f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline"
-    return hf.torch_device(written_device or name, without_cuda)
+    asked = "cuda" if (written_device or name).lower() == "gpu" else written_device or name
+    try:
+        kind = torch.device(asked).type
+    except RuntimeError as error:
+        raise ConfigError(f"'device' = {asked!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        origin = "'device'" if written_device else "Olive's accelerator"
+        raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
+    return asked
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:

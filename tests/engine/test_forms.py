@@ -27,7 +27,7 @@ from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv
 from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.opening import item_limit
 from olive_ext.engine.requests import Request
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
+from olive_ext.engine.scheduling.sequences import ChosenRows
 from olive_ext.errors import ConfigError
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel, resolve

@@ -7,8 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from olive_ext.graph.symbolic_dims import broadcast, factors, rest
-from olive_ext.graph.value_shapes import Shapes
+from olive_ext.graph.value_shapes import Shapes, broadcast, factors, rest
 from tests.graph.heads import Parts
 
 

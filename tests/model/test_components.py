@@ -15,7 +15,7 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.spec.components import find_parts, settle
+from olive_ext.model.spec.encoder_spec import find_parts, settle
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import TensorSpec
 from tests.exports.media import media_export

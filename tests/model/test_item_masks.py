@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto, parser
 
-from olive_ext.model.spec.media_faults import read_item_masks
+from olive_ext.model.spec.media_spec import read_item_masks
 from olive_ext.model.types import ItemMasks
 
 WINDOW = 3

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from olive_ext.model.spec.attention import tensor_spec
-from olive_ext.model.spec.media_faults import known_faults
+from olive_ext.model.spec.media_spec import known_faults
 from olive_ext.model.types import ItemMasks
 
 

@@ -11,8 +11,7 @@ import pytest
 from olive.model import ONNXModelHandler
 
 from olive_ext.check import check_recipe
-from olive_ext.config import EVALUATOR_TYPE
-from olive_ext.plugins.speech.settings import METRICS_TYPE
+from olive_ext.config import EVALUATOR_TYPE, evaluator_settings
 from olive_ext.workflow import OrtLMEvaluator
 from tests.check.tiny import put_model
 from tests.exports.quickstart import TASKS, exported
@@ -26,7 +25,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 its metric, the pre-processing of its data, and whether the metric is named in a list of the recipe's own."""
 
 OF_TASKS = [name for name, one in SECTIONS.items() if one["type"] == "LMEvaluator"]
-OF_METRICS = [name for name, one in SECTIONS.items() if one["type"] is None]
+METRICS_TYPE = "OrtEvaluator"
+OF_METRICS = [name for name, one in SECTIONS.items() if one["type"] is None and METRICS_TYPE in evaluator_settings()]
 
 
 def ported(section: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from typing_extensions import override
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.media.items import chunk_end
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
 
 MIN_COPY, MIN_FORK = 16, 4

@@ -54,8 +54,7 @@ from olive_ext.engine.forms.paged_attention import (
 )
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows, PlannedRow
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, PlannedRow, Sequence
 from olive_ext.engine.step import Columns, Copy, FloatArray, LogitsRow, PlainRows, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError, RunError
 from olive_ext.graph.edits import WHOLE_LENGTH

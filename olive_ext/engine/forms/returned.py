@@ -30,8 +30,7 @@ from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.media.items import runs_within
 from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor

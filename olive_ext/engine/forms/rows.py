@@ -44,8 +44,7 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
 from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph

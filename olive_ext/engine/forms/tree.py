@@ -52,8 +52,7 @@ from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
 from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.scheduling.chosen_rows import ChosenRows
-from olive_ext.engine.scheduling.sequences import Sequence
+from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import (
     FIRST_CELL,
     SHARED_PREFIX,

@@ -51,9 +51,9 @@ from olive_ext.engine.media.shapes import (
 )
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights
 from olive_ext.engine.runners.ort.inputs import InputFeed
-from olive_ext.engine.runners.ort.ort_failures import FAILURES, is_memory_error, named_failure
 from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, first_line
 from olive_ext.model.providers.devices import Device
+from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
 from olive_ext.model.spec.media_types import WORDS, MediaEncoderSpec
 
 Item = TypeVar("Item")

@@ -1,12 +1,17 @@
-"""A request in flight, and the answer it fills.
+"""A request in flight, the answer it fills, and the rows of a step that is being planned. Knows no form and no step's
+output.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
 so what is computed (`Sequence`) and what is returned (`Answer`) are two things.
+
+Most rows of a step that decodes many sequences are alike: one token after those of its slot, and the next one is what
+the device finds. Of such (`plain`) there are columns and no objects: planning 256 of them takes a third less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,8 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import FinishReason, Generation, Hypothesis, Notes, Result, Sampling, Source, TokenArray
-from olive_ext.engine.step import ONE_SIDE, Ban, Side
+from olive_ext.engine.requests import (
+    FinishReason,
+    Generation,
+    Hypothesis,
+    Notes,
+    Result,
+    Sampling,
+    Source,
+    TokenArray,
+    integers,
+)
+from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Ban, PlainRows, Row, Side
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
@@ -305,3 +320,31 @@ def drawn(logits_V: npt.NDArray[np.float32], sampling: Sampling, rng: np.random.
         kept = max(1, int((before_V < sampling.top_p).sum()))
         order_V, probs_V = order_V[:kept], probs_V[:kept] / probs_V[:kept].sum()
     return int(rng.choice(order_V, p=probs_V))
+
+
+PlannedRow = tuple[Sequence | None, Row]
+"""A row and its sequence; None for an idle one."""
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Those of `plain` sequences, behind them `others`."""
+
+    others: Items[PlannedRow]
+    plain: Items[Sequence] = ()
+
+    @cached_property
+    def rows(self) -> Items[Row]:
+        """As a step has them. The token of a plain one that the step before finds is not known yet."""
+        others = tuple([row for _, row in self.others])
+        if not self.plain:
+            return others
+        slots_B = integers([one.slot for one in self.plain])
+        past_B = integers([one.computed for one in self.plain])
+        tokens = [IDLE_TOKEN if one.is_expected else one.tokens.item(one.computed) for one in self.plain]
+        return PlainRows(slots_B, past_B, integers(tokens), others)
+
+    @cached_property
+    def sequences(self) -> tuple[Sequence | None, ...]:
+        """Of each row; None for an idle one."""
+        return (*self.plain, *[sequence for sequence, _ in self.others])

@@ -37,28 +37,34 @@ from olive_ext.model.files.package_files import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
 
-_HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
-_FREE = ("epsilon", "softcap", *_HEADS)
-"""Attributes that mean the same whatever else a node is given."""
+_FREE = ("epsilon", "softcap", "num_heads", "kv_num_heads")
+"""Attributes that mean the same whatever else a node is given, and whoever exported it."""
 
-_DECIDING = (
-    *_FREE, "local_window_size", "scale", "do_rotary", "rotary_interleaved", "interleaved", "is_causal",
-    "unidirectional", "smooth_softmax", "alpha", "beta", "approximate", "p", "k", "activation", "activation_type",
-    "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights", "update_rule",
+_BY_NAME = (
+    "local_window_size", "scale", "smooth_softmax", "alpha", "beta", "approximate", "p", "k", "activation",
+    "activation_type", "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights",
+    "update_rule",
 )  # fmt: skip
-"""Attributes that decide results. Others say how numbers are stored, or follow from shapes."""
+"""Those that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
+
+_BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
+"""Those that mean the same in two nodes of one name with the same inputs."""
 
 _ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
 1e-12."""
 
-_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention")
+_NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
+_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
 _ATTENTION_BIAS = 10
 """GroupQueryAttention's input that may hold a window's mask."""
 
 _SCALAR_READERS = ("Add", "Sub", "Mul", "Div", "Pow", "Clip", "Min", "Max", "TopK")
 _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
+
+_ROWS = 1 << 14
+"""Of a rotary table that are computed at a time."""
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
@@ -77,16 +83,15 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
     for part, graph in graphs.items():
-        own, other = constants_of(graph), constants_of(others[part]) if part in others else None
-        constants, named = own.floats(), {}
-        if other is not None:
-            known, named = _renamed(other.floats(), constants), differing_numbers(other, own)
-        else:
-            known = floats
-            if config and not part:
-                known, named = floats | rotary_tables(config, constants), numbers_against(config, own.model)
-        far = {} if other is None else outliers(distances(other, own))
-        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | named
+        own, known, far, numbers = constants_of(graph), floats, {}, {}
+        constants = own.floats()
+        if part in others:
+            other = constants_of(others[part])
+            known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
+            numbers = differing_numbers(other, own)
+        elif config and not part:
+            known, numbers = floats | rotary_tables(config, constants), numbers_against(config, own.model)
+        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return told
 
@@ -131,16 +136,26 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     bases = [float(rope[key]) for rope in (text, *ropes) for key in _BASES if rope.get(key)]
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
-    scaled = {rope.get("rope_type", rope.get("type")) for rope in ropes} - {None, "default", "mrope"}
     tables = {}
-    for name, own in constants.items() if bases and not scaled else ():
+    for name, own in constants.items() if bases and {*rope_types(text)} <= {"default"} else ():
         half = own.shape[-1] if own.ndim == 2 and ROTARY.search(name) else 0
         if not half or len(own) < 2 or all(half != int(size * share) // 2 for share in shares):
             continue
         turn = np.cos if _turn(name) == "cos" else np.sin
-        base = min(bases, key=lambda one: float(np.abs(turn(one ** -(np.arange(half) / half)) - own[1]).max()))
-        tables[name] = turn(np.outer(np.arange(len(own)), base ** -(np.arange(half) / half))).astype(np.float32)
+        angles = [base ** -(np.arange(half) / half) for base in bases]
+        nearest = min(angles, key=lambda one, own=own, turn=turn: float(np.abs(turn(one) - own[1]).max()))
+        tables[name] = np.empty(own.shape, np.float32)
+        for first in range(0, len(own), _ROWS):
+            rows = np.arange(first, min(first + _ROWS, len(own)))
+            tables[name][rows] = turn(np.outer(rows, nearest))
     return tables
+
+
+def rope_types(text: Mapping[str, Any]) -> Iterator[str]:
+    """How the positions of config.json's rotary entries are scaled; "default" where they are not."""
+    for rope in entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")}):
+        kind = rope.get("rope_type", rope.get("type"))
+        yield "default" if kind in (None, "mrope") else str(kind)
 
 
 def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
@@ -154,19 +169,14 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
     theirs = _by_kind(reference.model)
     for kind, nodes in _by_kind(model.model).items():
-        others = theirs.get(kind, [])
-        names = Counter(map(_name, others))
-        named = {name: node for node in others if names[name := _name(node)] == 1}
-        is_named = not named.keys().isdisjoint(map(_name, nodes))
-        for index, node in enumerate(nodes):
-            pair = others[index : index + 1] if len(others) == len(nodes) else others
-            if is_named:
-                pair = [named[_name(node)]] if _name(node) in named else []
-            is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
-            for name in (_DECIDING if is_named else (*_FREE, "local_window_size")) if is_alike else _FREE:
-                own, *known = (_value(one, name, sizes) for one in (node, *pair))
-                if known and not any(_is_same(name, own, other) for other in known):
-                    told[node.name] = f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"
+        groups, others = _by_name(nodes), _by_name(theirs.get(kind, []))
+        if not (is_named := not groups.keys().isdisjoint(others)):
+            groups, others = {"": nodes}, {"": theirs.get(kind, [])}
+        for name, group in groups.items():
+            known = others.get(name, [])
+            pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
+            for node, pair in zip(group, pairs, strict=True):
+                told |= _unlike(node, pair, sizes, is_named=is_named)
     scalars = _scalars(reference)
     for name, value in _scalars(model).items():
         other = scalars.get(name, value)
@@ -176,87 +186,116 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
     return told
 
 
+def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], *, is_named: bool) -> dict[str, str]:
+    """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
+    is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
+    names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
+    for name in names if len(pair) == 1 else _FREE if pair else ():
+        is_said = all(_attribute(one, name) is not None for one in (node, *pair))
+        own, *known = (_value(one, name, sizes) for one in (node, *pair))
+        is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
+        if (
+            is_known
+            and not any(_is_same(own, other) for other in known)
+            and not ("heads" in name and 0 in (own, *known))
+        ):
+            return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
+    return {}
+
+
 def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[str, str]:
     """Norms and attentions that compute with other numbers than config.json says, by name: which. A kind of norms may
     have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
-    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon"))]
-    heads = [(key, value) for key, value in fields if key.endswith(("heads", "n_head"))]
-    queries = [value for key, value in heads if "key_value" not in key and "kv" not in key]
-    caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "softcap" in key]
-    windowed = {attribute(node, "local_window_size", -1) for node in _nodes(model)} != {-1}
+    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
+    queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
+    shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
+    caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
+    kinds = _by_kind(model)
+    has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
     told: dict[str, str] = {}
-    norms: dict[str, str] = {}
-    for kind, nodes in _by_kind(model).items():
-        for node in nodes:
-            allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons} if kind == "norm" else {}
-            if node.op_type in _ATTENTIONS:
-                shared = [value for _, value in heads] + [1] * bool(heads)
-                allowed = {
-                    "num_heads": queries,
-                    "kv_num_heads": shared,
-                    "softcap": caps,
-                    "local_window_size": _windows(text, node, is_some=windowed),
-                }
-            for name, values in allowed.items():
-                own = attribute(node, name, _ABSENT.get(name))
-                if own is not None and values and not any(_is_same(name, own, value) for value in values):
-                    how = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
-                    (norms if kind == "norm" else told)[node.name] = how
-    all_norms = [node.name for node in _by_kind(model).get("norm", ())]
-    meant = meant_others(all_norms, norms, kind_of) if len(norms) < len(all_norms) else ()
-    return told | {name: how for name, how in norms.items() if name not in meant}
+    for node in chain(kinds.get("norm", ()), kinds.get("attention", ())):
+        allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
+        if node.op_type in _ATTENTIONS:
+            allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
+            allowed |= {"scale": _scales(text), "local_window_size": _windows(text, node, has_windows=has_windows)}
+        for name, values in allowed.items():
+            own = _value(node, name, set())
+            if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
+                told[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
+    norms = {node.name for node in kinds.get("norm", ())}
+    meant = meant_others(norms, norms & told.keys(), kind_of) if norms - told.keys() else ()
+    return {name: how for name, how in told.items() if name not in meant}
 
 
-def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, is_some: bool) -> list[int]:
+def _scales(text: Mapping[str, Any]) -> list[float]:
+    """The scales that attentions may have: left out, folded into the weights, a head's or a written one; empty where
+    rotary positions scale as well, and of latent attention."""
+    size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or len({*rope_types(text)} - {"default"}):
+        return []
+    sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
+    written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]
+    return [*(one for one in written if type(one) is float), *(one**-0.5 for one in sizes if one), 0.0, 1.0, 1 / size]
+
+
+def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, has_windows: bool) -> list[int]:
     """The windows that an attention may have by config.json, where some of the graph have one or none has; empty where
     it does not say, and where a mask may hold the window."""
-    types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window", 0) or -1
-    has_mask = any(node.input[_ATTENTION_BIAS:][:1])
-    if node.op_type != "GroupQueryAttention" or "sliding_window" not in text or has_mask:
+    types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
+    if node.op_type != "GroupQueryAttention" or any(node.input[_ATTENTION_BIAS:][:1]) or not isinstance(window, int):
         return []
+    if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
+        return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
     if layer is not None and layer < len(types):
         return [window] if types[layer] == "sliding_attention" else [-1]
     is_reached = 0 < window < (read_length(text) or 0)
     is_everywhere = text.get("use_sliding_window", True) and "max_window_layers" not in text
-    return [window] if is_reached and is_everywhere and not is_some else [window, -1]
+    return [window] if is_reached and is_everywhere and not has_windows else [window, -1]
 
 
 def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
-    """Nodes with deciding attributes by their operators; those with an epsilon are one kind."""
+    """Nodes with deciding attributes by their operators; all norms are one kind, and all attentions."""
     kinds: dict[str, list[onnx.NodeProto]] = {}
     for node in _nodes(model):
-        names = {entry.name for entry in node.attribute}
-        if not names.isdisjoint(_DECIDING):
-            kinds.setdefault("norm" if "epsilon" in names else node.op_type.replace("QMoE", "MoE"), []).append(node)
+        is_deciding = not {entry.name for entry in node.attribute}.isdisjoint((*_FREE, *_BY_NAME, *_BY_FORM))
+        kind = "norm" if node.op_type.endswith(_NORMS) else "attention" if node.op_type in _ATTENTIONS else ""
+        if kind or is_deciding:
+            kinds.setdefault(kind or node.op_type.replace("QMoE", "MoE"), []).append(node)
     return kinds
+
+
+def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    named: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        named.setdefault(plain_name(node.name).replace("QMoE", "MoE"), []).append(node)
+    return named
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from chain(model.graph.node, *(body.node for body in nested_graphs(model.graph.node)))
 
 
-def _name(node: onnx.NodeProto) -> str:
-    return plain_name(node.name).replace("QMoE", "MoE")
-
-
-def _form(node: onnx.NodeProto) -> tuple[str, list[bool]]:
+def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
     """A node's operator and which inputs it has; of experts' no inputs, which are others where quantized."""
     operator = node.op_type.replace("QMoE", "MoE")
-    return operator, [bool(name) for name in node.input] if operator != "MoE" else []
+    return operator, [index for index, name in enumerate(node.input) if name and operator != "MoE"]
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> Any:
+    value = attribute(node, name, None)
+    return attribute(node, "q_num_heads", None) if value is None and name == "num_heads" else value
 
 
 def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
     """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
     absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
-    value = attribute(node, name, absent)
-    return 0.0 if name == "scale" and any(size and _is_same(name, value, size**-0.5) for size in sizes) else value
+    value = absent if (value := _attribute(node, name)) is None else value
+    return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
 
 
-def _is_same(name: str, one: Any, other: Any) -> bool:
-    if name in _HEADS and 0 in (one, other):  # it follows from shapes
-        return True
+def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, float) or isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-3)
     return bool(one == other)

@@ -18,7 +18,7 @@ from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, Outline
 from olive_ext.model.types import GraphFiles, ModelFiles
 
 if TYPE_CHECKING:
-    from olive_ext.model.spec.components import Named
+    from olive_ext.model.spec.encoder_spec import Named
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _companions(
 ) -> dict[str, tuple[Path, Outline, str]]:
     """The other graphs by part, each with its interface and the rule that found it. Where nothing names the graph that
     makes what the decoder takes in place of tokens, all graphs of the folder `root` are looked at."""
-    from olive_ext.model.spec.components import find_parts, settle  # imported here: it brings onnx along
+    from olive_ext.model.spec.encoder_spec import find_parts, settle  # imported here: it brings onnx along
 
     graphs = {file: read_outline(file) for file, _ in named.values()}
     if (made := sorted(EMBEDDING_NAMES & outline.outputs.keys())) and not outline.has_logits:

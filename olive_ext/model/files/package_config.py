@@ -225,3 +225,9 @@ def _first(key: str, files: ModelFiles) -> Any:
     written = (read_json(path, GenerationConfig) for path in paths if path.is_file())
     sections = ((files.genai_config.get("model") or {}), *written)
     return next((section[key] for section in sections if section.get(key) is not None), None)
+
+
+def input_window(files: ModelFiles) -> int:
+    """Tokens that a graph of static shape takes (0: any); `slide_inputs` is true where it is not written."""
+    window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
+    return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0

@@ -20,8 +20,7 @@ from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.model.spec import attention, checkpoint, tensor_names
 from olive_ext.model.spec.attention import AttentionNodes, refuse_rotary, rotary_rows
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
-from olive_ext.model.spec.media_faults import read_item_masks
-from olive_ext.model.spec.media_spec import compared_ids
+from olive_ext.model.spec.media_spec import compared_ids, read_item_masks
 from olive_ext.model.spec.media_types import EmbeddingSpec
 from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
 from olive_ext.model.spec.tensor_names import Names

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from olive.evaluator.registry import Registry
 from olive.hardware import Device
 from olive.model import ONNXModelHandler
 
-from olive_ext.backends.package_versions import runtimes, versions
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
 from olive_ext.model import ResolvedModel
@@ -46,7 +45,8 @@ from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.verdict import SENTENCES
 from olive_ext.run.costs import PEAK_MEMORY
-from olive_ext.run.machine import PeakMemory, describe_hardware
+from olive_ext.run.evaluation import report_of
+from olive_ext.run.machine import PeakMemory
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers as TaskAnswers
 from olive_ext.run.reference.answers import DocumentAnswer
@@ -209,20 +209,11 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         comparison: Comparison | None,
     ) -> Report:
         """What was found, written where the settings name a folder; the run in progress is told of it."""
-        providers, counters = execution.pop("providers", ()), execution.pop("counters", {})
         written = self.settings.model_dump(mode="json", exclude_unset=True)
         folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
-        report = Report(
-            metrics=tuple(metrics),
-            model={"path": path, "kind": models.own.kind, **execution},
-            providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
-            versions=versions(),
-            hardware=describe_hardware(),
-            engine={**counters, **models.clock.seconds()},
-            config={**written, "output_dir": folder},
-            created=datetime.now().astimezone().isoformat(timespec="seconds"),
-            comparison=comparison,
-        )
+        model = {"path": path, "kind": models.own.kind}
+        report = report_of(metrics, model, execution, models.clock, comparison)
+        report = replace(report, config={**written, "output_dir": folder})
         if folder is not None:
             write(report, folder)
         if (run := running.get()) is not None and (folder is not None or comparison is not None):

@@ -18,8 +18,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.kv_store import Device
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.reference.recorded import ReadingTap, WritingTap
-from olive_ext.engine.reference.tap import ResidentTap
+from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
 from olive_ext.engine.step import SHARED_PREFIX, Copy, LogitsRow, Move, Row, Step, StepOutput

@@ -9,8 +9,7 @@ import pytest
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import FinishReason, Generation, Request, Sampling
-from olive_ext.engine.runners.genai.genai_runner import GenaiRunner
-from olive_ext.engine.runners.genai.generator_traits import Continues, GeneratorTraits, find_traits
+from olive_ext.engine.runners.genai.genai_runner import Continues, GenaiRunner, GeneratorTraits, find_traits
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from tests.engine.fake_runner import VOCAB, logits_of, oracle

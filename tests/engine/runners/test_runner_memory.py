@@ -12,11 +12,11 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.runners.ort.ort_failures import is_memory_error
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.errors import MemoryShortageError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
+from olive_ext.model.providers.ort_failures import is_memory_error
 from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
 from tests.refusals import refused

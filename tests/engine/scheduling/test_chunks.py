@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.requests import Generation, Request
-from olive_ext.engine.scheduling import chunks
+from olive_ext.engine.scheduling import prefix_tree
 from olive_ext.engine.scheduling.prefix_tree import input_key, make_plan
 from tests.engine.fake_runner import RANGE, FakeRunner, oracle
 from tests.engine.strategies import assert_equal, requests_of
@@ -28,17 +28,17 @@ def texts(num_stems: int, per_stem: int, stem: int = 600, own: int = 60) -> list
 
 @given(requests=requests_of())
 def test_every_request_is_in_one_chunk_in_any_order(requests: list[Request]) -> None:
-    found = chunks.cut(requests, 2)
+    found = prefix_tree.cut(requests, 2)
     assert sorted(place for chunk in found for place in chunk) == list(range(len(requests)))
     shuffled = random.Random(1).sample(range(len(requests)), len(requests))
-    again = chunks.cut([requests[place] for place in shuffled], 2)
+    again = prefix_tree.cut([requests[place] for place in shuffled], 2)
     inputs = [[input_key(requests[place]) for place in chunk] for chunk in found]
     assert [[input_key(requests[shuffled[place]]) for place in chunk] for chunk in again] == inputs
 
 
 def test_chunks_are_cut_between_stems() -> None:
     requests = texts(20, 40)
-    found = chunks.cut(requests, 8)
+    found = prefix_tree.cut(requests, 8)
     assert len(found) == 20
     assert all(len({requests[place].tokens[:600] for place in chunk}) == 1 for chunk in found)
 
@@ -46,7 +46,7 @@ def test_chunks_are_cut_between_stems() -> None:
 @pytest.mark.parametrize(("num_stems", "stem", "least"), [(3, 600, 10), (30, 20, 20), (2, 3000, 3)])
 def test_chunks_feed_few_tokens_more_than_distinct_ones(num_stems: int, stem: int, least: int) -> None:
     requests = texts(num_stems, 4000 // num_stems, stem)
-    found = chunks.cut(requests, 8)
+    found = prefix_tree.cut(requests, 8)
     distinct = make_plan(enumerate(requests)).tokens_distinct
     fed = sum(make_plan(enumerate(requests[place] for place in chunk)).tokens_distinct for chunk in found)
     assert least <= len(found) <= 35
@@ -55,8 +55,8 @@ def test_chunks_feed_few_tokens_more_than_distinct_ones(num_stems: int, stem: in
 
 def test_generations_are_counted_by_slots() -> None:
     requests = [Request((1, place + 2), 0, Generation(50)) for place in range(100)]
-    assert [len(chunk) for chunk in chunks.cut(requests, 4)] == [32, 32, 32, 4]
-    assert chunks.predicted_tokens(requests[:4]) == 4 * 50 + 5
+    assert [len(chunk) for chunk in prefix_tree.cut(requests, 4)] == [32, 32, 32, 4]
+    assert prefix_tree.predicted_tokens(requests[:4]) == 4 * 50 + 5
 
 
 @given(requests=st.lists(st.integers(0, 6), min_size=1, max_size=30), reverse=st.booleans())

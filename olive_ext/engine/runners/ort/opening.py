@@ -31,9 +31,8 @@ from olive_ext.engine.media.encoder import MediaEncoder
 from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount
 from olive_ext.engine.media.source_encoder import SourceEncoder
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
-from olive_ext.engine.runners.ort.head import HeadPlan, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.inputs import Adapters
-from olive_ext.engine.runners.ort.ort_runner import OrtParts, OrtRunner
+from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.runners.trials import affordable, check_steps, fitting_attention, group_rows

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.runners.hf.plain_pass import EMBEDDED, NORMED, PlainPass, Rotated, States
+from olive_ext.engine.runners.hf.hf_model import EMBEDDED, NORMED, PlainPass, Rotated, States
 from olive_ext.engine.runners.ort.plain_graph import PlainGraph
 from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator

@@ -3,7 +3,7 @@ nodes that differ with its weights, their inputs, and a script that shows it in 
 
 Both places run one text in one step. The graph is cut where little is read across, and each piece is given in one
 place what the other one has at the cut: no error is carried on, and each piece shows its own
-(docs/first_difference.md).
+(docs/places.md).
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.edits import with_full_length_kv
 from olive_ext.graph.nodes import attribute, nested_graphs, reads
 from olive_ext.graph.onnx_file import external_locations, relocate
-from olive_ext.graph.symbolic_dims import factors
-from olive_ext.graph.value_shapes import Shapes
+from olive_ext.graph.value_shapes import Shapes, factors
 from olive_ext.model import resolve
 from olive_ext.model.files.content import external_data_plan
 from olive_ext.model.providers.ort_session import open_session

@@ -16,7 +16,7 @@ import onnx
 from typing_extensions import override
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
-from olive_ext.engine.reference.recorded import ReadingTap
+from olive_ext.engine.reference.tap import ReadingTap
 from olive_ext.engine.runners.ort.bound_weights import (
     BoundWeights,
     KeptStates,

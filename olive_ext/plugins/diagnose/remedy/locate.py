@@ -55,7 +55,6 @@ from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models
-from olive_ext.run.task_fit import refuse_generations, refuse_misfits
 from olive_ext.stats.distances import measure_divergence
 
 EMBEDDING = "embedding"
@@ -159,19 +158,14 @@ class Location:
     def measuring(self) -> Iterator[Material]:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` where nothing can be
         compared."""
-        from olive_ext.backends.task_checks import refuse_shots
-        from olive_ext.backends.task_loading import Seeds, load_tasks
-        from olive_ext.run.task_fit import loaded_inputs
+        from olive_ext.backends.task_loading import Seeds
+        from olive_ext.run.evaluation import asked_task_objects
 
         if not self.targets and not self._roundings and self._cache is None:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
-        runs_code = evaluation.confirm_run_unsafe_code
-        tasks = load_tasks(evaluation.tasks, evaluation.include_path, seeds, evaluation.metadata, runs_code=runs_code)
-        inputs = loaded_inputs(tasks)
-        refuse_shots(tasks.tasks, evaluation.num_fewshot)
-        refuse_misfits(self.model, inputs)
-        refuse_generations(inputs, evaluation.gen_kwargs, self.model)
+        tasks = asked_task_objects(self._models, None, seeds)
+        assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))

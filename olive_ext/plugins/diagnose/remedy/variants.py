@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.reference.recorded import WritingTap
+from olive_ext.engine.reference.tap import WritingTap
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers, asked

@@ -19,10 +19,10 @@ from safetensors.numpy import load_file, save_file
 from olive_ext.check import check_model
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.runners.hf.plain_pass import PlainPass
+from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hidden_states, hold_against
+from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hold_against
 from olive_ext.plugins.diagnose.conversion.checkpoint import Hypothesis
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
@@ -335,10 +335,10 @@ def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
-    monkeypatch.setattr(hidden_states, "PlainGraph", lambda *_: graph)
+    monkeypatch.setattr(checkpoint, "PlainGraph", lambda *_: graph)
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
-        hidden_states.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+        checkpoint.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "phi"])

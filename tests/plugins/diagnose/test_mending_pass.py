@@ -163,4 +163,4 @@ def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:
 
 def test_schema_knows_the_pass() -> None:
     made = schema("recipe")
-    assert {"within", "at_most", "like", "require"} <= made["$defs"]["mending"]["properties"].keys()
+    assert {"within", "at_most", "like", "require"} <= made["$defs"]["OrtMending"]["properties"].keys()

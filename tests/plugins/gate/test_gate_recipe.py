@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RECIPE = ROOT / "recipes" / "gate"
 STATUSES = {"passes": 0, "fails": 1, "cannot-tell": 3}
 

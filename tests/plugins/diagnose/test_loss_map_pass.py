@@ -60,4 +60,4 @@ def test_pass_in_front_of_any_onnx_model_is_refused_by_check(tmp_path: Path) -> 
 
 def test_schema_knows_the_pass() -> None:
     made = schema("recipe")
-    assert {"by", "top", "reference", "tasks"} <= made["$defs"]["loss_map"]["properties"].keys()
+    assert {"by", "top", "reference", "tasks"} <= made["$defs"]["OrtLossMap"]["properties"].keys()
