@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
@@ -137,7 +137,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     config, seeds = models.config, Seeds.of(models.config.seed)
     if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
         told = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
-        raise ConfigError(f"'use_cache' = '{config.use_cache}': {told}")
+        raise ConfigError(told, "use_cache", config.use_cache)
     tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
