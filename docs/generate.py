@@ -33,6 +33,7 @@ from olive_ext.config import (  # noqa: E402
     WorkflowSettings,
     accepts,
 )
+from olive_ext.errors import CODES  # noqa: E402
 from olive_ext.model.providers.table import TABLE  # noqa: E402
 from olive_ext.plugins.diagnose.settings import LocationSettings, MendingSettings  # noqa: E402
 from olive_ext.plugins.speech.settings import MetricSettings  # noqa: E402
@@ -169,6 +170,9 @@ def cli() -> str:
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`olive run` itself ends with 0 on a loss, because Olive has no status for it: use `olive-ext run`, or a bound "
         "in `require`.",
+        "From Python every mistake is an `olive_ext.errors.OliveExtError` with a `code`, the `field` that is wrong (a "
+        "key or an option) and its `value`. Codes are stable, sentences are not.",
+        _table(["code", "what is wrong"], ((f"`{code}`", meaning) for code, meaning in CODES.items())),
         *(
             part
             for name, command in commands().items()

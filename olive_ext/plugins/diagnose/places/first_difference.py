@@ -120,9 +120,9 @@ def first_difference(
     known that makes it, and `ModelError` for models of another kind, or without values of the same name.
     """
     if not 0 <= position < len(tokens):
-        raise ConfigError(f"'position' = {position}: the document has {len(tokens)} tokens")
+        raise ConfigError(f"the document has {len(tokens)} tokens", "position", position)
     if repro is not None and repro.exists() and (not repro.is_dir() or any(repro.iterdir())):
-        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder")
+        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder", "repro", code="exists")
     runs = Runs()
     own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
     (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
