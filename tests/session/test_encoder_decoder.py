@@ -77,8 +77,8 @@ def test_windows_of_a_long_target_have_the_same_source() -> None:
     [
         (False, START, GenerationRequest("a prompt"), "'source' must be a text or token ids"),
         (True, START, GenerationRequest([5]), "the request gives no sound; this model takes one in 'audio'"),
-        (False, START, GenerationRequest(source=np.ones((2, 2))), "array of features; the encoder"),
-        (True, START, GenerationRequest(source="a text"), "takes features: give an array"),
+        (False, START, GenerationRequest(source=np.ones((2, 2))), "an array was given"),
+        (True, START, GenerationRequest(source="a text"), "an array of floats"),
         (False, (), GenerationRequest(source="a text"), "'decoder_start_token_id': give the decoder's first tokens"),
         (False, START, GenerationRequest([{"role": "user", "content": "a"}], source="a"), "takes no chat messages"),
     ],

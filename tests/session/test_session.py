@@ -115,12 +115,12 @@ def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line()
     assert (len(short.tokens), short.finish_reason) == (2, FinishReason.LENGTH)
     assert stopped.text == " the mat. s"
     mistakes: list[tuple[object, dict[str, object], str]] = [
-        ("a", {"max_new_token": 2}, r"generate: unknown setting 'max_new_token': did you mean 'max_new_tokens'\?"),
-        ("a", {"max_new_tokens": 0}, "request 0: 'max_new_tokens' = 0: a whole number of at least 1"),
-        (GenerationRequest("a"), {"stop": "b"}, "'stop' beside a GenerationRequest, which has its own"),
+        ("a", {"max_new_token": 2}, "unknown_key"),
+        ("a", {"max_new_tokens": 0}, "wrong_value"),
+        (GenerationRequest("a"), {"stop": "b"}, "contradiction"),
     ]
-    for request, settings, message in mistakes:
-        with pytest.raises(ConfigError, match=message) as caught:
+    for request, settings, code in mistakes:
+        with refused(ConfigError, code, next(iter(settings))) as caught:
             session.generate([request], **settings)  # type: ignore[list-item,arg-type]
         assert "\n" not in str(caught.value)
     with refused(ConfigError, "unknown_key", "max_new_token"):

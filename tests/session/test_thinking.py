@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,17 +108,11 @@ def test_prompt_that_ends_with_the_end_of_reasoning_leaves_none_to_bound(
 
 
 @pytest.mark.parametrize(
-    ("end", "named"),
-    [
-        (IM_END, f"'think_end_token' = {IM_END} ends this model's answers"),
-        ("<|im_end|>", "'think_end_token' = '<|im_end|>' ends this model's answers"),
-        ("the end<|im_end|>", "'think_end_token' = 'the end<|im_end|>' ends this model's answers"),
-        ("\ud800", "'think_end_token' has half of a surrogate pair"),
-    ],
+    ("end", "value"), [(IM_END, IM_END), *((end, end) for end in ("<|im_end|>", "the end<|im_end|>")), ("\ud800", None)]
 )
-def test_end_that_is_never_found_is_refused(end: str | int, named: str) -> None:
+def test_end_that_is_never_found_is_refused(end: str | int, value: object) -> None:
     for settings in ({}, {"thinking_budget": 3}):
-        with pytest.raises(ConfigError, match=re.escape(named)):
+        with refused(ConfigError, "wrong_value", "think_end_token", value):
             _converted(_asked(end=end, **settings), _session())
 
 
