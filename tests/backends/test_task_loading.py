@@ -82,16 +82,16 @@ def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
     ("specs", "include_path", "named"),
     [
         (
-            [{"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"}],
+            ["tasks/nothing.yaml"],
             None,
             {"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"},
         ),
         (
             ["arc_easy"],
-            {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
+            "no_such_folder",
             {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
         ),
-        ([{{"code": "missing", "holds": "dataset_path"}: "x"}], None, {"code": "missing", "holds": "dataset_path"}),
+        ([{"dataset_path": "x"}], None, {"code": "missing", "holds": "dataset_path"}),
     ],
 )
 def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: dict[str, Any]) -> None:
