@@ -112,7 +112,7 @@ def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monke
     file, times = tmp_path / "data.json", (1_700_000_000, 1_700_000_000)
     inline = {
         "task": "inline",
-        {"code": "missing", "holds": "dataset_path"}: "json",
+        "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(file)}},
         "test_split": "test",
         "output_type": "loglikelihood_rolling",
