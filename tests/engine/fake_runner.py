@@ -21,13 +21,13 @@ from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.forms.tree import TreeForm
-from olive_ext.engine.media.items import Media, runs_within
-from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
+from olive_ext.media.items import Media, Source, runs_within
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
 FORMS = (SINGLE, RANGE, PACKED, ALIKE, POOL)

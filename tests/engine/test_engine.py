@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling
 from olive_ext.engine.runners.runner import Capacity
 from olive_ext.errors import MemoryShortageError, OliveExtError
+from olive_ext.media.items import Source
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olive_ext.engine.media.items import ItemStore
+from olive_ext.media.items import ItemStore
 
 BUDGET = 20
 

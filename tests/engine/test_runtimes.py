@@ -13,9 +13,9 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
-from olive_ext.engine.runners.genai.genai_runner import input_window
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import put_graph

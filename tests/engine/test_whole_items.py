@@ -14,10 +14,10 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.halves import halve
-from olive_ext.engine.media.items import ItemLimit, MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
+from olive_ext.media.items import ItemLimit, MediaItem, MediaRun
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, BlindRunner, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import (
     ITEMS,

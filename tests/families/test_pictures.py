@@ -20,10 +20,10 @@ from PIL import Image
 import olive_ext
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.media.encoder import MediaEncoder
-from olive_ext.engine.media.graphs import ItemGraphs
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.encoder import MediaEncoder
+from olive_ext.media.graphs import ItemGraphs
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality

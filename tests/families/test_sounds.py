@@ -14,10 +14,10 @@ from lm_eval.api.instance import Instance
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media.encoder import MediaEncoder
-from olive_ext.engine.media.graphs import ItemGraphs
 from olive_ext.errors import OliveExtError, TaskError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.encoder import MediaEncoder
+from olive_ext.media.graphs import ItemGraphs
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.media.items import token_bucket, token_buckets
 from olive_ext.errors import LostItemError, ModelError, TaskError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import token_bucket, token_buckets
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.processors import load_feature_extractor, load_image_processor, load_sound_processor
 from olive_ext.model.spec.media_types import MediaEncoderSpec, MediaSpec, Modality
 from olive_ext.model.types import GraphFiles, ModelFiles, TensorSpec

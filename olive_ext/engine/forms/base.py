@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
-from olive_ext.engine.media.items import chunk_end
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
+from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second

@@ -49,7 +49,6 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
-from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
@@ -67,6 +66,7 @@ from olive_ext.engine.step import (
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
 from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.media.items import border, chunk_end
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.runners.trials import group_rows
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import RunError
+from olive_ext.media.items import Source
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec, SourceKind, StateTensor, TensorSpec
 from tests.engine.fake_runner import ALIKE, SINGLE

@@ -18,8 +18,7 @@ from typing_extensions import override
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
 from olive_ext.engine.forms.tree import TreeForm, check_tree_batches
-from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Source, common_prefix
+from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
     DEFAULT_LENGTH,
     context_length,
@@ -31,6 +30,7 @@ from olive_ext.engine.runners.hf.hf_model import (
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ModelError, RunError, first_line
+from olive_ext.media.items import Media, Source
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
@@ -45,9 +45,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from olive_ext.engine.media.items import filled_up, rotary_positions
-from olive_ext.engine.runners.runner import refuse_other_source
 from olive_ext.engine.step import FIRST_CELL, Row, visible_cells
+from olive_ext.media.items import filled_up, refuse_other_source, rotary_positions
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.model.types import SourceKind, TensorSpec
 

@@ -9,9 +9,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from olive_ext.engine.forms.kv_store import KeptBinding
-from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.ort.plain_graph import run_plainly
+from olive_ext.model.providers.bindings import InputFeed, KeptBinding
 from olive_ext.model.providers.devices import Device
 
 
