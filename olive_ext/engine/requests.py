@@ -245,7 +245,7 @@ class Counters:
     tokens_fed: int = 0
     steps: int = 0
     idle_rows: int = 0
-    steps_ahead: int = 0
+    steps_overlapped: int = 0
     """Overlapped steps: those that began before the step before them had been read."""
 
     rows_dropped: int = 0

@@ -84,7 +84,7 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
     assert (_wanted(planning), _wanted(plain)) == ("all", "none")
     assert (_wanted(planning, shapes="any"), _wanted(plain, shapes="bucketed")) == ("none", "all")
-    assert (_wanted(planning, scoring="branches"), _wanted(plain, strict_shapes=True)) == ("none", "all")
+    assert (_wanted(planning, scoring="tree"), _wanted(plain, strict_shapes=True)) == ("none", "all")
     assert _wanted(planning, exposes_rows=True) == "none"
 
 
@@ -92,8 +92,8 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     ("written", "message"),
     [
         ({"shapes": "any", "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'shapes' = \"any\""),
-        ({"scoring": "branches", "shapes": "bucketed"}, "engine: 'shapes' = \"bucketed\" excludes 'scoring'"),
-        ({"decode_ahead": True, "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'decode_ahead'"),
+        ({"scoring": "tree", "shapes": "bucketed"}, "engine: 'shapes' = \"bucketed\" excludes 'scoring'"),
+        ({"overlaps_steps": True, "strict_shapes": True}, "engine: 'strict_shapes' = true excludes 'overlaps_steps'"),
         ({"graph": "untouched", "graph_capture": True}, "engine: 'graph_capture' = true excludes 'graph'"),
         ({"runtime": "genai", "strict_shapes": True}, "'engine.strict_shapes' needs 'engine.runtime'"),
     ],

@@ -98,7 +98,7 @@ def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows:
     num_slots=st.integers(1, 4),
     chunk_size=st.integers(1, 40),
 )
-def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
+def test_tree_batches_equal_oracle_and_fill_steps(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
     runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
     engine = Engine(runner, chunk_size)
     for requests in calls:

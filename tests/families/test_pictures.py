@@ -76,10 +76,10 @@ def _expected(family: str) -> list[list[float]]:
     return [_reference(family).score(*one) for one in _asked(family)]
 
 
-@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 0, "rows"), (3, 128, "rows"), (2, 0, "branches")])
+@pytest.mark.parametrize(("num_slots", "chunk_size", "scoring"), [(1, 0, "rows"), (3, 128, "rows"), (2, 0, "tree")])
 def test_targets_behind_pictures_within_1e_4_nats(family: str, num_slots: int, chunk_size: int, scoring: str) -> None:
     """A chunk of 0 tokens is one of the largest item's: each item has a chunk, and text what is left around it."""
-    if scoring == "branches" and family == "qwen3_5":
+    if scoring == "tree" and family == "qwen3_5":
         pytest.skip("states cannot be scored in tree batches")
     requests = [ScoringRequest(context, target, images=images) for context, target, images in _asked(family)]
     chunk_size = chunk_size or max(map(_reference(family).num_tokens, PICTURES))

@@ -1,4 +1,4 @@
-"""A graph with inputs for branches attends as before where nothing is hidden, and as told where something is."""
+"""A graph with inputs for tree batches attends as before where nothing is hidden, and as told where something is."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class ScoringRule:
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringRule:
         """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
-        is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
+        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
 
 

@@ -193,8 +193,8 @@ class BucketedRunner(Runner):
             "shapes_warmed": len(self._warmed),
             "shapes_late": len(self._late),
             "warm_up_s": self._seconds,
-            "decode_ahead": False,
-            "decode_ahead_reason": "steps of few shapes take their tokens from the host",
+            "overlaps_steps": False,
+            "overlaps_steps_reason": "steps of few shapes take their tokens from the host",
         }
         return {**self.inner.describe(), "batching": self.traits.form.name, **facts}
 

@@ -17,7 +17,7 @@ def test_a_long_text_alone_pays_for_its_own_past_only() -> None:
     assert COST.of_rows([(612, 50)], 256) == pytest.approx(sum(COST.of(size, cells + 50) for size, cells in steps))
 
 
-def test_a_long_text_in_branches_costs_what_it_costs_alone_in_steps_of_that_size() -> None:
+def test_a_long_text_in_tree_batches_costs_what_it_costs_alone_in_steps_of_that_size() -> None:
     assert COST.of_tree_batches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
 
 

@@ -198,7 +198,7 @@ def _decoder(
         "model": str(model.files.decoder),
         "runtime": model.runtime.name,
         "runtime_origin": model.runtime_reason,
-        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
+        **dict(zip(("overlaps_steps", "overlaps_steps_reason"), model.overlaps_steps, strict=True)),
         "num_slots_origin": origin,
         "notes": notes,
         **adapters.describe(),
@@ -261,7 +261,7 @@ class Sessions:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         exposes_rows, is_plain = self.model.is_compared, spec.is_paged or self.model.buckets.steps == "none"
-        overlaps_steps = self.model.overlapped_steps[0] and is_plain
+        overlaps_steps = self.model.overlaps_steps[0] and is_plain
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
         outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if overlaps_steps else None, bans=bans)
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
