@@ -314,7 +314,7 @@ def test_rooms_of_the_engine_import_themselves_and_what_is_below(tmp_path: Path)
 def test_upward_import_is_found(tmp_path: Path) -> None:
     package = plant(tmp_path, "engine/planted.py", "from olive_ext.session import Session\n")
     assert violations(package) == [
-        "olive_ext.engine.planted imports olive_ext.session.Session: floor 4 may not import floor 6"
+        "olive_ext.engine.planted imports olive_ext.session.Session: floor 5 may not import floor 6"
     ]
 
 

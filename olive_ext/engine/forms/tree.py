@@ -364,7 +364,7 @@ class TreeOnGraph(GraphForm):
         if model.device.kind != "cpu":
             reason = "the cells of tree batches are moved in the host's memory, and this model's cache is not there"
         elif asked == "auto" and spec.rounds_rows:
-            reason = "tree batches add up in another order, which rounded activations would show (engine.scoring)"
+            reason = "tree batches add in another order, which the rounding of activations would show (engine.scoring)"
         return f"{ONE_BY_ONE}: {reason}" if reason else None
 
     @classmethod
