@@ -34,37 +34,15 @@ INTEGERS = {"int4", "int8"}
 SETTINGS = ((1, 256), (3, 7), (8, 64))
 """Slots and chunk size; the others are compared with the first."""
 
-COLUMNS = ("score", "plain", "roll", "generate", "fork", "batch", "texts", "rows")
 INTRODUCTION = """# What runs
 
-Families of decoders, each exported by real exporters in a tiny size with random weights, beside Hugging Face
-transformers on the same weights. What runs depends on a graph's form and not on its size; `olive-ext check MODEL` says
-it of yours, with the reason.
+Families of decoders, in tiny sizes with random weights, made by real exporters and compared with Hugging Face
+transformers on the same weights. What runs depends on a graph's form, not on its size. `olive-ext check MODEL` says it
+of yours, with the reason. `docs/decoders.json` has every export (fp16, int4, int8 and quantized caches too), made by
+`python -m docs.decoders`.
 
 """
-LEGEND = """
-## Every export
-
-Made by `python -m docs.decoders`.
-
-- **score**: largest difference of a log-probability over 40 requests with shared prefixes, in nats, to the reference:
-  transformers (HF) where the export claims to be the same model in fp32, else one plain forward pass of the untouched
-  file for each request (integer and half-precision weights are not the source's).
-- **plain**: the same to plain forward passes in every case that the CPU can run: what is the engine's own doing.
-- **roll**: relative difference of the log-likelihood of a text.
-- **generate**: greedy answers of 16 tokens that equal the reference's, with 1, 3 and 8 slots; with integer weights, of
-  a plain loop by the token, since these round otherwise in a step of one token.
-- **fork**: tokens fed over distinct prefix tokens; 1.00 means that every shared prefix was computed once, 1.09 that
-  steps were filled up to whole groups of tokens (here pairs), because activations are rounded.
-- **batch**: largest difference between 1, 3 and 8 slots with chunks of 256, 7 and 64 tokens and those requests in
-  another order, in nats, and 16 texts of one length, which share steps where the graph takes several rows.
-- **texts**: of these 16 how many a step scores with 8 slots: 8 rows, or 64 tokens of a tree batch. Empty where they
-  were not measured: `batch` is then of the 40 requests alone.
-- **rows**: tokens generated a step with 8 slots, for 6 prompts of other lengths, prompts' steps counted: up to 6
-  where all of them decode together, 1 where one does.
-
-"""
-LONGEST_REASON = 160
+LONGEST_REASON = 130
 """Characters of a refusal that the page shows."""
 
 
@@ -201,15 +179,10 @@ def _largest(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) 
 
 
 def render(rows: Sequence[dict[str, str]]) -> str:
-    """The page: a line for each family, every export that runs, what is refused, and families behind pictures."""
+    """The page: a line for each family, what is refused, and families with pictures or sound."""
     rows = sorted(rows, key=lambda row: (row["family"], row["name"], row["provider"]))
     run = [row for row in rows if "refused" not in row]
     families = {row["family"]: [one for one in run if one["family"] == row["family"]] for row in run}
-    every = [
-        [row["name"], row["exporter"], ", ".join(dict.fromkeys((row["dtype"], row["kv"]))), row["provider"]]
-        + [row.get(column, "") for column in ("reference", *COLUMNS)]
-        for row in run
-    ]
     refused = [
         (row["name"], row["provider"], textwrap.shorten(row["refused"], LONGEST_REASON, placeholder=" ..."))
         for row in rows
@@ -222,8 +195,6 @@ def render(rows: Sequence[dict[str, str]]) -> str:
                 ("family", "exported by", "providers", "nats from transformers, fp32", "greedy answers equal"),
                 [_family(name, exports) for name, exports in families.items()],
             ),
-            LEGEND,
-            _table(("export", "exporter", "dtype, KV", "provider", "reference", *COLUMNS), every),
             "\n## Refused, by name\n\n",
             _table(("export", "provider", "the message"), refused),
             picture_families.render(),

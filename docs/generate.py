@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference from the package itself: configuration, command line, providers, `OrtLM`.
+"""Writes docs/reference from the package itself: configuration (with `OrtLM` and providers) and command line.
 
 python docs/generate.py            write the files
 python docs/generate.py --check    write nothing; exit 1 and name the files that are stale
@@ -7,6 +7,7 @@ python docs/generate.py --check    write nothing; exit 1 and name the files that
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,11 +29,11 @@ from olive_ext.config import (  # noqa: E402
     EvaluationSettings,
     ExecutionSettings,
     ModelConfig,
-    OpenSettings,
     ReferenceConfig,
     WorkflowSettings,
     accepts,
 )
+from olive_ext.errors import CODES  # noqa: E402
 from olive_ext.model.providers.table import TABLE  # noqa: E402
 from olive_ext.plugins.diagnose.settings import LocationSettings, MendingSettings  # noqa: E402
 from olive_ext.plugins.speech.settings import MetricSettings  # noqa: E402
@@ -74,83 +75,80 @@ Only `{EVALUATOR_TYPE}` and `{PASS_TYPE}` blocks are checked; everything else in
 
 def documents() -> dict[Path, str]:
     """Every generated file and its text."""
-    pages = {"cli.md": cli(), "config.md": config(), "ort_lm.md": ort_lm(), "providers.md": providers()}
+    pages = {"cli.md": cli(), "config.md": config()}
     rows = json.loads(decoders.ROWS.read_text(encoding="utf-8"))
     return {**{REFERENCE / name: text for name, text in pages.items()}, decoders.PAGE: decoders.render(rows)}
 
 
-def providers() -> str:
+def providers() -> list[str]:
     """The execution providers, one row for each."""
     rows = []
     for row in TABLE:
         names = ", ".join(f"`{name}`" for name in (row.short, *row.aliases))
         defaults = ", ".join(f"`{key}={value}`" for key, value in row.defaults.items())
         rows.append((names, f"`{row.name}`", row.device, defaults, "yes" if row.plans_shapes else ""))
-    return _page(
-        "Execution providers",
-        "Names that `execution_provider` and `--provider` take beside ONNX Runtime's own, where tensors live, default "
-        "options, and whether they plan or compile for every shape that they meet (`engine.shapes`). What a provider "
-        "cannot do with a model, `olive-ext check` says. A plugin library is registered by `provider_libraries`; a "
-        "provider of it that has no row here goes by the exact name that its devices have.",
-        _table(("name", "ONNX Runtime's name", "device", "default options", "plans for shapes"), rows),
-    )
+    return [
+        "## Execution providers",
+        "Names that `execution_provider` takes beside ONNX Runtime's own, where tensors live, default options, and "
+        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) with "
+        "no row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
+        _table(("name", "ONNX Runtime's name", "device", "default options", "few shapes"), rows),
+    ]
 
 
 def config() -> str:
-    """The configuration, a table for each model."""
+    """The configuration, a table for each model; a key is described once."""
     return _page(
         "Configuration",
         f"Keys of the evaluator `{EVALUATOR_TYPE}`, of the pass `{PASS_TYPE}`, and of `olive_ext.evaluate`. Unknown "
-        "keys are refused by name. The command line reaches each of them with `--set KEY=VALUE`.",
+        "keys are refused by name. The command line takes each of them as `--set KEY=VALUE`.",
         "## Settings",
-        _config_table(EvaluationSettings),
+        *_config_table(EvaluationSettings),
         "## `engine`",
-        _config_table(EngineConfig),
-        "## `reference`",
-        _config_table(ReferenceConfig),
-        "## In a recipe",
-        "Keys of the evaluator and of the pass beside the settings above.",
-        _config_table(WorkflowSettings, without=EvaluationSettings),
-        "## `require`",
-        _config_table(Bound),
-        "## `OrtEvaluator`",
-        "Keys of the evaluator of Olive's own metrics beside those of how a model is run, which are those above.",
-        _config_table(MetricSettings, without=ExecutionSettings),
-        "## `OrtLossMap` and `olive_ext.locate`",
-        "Keys that differ from those of an evaluation.",
-        _config_table(LocationSettings, without=ExecutionSettings),
-        "## `OrtMending` and `olive_ext.mend`",
-        "Keys beside those of a loss map.",
-        _config_table(MendingSettings, without=LocationSettings),
+        *_config_table(EngineConfig),
         "## `model`",
         "On the command line and from Python only; in a recipe the model comes from Olive.",
-        _config_table(ModelConfig),
+        *_config_table(ModelConfig),
+        "## `reference`",
+        *_config_table(ReferenceConfig, described=(ModelConfig,)),
+        "## In a recipe",
+        *_config_table(WorkflowSettings, without=EvaluationSettings),
+        "## `require`",
+        *_config_table(Bound),
+        "## `OrtEvaluator`",
+        "The evaluator of Olive's own metrics takes the keys of how a model is run, and these.",
+        *_config_table(MetricSettings, without=ExecutionSettings, described=(EvaluationSettings, WorkflowSettings)),
+        "## `OrtLossMap` and `olive_ext.locate`",
+        *_config_table(LocationSettings, without=ExecutionSettings, described=(EvaluationSettings,)),
+        "## `OrtMending` and `olive_ext.mend`",
+        "Keys beside those of a loss map.",
+        *_config_table(MendingSettings, without=LocationSettings),
+        "## Arguments of OrtLM",
+        "Keywords of `olive_ext.backends.lm_eval.OrtLM`, and keys of `model_args`. An unknown one is an error.",
+        *_config_table(OrtLMArguments, described=(EvaluationSettings, ModelConfig)),
+        *providers(),
         EDITORS,
     )
 
 
-def ort_lm() -> str:
-    """The arguments of `OrtLM`, those of lm-eval's requests and those of opening a model apart."""
-    return _page(
-        "Arguments of OrtLM",
-        "Keyword arguments of `olive_ext.backends.lm_eval.OrtLM`, and keys of `model_args` in a recipe or from Python. "
-        "An unknown one is an error. [I live in lm-eval](../start/lm_eval.md) shows them in use.",
-        "## How requests are answered",
-        _config_table(OrtLMArguments, without=OpenSettings),
-        "## How the model is opened",
-        "As in the [configuration](config.md#settings).",
-        _config_table(OpenSettings),
-    )
-
-
-def _config_table(model: type[BaseModel], without: type[BaseModel] | None = None) -> str:
-    rows = []
+def _config_table(
+    model: type[BaseModel], without: type[BaseModel] | None = None, described: Sequence[type[BaseModel]] = ()
+) -> list[str]:
+    """The keys of `model` but for those of `without`; those that another table describes in the same words by name."""
+    rows, same = [], []
     for name, field in model.model_fields.items():
         if without is not None and name in without.model_fields:
             continue
+        others = [other.model_fields[name] for other in described if name in other.model_fields]
+        if any(other.description == field.description and other.default == field.default for other in others):
+            same.append(f"`{name}`")
+            continue
         default = "required" if field.is_required() else f"`{_default(field.get_default(call_default_factory=True))}`"
         rows.append((f"`{name}`", accepts(field), default, field.description or ""))
-    return _table(("key", "accepts", "default", "meaning"), rows)
+    return [
+        _table(("key", "accepts", "default", "meaning"), rows),
+        *([f"As above: {', '.join(same)}."] if same else []),
+    ]
 
 
 def _default(value: object) -> str:
@@ -159,6 +157,7 @@ def _default(value: object) -> str:
 
 def cli() -> str:
     """The command line, a table for each command."""
+    shared = _shared()
     return _page(
         "Command line",
         f"{ABOUT} Progress is a bar on a terminal, else a line a minute on stderr.",
@@ -171,34 +170,50 @@ def cli() -> str:
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`olive run` itself ends with 0 on a loss, because Olive has no status for it: use `olive-ext run`, or a bound "
         "in `require`.",
+        "From Python every mistake is an `olive_ext.errors.OliveExtError` with a `code`, the `field` that is wrong (a "
+        "key or an option) and its `value`. Codes are stable, sentences are not.",
+        _table(["code", "what is wrong"], ((f"`{code}`", meaning) for code, meaning in CODES.items())),
         *(
             part
             for name, command in commands().items()
-            for part in (f"## `olive-ext {name}`", _arguments(name, command))
+            for part in (f"## `olive-ext {name}`", _arguments(name, command, shared))
         ),
+        "## Shared options",
+        "Each sets a key of the [configuration](config.md), which says more.",
+        _table(("option", "key", "meaning"), [*shared, ("`--set KEY=VALUE`, repeated", "any", SET_HELP)]),
     )
 
 
-def _arguments(name: str, command: Command) -> str:
-    """What a command does, and a table of its arguments; options with their keys."""
-    rows = [(_called(*argument), text) for *argument, text, _ in command.arguments]
-    if command.options:
-        return f"{command.help}\n\n{_option_table(rows, load(command.options))}"
-    rows += [("ARGUMENT ...", RUN_HELP)] if name == "run" else []
-    return f"{command.help}\n\n{_table(('argument', 'meaning'), [(f'`{name}`', text) for name, text in rows])}"
+def _arguments(name: str, command: Command, shared: Sequence[tuple[str, str, str]]) -> str:
+    """What a command does, a table of its arguments, and the options that it shares with other commands."""
+    rows = [(f"`{_called(*argument)}`", "", _first(text)) for *argument, text, _ in command.arguments]
+    rows += [("`ARGUMENT ...`", "", RUN_HELP)] if name == "run" else []
+    options: Sequence[Option] = load(command.options) if command.options else ()
+    rows += [row for option in options if (row := _row(option)) not in shared]
+    table = _table(("argument", "key", "meaning"), rows)
+    also = [f"`{option.flag}`" for option in options if _row(option) in shared]
+    return "\n\n".join([command.help, table, *([f"Shared options: {', '.join(also)}, `--set`."] if options else [])])
+
+
+def _shared() -> list[tuple[str, str, str]]:
+    """Rows of options that several commands have in the same words."""
+    rows = [_row(option) for command in commands().values() if command.options for option in load(command.options)]
+    return [row for row in dict.fromkeys(rows) if rows.count(row) > 1]
+
+
+def _row(option: Option) -> tuple[str, str, str]:
+    return f"`{_usage(option)}`", f"`{option.key}`", _first(option.help)
+
+
+def _first(text: str) -> str:
+    """The first sentence; what follows stands in the configuration."""
+    return re.split(r"(?<=[a-z\])`\"])\. (?=[A-Z\"`])", " ".join(text.split()))[0].rstrip(".") + "."
 
 
 def _called(names: str, metavar: str) -> str:
     """An argument as it is written: by its place, or behind the first of its names."""
     several = " ..." if names == "reports" else ""
     return f"{names.split()[0]} {metavar}".strip() if names.startswith("-") else f"{metavar}{several}"
-
-
-def _option_table(first: Iterable[tuple[str, str]], options: Sequence[Option], *, has_set: bool = True) -> str:
-    rows = [(f"`{name}`", "", text) for name, text in first]
-    rows += [(f"`{_usage(option)}`", f"`{option.key}`", option.help) for option in options]
-    rows += [("`--set KEY=VALUE`, repeated", "any", SET_HELP)] if has_set else []
-    return _table(("argument", "key", "meaning"), rows)
 
 
 def _usage(option: Option) -> str:

@@ -25,21 +25,26 @@ LENGTHS = (9000, 24321, 50000)
 
 TARGETS = (" blue stone", " of the garden number")
 VERBS = ("sees", "paints", "of the")
-COLUMNS = ("export", "features", "score", "answers", "fork", "batch", "alone", "told")
+COLUMNS = {
+    "export": "export",
+    "features": "features",
+    "score": "score",
+    "answers": "answers",
+    "alone": "alone",
+    "told": "check says",
+}
+"""Keys of a row, and the heads of the table."""
+
 INTRODUCTION = """
-## Behind pictures
+## Pictures and sound
 
-Made by `python -m docs.picture_families`: 18 targets behind three pictures (or sounds: Qwen3-ASR, `gemma4_any`), in
-fp32 on the CPU, beside transformers on the same weights; where `check` tells of a fault of the export, transformers has
-it too.
+In fp32 on the CPU, compared with transformers on the same weights (`python -m docs.picture_families`). If `check`
+reports a fault of the export, transformers gets the same fault, and the last column has what `check` says.
 
-- **export**: by mobius, or the flat layout of onnxruntime-genai, whose builder made the decoder: the encoder and the
-  embedding graph beside it are torch.onnx's of transformers' modules (LLaVA 1.5), or mobius's (Qwen2.5-VL).
 - **features**: largest difference of an encoder's output, over the largest value.
-- **score**, **fork**, **batch**: as above. **answers**: greedy answers of 12 tokens that are the reference's, with 1, 3
-  and 8 slots.
-- **alone**: largest difference, in nats, between targets asked together, which share pictures and prefixes, and each
-  asked of an engine that has dropped everything.
+- **score**: largest difference of a target's log-probability, in nats.
+- **answers**: greedy answers of 12 tokens that are equal, with 1, 3 and 8 slots.
+- **alone**: largest difference, in nats, between targets asked together, which share pictures, and each asked alone.
 
 """
 
@@ -125,7 +130,7 @@ def render() -> str:
     rows = sorted(_kept().values(), key=lambda row: row["family"])
     if not rows:
         return ""
-    head = "| family | " + " | ".join(COLUMNS) + " |\n|" + "---|" * (1 + len(COLUMNS)) + "\n"
+    head = "| family | " + " | ".join(COLUMNS.values()) + " |\n|" + "---|" * (1 + len(COLUMNS)) + "\n"
     lines = ["| " + " | ".join((row["family"], *(row[column] for column in COLUMNS))) + " |\n" for row in rows]
     return INTRODUCTION + head + "".join(lines)
 

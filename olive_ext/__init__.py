@@ -65,7 +65,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in __all__:
         registry = importlib.import_module("olive_ext.registry")
-        named = [plugin.functions[name] for plugin in registry.plugins().values() if name in plugin.functions]
-        if named:
-            return registry.load(named[0])
+        if value := registry.offered("functions").get(name):
+            return registry.load(value)
     raise AttributeError(f"module 'olive_ext' has no attribute '{name}'")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from olive_ext.errors import ANY_FAILURE, ConfigError, first_line
@@ -63,11 +64,9 @@ class Evaluator:
     does: str
     """What it is, for the schema."""
 
-    refuse: str
-    """Of Olive's metrics, their place and the settings; raises `ConfigError` before anything runs."""
-
     mistakes: str
-    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake."""
+    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake. To be
+    asked before anything runs."""
 
     describe: str
     """Of the metrics as written and the settings; a text for a person."""
@@ -89,11 +88,16 @@ class Plugin:
 
 @functools.cache
 def plugins() -> Mapping[str, Plugin]:
-    """All plug-ins by name. Raises `ConfigError` for one of another distribution that cannot be imported."""
+    """All plug-ins by name. Raises `ConfigError` for one of another distribution that cannot be imported, or has a name
+    that is taken."""
     inside = pkgutil.iter_modules([str(Path(__file__).with_name("plugins"))])
-    names = {module.name: f"olive_ext.plugins.{module.name}:plugin" for module in inside}
-    names |= {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    return {name: load(value, f"plug-in '{name}'") for name, value in names.items()}
+    named = [(module.name, f"olive_ext.plugins.{module.name}:plugin") for module in inside]
+    known: dict[str, Plugin] = {}
+    for name, value in [*named, *((entry.name, entry.value) for entry in entry_points(group=GROUP))]:
+        if name in known:
+            raise ConfigError(f"plug-in '{name}': '{value}' has the name of another plug-in")
+        known[name] = load(value, f"plug-in '{name}'")
+    return known
 
 
 def load(name: str, what: str = "") -> Any:
@@ -107,14 +111,15 @@ def load(name: str, what: str = "") -> Any:
         raise ConfigError(f"{what}: '{name}' cannot be loaded: {first_line(error)}") from error
 
 
-def passes() -> Mapping[str, Pass]:
-    """The passes of all plug-ins by their types."""
-    return {name: one for plugin in plugins().values() for name, one in plugin.passes.items()}
-
-
-def evaluators() -> Mapping[str, Evaluator]:
-    """The evaluators of all plug-ins by their types."""
-    return {name: one for plugin in plugins().values() for name, one in plugin.evaluators.items()}
+def offered(kind: str, taken: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """What is `taken`, and what plug-ins have of a kind (a field of `Plugin`), by name. Raises `ConfigError` for a name
+    that is there twice."""
+    known = dict(taken)
+    for plugin, one in plugins().items():
+        if twice := known.keys() & getattr(one, kind).keys():
+            raise ConfigError(f"plug-in '{plugin}': its {kind} have '{min(twice)}', which is there already")
+        known |= getattr(one, kind)
+    return known
 
 
 def hooks(name: str) -> Mapping[str, Any]:
@@ -127,5 +132,5 @@ def hook(name: str, needed_for: str) -> Any:
     """The one object that a plug-in has for a hook. Raises `ConfigError` that names what it is needed for."""
     found = hooks(name)
     if not found:
-        raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'")
+        raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'", code="unknown_name")
     return next(iter(found.values()))

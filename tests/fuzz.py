@@ -36,7 +36,7 @@ from typing import Any
 import onnx
 import yaml
 
-from olive_ext.backends import hf, lm_eval_run, task_loading  # noqa: F401  (imported before the forks)
+from olive_ext.backends import lm_eval_run, task_loading  # noqa: F401  (imported before the forks)
 from olive_ext.cli import main as command
 from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from tests.backends.local_tasks import NAMES, write_tasks

@@ -1,4 +1,4 @@
-"""Links in the documentation lead somewhere, and every page is in the index."""
+"""Links in the documentation lead somewhere, and every page is linked from the README."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "recipes").rglob("*.md"))]
-INDEX = ROOT / "docs" / "README.md"
+INDEX = ROOT / "README.md"
 
 
 def links(page: Path) -> set[Path]:
@@ -30,13 +30,13 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_diffs_of_the_pages_are_of_the_code() -> None:
-    """Lines that begin with a plus in a diff of docs/add stand in the sources, wherever they lie today."""
+    """Lines that begin with a plus in a diff of CONTRIBUTING.md stand in the sources, wherever they lie today."""
     folders = (ROOT / "olive_ext", ROOT / "tests")
     files = [*(path for folder in folders for path in folder.rglob("*.py")), ROOT / "docs" / "comparison.md"]
     lines = {line.strip() for path in files for line in path.read_text(encoding="utf-8").splitlines()}
     added = [
         (page.name, line[1:].strip())
-        for page in sorted((ROOT / "docs" / "add").glob("*.md"))
+        for page in (ROOT / "CONTRIBUTING.md",)
         for block in re.findall(r"^```diff\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
         for line in block.splitlines()
         if line.startswith("+") and not line.startswith("+++")

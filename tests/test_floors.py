@@ -27,6 +27,7 @@ FLOORS = {
         ["session"],
         ["backends"],
         ["run"],
+        ["check.recipe"],
         ["workflow"],
         ["check"],
         ["cli"],
@@ -40,6 +41,7 @@ FLOORS = {
         ["folders"],
         ["content", "hub"],
         ["constants"],
+        ["damage"],
         ["locate"],
     ],
     "olive_ext.model.providers": [
@@ -50,7 +52,7 @@ FLOORS = {
         ["ort_failures"],
     ],
     "olive_ext.session": [
-        ["executor", "bounded_templates", "token_ids"],
+        ["executor", "bounded_templates"],
         ["tokenizer", "requests"],
         ["generation_bounds", "tokenizer_fit", "placeholders"],
         ["encoder_decoder"],
@@ -167,6 +169,7 @@ DOORS = {
         "olive_ext.model.spec.encoder_spec",
         "olive_ext.model.files.content",
         "olive_ext.model.files.constants",
+        "olive_ext.model.files.damage",
         "olive_ext.model.spec.media_spec",
         "olive_ext.model.spec.step_choices",
         "olive_ext.model.spec.step_choices",
@@ -337,6 +340,26 @@ def test_upward_import_is_found_in_a_function_and_under_type_checking(tmp_path: 
 def test_import_between_modules_of_one_floor_is_found(tmp_path: Path) -> None:
     package = plant(tmp_path, "stats/planted.py", "from olive_ext.model.types import DecoderSpec\n")
     assert "do not import each other" in violations(package)[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("run/planted", "def f():\n    from olive_ext.plugins.gate import decision\n"),
+        ("cli/planted", "importlib.import_module('olive_ext.plugins.jobs')\n"),
+        ("plugins/gate/planted", "from olive_ext.plugins.jobs.azureml import portable\n"),
+    ],
+)
+def test_import_of_a_plugin_is_found(tmp_path: Path, module: str, text: str) -> None:
+    assert len(violations(plant(tmp_path, f"{module}.py", text))) == 1
+
+
+def test_tests_of_the_core_need_no_plugin() -> None:
+    folder, of_plugins = PACKAGE.parent / "tests", ("olive_ext.plugins.", "tests.plugins.")
+    for path in folder.rglob("*.py"):
+        if not path.is_relative_to(folder / "plugins"):
+            module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            assert [name for name in imports(path, module) if name.startswith(of_plugins)] == [], module
 
 
 def test_public_names_of_the_package_count_as_upward(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import lm_eval.utils
 from lm_eval.api.task import ConfigurableTask
 
 from olive_ext.backends.progress import shown
+from olive_ext.errors import named_failures
 from olive_ext.media.pictures import media_digest
 from olive_ext.model.files.content import digest_of
 from olive_ext.session.bounded_templates import BoundedEnvironment
@@ -172,7 +173,8 @@ def _told(build: Any, own_examples: list[bool]) -> Any:
 
     def built(task: Any, *args: Any, **options: Any) -> Any:
         own_examples.clear()
-        build(task, *args, **options)
+        with named_failures(f"task '{task.config.task}'"):
+            build(task, *args, **options)
         if count := sum(own_examples):
             words = (
                 "task '%s': %d of %d prompts have the document itself among the examples: 'fewshot_split: %s' in the "

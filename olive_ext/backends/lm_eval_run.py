@@ -1,17 +1,16 @@
-"""One run of lm-eval: from a model and loaded tasks to results and samples; the answers of a model of its own in our
-journal, which holds no pickles. Knows no kind of model."""
+"""One run of lm-eval: from a model and loaded tasks to results and samples. Knows no kind of model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
 from typing import Any
 
 import lm_eval
-from lm_eval.api.model import LM, CacheHook, CachingLM
+from lm_eval.api.model import LM
 from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
@@ -27,8 +26,7 @@ from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError, RecordsError, named_failures
-from olive_ext.records.journal import Journal
+from olive_ext.errors import ConfigError, RecordsError, UnsupportedError, named_failures
 from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.session.bounded_templates import bounded_chat_templates
 
@@ -47,14 +45,12 @@ def run_tasks(
     settings: EvaluationSettings,
     *,
     seeds: Seeds,
-    journal: Journal | None = None,
     progress: bool = False,
     log_samples: bool = False,
 ) -> dict[str, Any]:
     """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. A model of lm-eval's
-    own has its answers in `journal`. Raises `TaskError` where a task, its data or a setting cannot be evaluated,
-    `RunError` where the machine fails.
+    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. Raises `TaskError`
+    where a task, its data or a setting cannot be evaluated, `RunError` where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
@@ -68,14 +64,13 @@ def run_tasks(
         bounded_chat_templates(),
         answered_documents(tasks.tasks, getattr(lm, "lost", ())),
         programs_at_once(tasks.tasks) as confined,
-        journaled(lm, journal) as model,
     ):
         # Empty where a server applies it, so that it is not known.
         template = (lm.chat_template(True) if settings.apply_chat_template else None) or ""
         is_dated = "strftime_now" in template
         with _records_of_a_day(is_dated):
             results: dict[str, Any] = lm_eval.simple_evaluate(
-                model=model,
+                model=lm,
                 tasks=list(tasks.tasks),
                 task_manager=tasks,
                 log_samples=log_samples or settings.sample_log_num > 0,
@@ -111,14 +106,14 @@ def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     if isinstance(name, bool):
         if name and tokenizer is not None and not written:
             folder = getattr(tokenizer, "name_or_path", "")
-            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{folder}' has no chat template")
+            raise UnsupportedError(f"the tokenizer in '{folder}' has no chat template", "apply_chat_template")
         yield
         return
     templates: dict[str, str] = written if isinstance(written, dict) else {}
     names = sorted(templates)
     if tokenizer is None or name not in names:
         known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
-        raise ConfigError(f"'apply_chat_template' = {name!r}: give {known}")
+        raise ConfigError(f"give {known}", "apply_chat_template", name)
     with replaced(tokenizer, "chat_template", templates[name]):
         yield
 
@@ -137,58 +132,3 @@ def sample_line(sample: Mapping[str, Any]) -> str:
         "target": str(sample["target"]),
     }
     return json.dumps(line, default=handle_non_serializable, ensure_ascii=False) + "\n"
-
-
-_LINE = 64
-"""Answers of one line of the journal."""
-
-
-class JournaledLM(CachingLM):  # type: ignore[misc]
-    """`lm` behind `journal`, which holds answers by lm-eval's own digests of its requests."""
-
-    def __init__(self, lm: LM, journal: Journal) -> None:
-        self.lm = lm
-        self.cache_db = str(journal.path)
-        self.dbdict = _Answers(journal)
-        lm.set_cache_hook(self.get_cache_hook())
-
-    def close(self) -> None:
-        """Writes what is held in memory; the model itself stays open."""
-        self.dbdict.commit()
-        self.dbdict.journal.close()
-        self.lm.set_cache_hook(CacheHook(None))
-
-
-def journaled(lm: LM, journal: Journal | None) -> AbstractContextManager[LM]:
-    """`lm` with its answers in `journal` until the end of the block; without a journal `lm` itself."""
-    return nullcontext(lm) if journal is None else closing(JournaledLM(lm, journal))
-
-
-LM.register(JournaledLM)  # lm-eval asks what it is given whether it is an LM; its own cache it adds only behind that
-
-
-class _Answers:
-    """The journal as the mapping that lm-eval's cache keeps its answers in."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self._fresh: dict[bytes, Any] = {}
-
-    def __contains__(self, digest: str) -> bool:
-        return bytes.fromhex(digest) in self._fresh or bytes.fromhex(digest) in self.journal
-
-    def __getitem__(self, digest: str) -> Any:
-        key = bytes.fromhex(digest)
-        answer = self._fresh[key] if key in self._fresh else self.journal[key]
-        return tuple(answer) if isinstance(answer, list) else answer
-
-    def __setitem__(self, digest: str, answer: Any) -> None:
-        if digest not in self:
-            self._fresh[bytes.fromhex(digest)] = answer
-        if len(self._fresh) >= _LINE:
-            self.commit()
-
-    def commit(self) -> None:
-        """Writes what is held in memory."""
-        self.journal.add(self._fresh)
-        self._fresh = {}

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,7 +39,7 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
             raise TaskError(f"task '{name}' has the metric {metric!r} in 'metric_list': give a name or a function")
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
-            raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
+            raise TaskError(f"task '{name}': unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name")
         if aggregation is None and (callable(metric) or metric not in METRIC_REGISTRY):
             known = f"which only metrics of lm-eval have of their own: {_known(AGGREGATION_REGISTRY)}"
             raise TaskError(
@@ -46,7 +47,13 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
             )
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
-            raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}")
+            raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}", code="unknown_name")
+        if not isinstance(better := entry.get("higher_is_better"), bool | None):
+            raise TaskError(f"task '{name}': 'higher_is_better' = {better!r}: give true or false", code="wrong_value")
+    filters = config.get("filter_list")
+    for entry in filters if isinstance(filters, list) else ():
+        if not (isinstance(entry, Mapping) and {"name", "filter"} <= entry.keys()):
+            raise TaskError(f"task '{name}' has {entry!r} in 'filter_list': a 'name' and a 'filter' are expected")
 
 
 def _is_plain(name: object) -> bool:
@@ -69,8 +76,10 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
         documents: Any = task.fewshot_docs() if wanted else None
         if hasattr(documents, "__len__") and len(documents) < wanted + _draws_from_its_own(task.config):
             raise TaskError(
-                f"'num_fewshot' = {wanted}: task '{name}' has {counted(len(documents), 'document')} to take examples "
-                "from"
+                f"task '{name}' has {counted(len(documents), 'document')} to take examples from",
+                "num_fewshot",
+                wanted,
+                code="wrong_value",
             )
 
 
@@ -87,10 +96,12 @@ def refuse_counts(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a number of answers to each document, or of examples, that no evaluation can have."""
     repeats = config.get("repeats", 1)
     if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
-        raise TaskError(f"task '{name}' has 'repeats' = {repeats!r}: give an integer from 1 to {MOST_REPEATS}")
+        raise TaskError(
+            f"task '{name}': give an integer from 1 to {MOST_REPEATS}", "repeats", repeats, code="wrong_value"
+        )
     shots = config.get("num_fewshot")
     if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
-        raise TaskError(f"task '{name}' has 'num_fewshot' = {shots!r}: give an integer from 0")
+        raise TaskError(f"task '{name}': give an integer from 0", "num_fewshot", shots, code="wrong_value")
 
 
 @contextmanager
@@ -111,6 +122,9 @@ def made_tasks() -> Iterator[None]:
                 raise TaskError(f"task '{name}'{fault}") from error
             with named_failures(f"task '{name}'{', document 0' if hasattr(self, 'task_docs') else ''}", machine=()):
                 raise
+        with named_failures(f"task '{name}', 'filter_list'"):
+            for kind in (kind for ensemble in getattr(self, "_filters", ()) for kind in ensemble.filters):
+                kind()  # lm-eval makes them when all answers are there
 
     listed = _listed_choices(ConfigurableTask.doc_to_choice)
     with replaced(ConfigurableTask, "__init__", made), replaced(ConfigurableTask, "doc_to_choice", listed):
@@ -132,8 +146,10 @@ def _listed_choices(own: Any) -> Any:
 def _data_fault(task: Any, config: Mapping[str, Any], error: BaseException) -> str | None:
     """What is wrong with a task's data, where that is why it cannot be made."""
     splits = getattr(task, "dataset", None)
-    if isinstance(error, KeyError) and isinstance(splits, Mapping) and error.args[0] not in splits:
-        return f": its data have no split {error.args[0]!r}, there are {', '.join(map(repr, splits))}"
+    named = [config.get(f"{part}_split") for part in ("training", "validation", "test", "fewshot")]
+    missing = error.args[0] if isinstance(error, KeyError) and error.args[0] in named else None
+    if missing is not None and isinstance(splits, Mapping) and missing not in splits:
+        return f": its data have no split {missing!r}, there are {', '.join(map(repr, splits))}"
     if hasattr(task, "task_docs") and not len(task.task_docs):
         return ": it has no documents"
     fault = fault_of(config) if splits is None or isinstance(error, UnicodeError) else None
@@ -173,7 +189,10 @@ def checked_documents() -> Iterator[None]:
 
     def aggregated(task: Any, *args: Any, **options: Any) -> Any:
         with named_failures(f"task '{task.task_name}', its metrics"):
-            return aggregate(task, *args, **options)
+            values, count = aggregate(task, *args, **options)
+        for name in [name for name, value in values.items() if not isinstance(value, Real) and "_stderr," not in name]:
+            logger.warning("task '%s': %s is %.80r, no number: it is no metric", task.task_name, name, values[name])
+        return values, count
 
     with (
         replaced(evaluator_utils, "_compute_task_aggregations", aggregated),

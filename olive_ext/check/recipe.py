@@ -1,31 +1,46 @@
-"""A recipe as far as it concerns this package: our evaluator and pass blocks, and the mistakes that its text shows.
+"""A recipe as far as it concerns this package: our evaluator and pass blocks, and `mistakes`, which says all that is
+wrong with it, to `olive-ext check`, to `olive-ext run` before it imports Olive, and to Olive's engine before its first
+pass.
 
-Imports nothing that takes long, so that `olive-ext run` can tell mistakes before it imports Olive.
+Imports no Olive: what is known of its passes is given.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import (
+    INPUT_MODEL,
     EvaluatorSettings,
     PassSettings,
+    ReferenceConfig,
     WorkflowSettings,
     evaluator_settings,
     pass_settings,
     settings_of_pass,
     settled_recipe,
 )
-from olive_ext.config.pass_options import unknown_keys, unknown_options
-from olive_ext.errors import ConfigError, TaskError, keys_once, special_kind
-from olive_ext.model.files.folders import why_missing
-from olive_ext.registry import evaluators, load
+from olive_ext.config.pass_options import unknown_keys, unknown_options, unlike
+from olive_ext.config.work import NEEDS_ONNX
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    NotFoundError,
+    OliveExtError,
+    TaskError,
+    UnsupportedError,
+    all_in_one,
+    keys_once,
+    special_kind,
+)
+from olive_ext.model.files.folders import is_hub_name, why_missing
+from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}
 _OLIVE_PASS_KEYS = {"type", "config", "host", "evaluator"}
@@ -33,8 +48,35 @@ _TASK_FILES = (".yaml", ".yml")
 _TYPES_WITH_PATH = ("hfmodel", "onnxmodel")
 """Types of Olive's models that are nothing without a path; others may have a loader or components."""
 
+_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
+_CHANGES = {
+    "adapter_path": "has an adapter",
+    "load_kwargs": "is loaded with its own arguments",
+    "external_initializers_file_name": "has external initializers",
+    "constant_inputs_file_name": "has constant inputs",
+}
+"""Keys of an input model that make it another model than the one at its path."""
+
 Settings: TypeAlias = PassSettings | EvaluatorSettings
 SettingsType: TypeAlias = type[Settings]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What is known of Olive's passes."""
+
+    modules: Mapping[str, str]
+    """The class of each, "module.name", by its type in lower case."""
+
+    parameters: Callable[[str], Collection[str]]
+    """The names of a pass's parameters; none where they are not known."""
+
+    are_all: bool = False
+    """Whether the run knows no others."""
+
+    def make_onnx(self, pass_type: str) -> bool:
+        """Whether the pass is one of Olive's that make ONNX models."""
+        return self.modules.get(_plain(pass_type), "").startswith("olive.passes.onnx")
 
 
 @dataclass(frozen=True)
@@ -81,7 +123,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
 
     path = Path(path)
     if kind := special_kind(path):
-        raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
         if is_yaml and (twice := doubled_key(yaml_bytes(path))):
@@ -92,59 +134,144 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
             else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         )
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
+        ) from error
     if not isinstance(recipe, Mapping):
-        raise ConfigError(f"the recipe '{path}' holds no mapping of keys")
+        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
     return recipe
 
 
-def mistakes(recipe: Mapping[str, Any], *, has_model: bool = True) -> Iterator[str]:
-    """What is wrong with the recipe as it is written, a sentence each. `has_model`: the recipe's own model is used."""
+def mistakes(
+    recipe: Mapping[str, Any], passes: Passes | None = None, *, has_model: bool = True
+) -> Iterator[OliveExtError]:
+    """An error for each mistake of the recipe. Without `passes` what its text and the files that it names show; with
+    them also what blocks ask of the models that they are given, and what is declared or bounded and not measured.
+    `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
-        yield "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        told = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        yield ConfigError(told, "$schema", code="unknown_key")
     yield from _no_mappings(recipe)
     try:
         recipe = settled_recipe(recipe)
     except ConfigError as error:
-        yield str(error)
+        yield error
     yield from unknown_keys(recipe)
     for block in blocks(recipe):
-        yield from _problems_of_type(block)
+        yield from _mistakes_of_type(block, passes)
         if block.is_ours:
             try:
-                yield from _mistakes_of(recipe, block, block.parsed())
+                settings = block.parsed()
             except ConfigError as error:
-                yield str(error)
+                yield error
+                continue
+            yield from _mistakes_of(recipe, block, settings, passes, has_model=has_model)
         elif block.is_pass:
             yield from unknown_options(block.type, block.settings(), block.where)
+            if passes is not None and (values := block.settings()):
+                yield from unlike(values, passes.parameters(block.type), block.where, f"'{block.type}'")
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:
-        yield from _problems_of_model(recipe)
+        yield from _mistakes_of_model(recipe)
 
 
-def _mistakes_of(recipe: Mapping[str, Any], block: Block, settings: Settings) -> Iterator[str]:
-    if not isinstance(settings, EvaluatorSettings):
-        yield from what_is_missing(block, settings)
-        return
-    yield from load(evaluators()[block.type].mistakes)(recipe, block.where, block.keys.get("metrics"), settings)
-    if (script := block.keys.get("user_script")) and not Path(script).exists():
-        yield f"'{block.where}.user_script' = '{script}': does not exist"
+def refuse(errors: Iterable[OliveExtError]) -> None:
+    """Raises the error where there is one, and a `ConfigError` that has all sentences where there are several."""
+    if several := list(errors):
+        raise several[0] if len(several) == 1 else all_in_one(several)
 
 
-def _problems_of_model(recipe: Mapping[str, Any]) -> list[str]:
+def _mistakes_of(
+    recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes | None, *, has_model: bool
+) -> Iterator[OliveExtError]:
+    """Those of a block of ours whose own keys are valid."""
+    missing = list(what_is_missing(block, settings))
+    yield from missing
+    if settings.reference is not None and (has_model or not settings.reference.is_input_model):
+        yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
+    metrics = block.keys.get("metrics")
+    if isinstance(settings, EvaluatorSettings):
+        yield from load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
+    elif passes is not None and not isinstance(settings, WorkflowSettings):
+        if not gets_onnx(recipe, block, passes):
+            yield UnsupportedError(NEEDS_ONNX, block.where)
+    elif passes is not None and isinstance(settings, WorkflowSettings):
+        from olive_ext.run.bounds import refuse_names
+        from olive_ext.run.task_fit import refuse_arguments
+
+        is_onnx = gets_onnx(recipe, block, passes)
+        yield from _raised(refuse_arguments, settings, block.where, is_onnx=is_onnx)
+        declared = [(str(one.get("type")), str(one.get("name"))) for one in mappings(metrics)]
+        if not missing:
+            yield from _raised(refuse_names, settings, block.where, declared, loads_tasks=not passes.are_all)
+
+
+def _raised(check: Callable[..., None], *args: Any, **kwargs: Any) -> Iterator[OliveExtError]:
+    """The error that a check raises."""
+    try:
+        check(*args, **kwargs)
+    except OliveExtError as error:
+        yield error
+
+
+def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: Mapping[str, Any]) -> None:
+    """Raises `ModelError` for a reference that is not there, and `ConfigError` for an input model that is none."""
+    reference = of_input_model(reference, kind, keys)
+    if not reference.is_same and not Path(reference.path).exists() and not is_hub_name(reference.path):
+        raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
+
+
+def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:
+    """The reference with "input_model" replaced by the path of the input model of Olive's type `kind`; others as they
+    are. Raises `ConfigError` where its path alone does not define that model."""
+    if reference.float_model == INPUT_MODEL:
+        other = of_input_model(ReferenceConfig(path=INPUT_MODEL), kind, keys)
+        file = other.path if other.onnx_file_name is None else str(Path(other.path, other.onnx_file_name))
+        reference = reference.model_copy(update={"float_model": file})
+    if not reference.is_input_model:
+        return reference
+    form, path = _KINDS.get(kind.lower()), keys.get("model_path")
+    if form is None:
+        raise _refusal(f"is of type {kind}: a reference is an HfModel or an ONNXModel")
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        raise _refusal("has no 'model_path' on this machine")
+    for key, problem in _CHANGES.items():
+        if keys.get(key):
+            raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
+    resolved = str(Path(path).resolve()) if Path(path).exists() else path
+    name = keys.get("onnx_file_name") if form == "onnx" else None
+    mode = "recorded" if reference.mode == "auto" and form == "hf" else reference.mode
+    return reference.model_copy(update={"path": resolved, "kind": form, "onnx_file_name": name, "mode": mode})
+
+
+def _refusal(problem: str) -> ConfigError:
+    return ConfigError(f"the input model {problem}; give another model's path", "reference", INPUT_MODEL)
+
+
+def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     if not kind:
-        return ["missing key 'input_model.type': 'HfModel' or 'ONNXModel', for instance"]
-    if path is None and kind in _TYPES_WITH_PATH:
+        yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
+    elif path is None and kind in _TYPES_WITH_PATH:
         near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
         hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
-        return [f"missing key 'input_model.model_path': {hint}"]
-    problem = why_missing(kind, path, keys.get("onnx_file_name"))
-    return [problem] if problem else []
+        yield MissingError(f"missing: {hint}", "input_model.model_path")
+    elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
+        yield NotFoundError(problem).about("input_model.model_path", path)
+
+
+def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
+    """Whether a block of ours is given an ONNX model: the input model, or what a pass makes, of a block that is a pass
+    one in front of it. An evaluator is given the last pass's model, whatever it was given before."""
+    from olive_ext.run.task_fit import is_onnx_model
+
+    every = [other for other in blocks(recipe) if other.is_pass]
+    before = every[: every.index(block)] if block.is_pass else every
+    return is_onnx_model(input_model(recipe)[0]) or any(passes.make_onnx(other.type) for other in before)
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -187,60 +314,78 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{block.where}.host", block.keys.get("host")
 
 
-def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[str]:
+def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:
     known = list(mapping(recipe.get(section)))
     return [
-        f"'{where}' = '{name}': not in '{section}', which has {', '.join(known) or 'none'}"
+        ConfigError(f"not in '{section}', which has {', '.join(known) or 'none'}", where, name, code="unknown_name")
         for where, name in references
         if isinstance(name, str) and name not in known
     ]
 
 
-def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each part of the recipe that is to be a mapping of names or of keys, and is not."""
+def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
+    """An error for each part of the recipe that is to be a mapping of names or of keys, and is not."""
     for section in ("systems", "evaluators", "passes"):
         entries = recipe.get(section)
         if entries is not None and not isinstance(entries, Mapping):
-            yield f"'{section}' is a {_kind(entries)}: give a mapping, each entry under a name of its own"
+            yield ConfigError("give a mapping, each entry under a name of its own", section, entries)
         for name, entry in mapping(entries).items():
             is_chain = section == "passes" and isinstance(entry, list)
             for keys in entry if is_chain else [entry]:
                 if not isinstance(keys, Mapping):
-                    yield f"'{section}.{name}' = {json.dumps(keys)}: give a mapping with the key 'type'"
+                    yield ConfigError("give a mapping with the key 'type'", f"{section}.{name}", keys)
     if not isinstance(recipe.get("engine", {}), Mapping | None):
-        yield f"'engine' is a {_kind(recipe['engine'])}: give a mapping"
+        yield ConfigError("give a mapping", "engine", recipe["engine"])
 
 
-def _kind(value: Any) -> str:
-    return "list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__
-
-
-def _problems_of_type(block: Block) -> list[str]:
+def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[OliveExtError]:
+    if block.is_ours:
+        return
     ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
-    near = difflib.get_close_matches(block.type.lower(), ours, n=1, cutoff=0.85)
-    if block.is_ours or not near:
-        return []
-    return [f"'{block.where}.type' = '{block.type}': did you mean '{ours[near[0]]}'?"]
+    near, cutoff, plain = dict(ours), 0.85, _plain(block.type)
+    if block.is_pass and passes is not None:
+        if plain in passes.modules:
+            return
+        near |= {name: kind.rpartition(".")[2] for name, kind in passes.modules.items()}
+        cutoff = 0.8
+    names = difflib.get_close_matches(plain, near, n=1, cutoff=cutoff)
+    hint = f"did you mean '{near[names[0]]}'?" if names else "Olive knows no such pass"
+    if names or (block.is_pass and passes is not None and passes.are_all):
+        yield ConfigError(hint, f"{block.where}.type", block.type, code="unknown_name")
 
 
-def what_is_missing(block: Block, settings: PassSettings) -> list[str]:
-    """A sentence for each file that the block names and that is not there, seen from the working directory; where all
+def _plain(pass_type: str) -> str:
+    """Olive reads the types of passes without regard to case or to a leading path."""
+    return pass_type.rpartition(".")[2].lower()
+
+
+def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]:
+    """An error for each file that the block names and that is not there, seen from the working directory; where all
     are, one for the tasks that no file defines."""
-    written = settings.include_path or []
-    paths = [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
-    paths += [("tasks", task) for task in settings.tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
-    paths += [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
+    paths = [(key, block.keys[key]) for key in ("user_script", "script_dir") if block.keys.get(key)]
+    tasks: list[Any] = []
+    written: str | list[str] = []
+    if not isinstance(settings, EvaluatorSettings):
+        tasks, written = settings.tasks, settings.include_path or []
+        paths += [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
+        paths += [("tasks", task) for task in tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
     if missing := [(key, path) for key, path in paths if not Path(path).exists()]:
-        return [f"'{block.where}.{key}' = '{path}': does not exist" for key, path in missing]
-    from olive_ext.run.costs import COSTS
+        where = block.where
+        yield from (ConfigError("does not exist", f"{where}.{key}", path, code="not_found") for key, path in missing)
+    elif tasks:
+        from olive_ext.run.costs import COSTS
 
-    try:
-        refuse_unknown([task for task in settings.tasks if task not in COSTS], task_folders(settings.include_path))
-    except TaskError as error:
-        return [f"'{block.where}.tasks': {error}"]
-    return []
+        try:
+            refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))
+        except TaskError as error:
+            yield error.inside(f"'{block.where}.tasks'", f"{block.where}.tasks")
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """`value`, or an empty mapping where it is none."""
     return value if isinstance(value, Mapping) else {}
+
+
+def mappings(items: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list, none where it is none."""
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.check.model_check import Findings, Section, check_model
-from olive_ext.check.recipe import Block, blocks, input_model, mapping, mistakes, read_recipe, what_is_missing
+from olive_ext.check.recipe import (
+    Block,
+    Passes,
+    blocks,
+    gets_onnx,
+    input_model,
+    mapping,
+    mistakes,
+    read_recipe,
+    what_is_missing,
+)
 from olive_ext.config import (
     EvaluationConfig,
     EvaluationSettings,
@@ -19,12 +29,10 @@ from olive_ext.config import (
     pass_settings,
     settled_recipe,
 )
-from olive_ext.config.pass_options import unlike
-from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
-from olive_ext.registry import evaluators, hooks, load
+from olive_ext.registry import hooks, load, offered
 
 if TYPE_CHECKING:
     from olive_ext.run.task_fit import TaskInputs
@@ -37,25 +45,28 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     Raises `ConfigError` when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
-    findings = Findings(problems=list(mistakes(recipe)))
+    passes = Passes({}, lambda _: ())
+    if any(block.is_pass and not block.is_ours for block in blocks(recipe)):
+        from olive_ext.workflow.preflight import known_passes
+
+        passes = known_passes()
+    findings = Findings(errors=list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
     valid: list[WorkflowSettings] = []
     inputs: list[TaskInputs] = []
-    if not any(block.is_ours for block in blocks(recipe)):
+    ours = [block for block in blocks(recipe) if block.is_ours]
+    if not ours:
         kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
-        findings.problems.append(f"the recipe has no evaluator {kinds} and no pass {of_passes}")
-    for block in blocks(recipe):
-        if not block.is_ours:
-            findings.problems += [*_unknown_pass(block), *_unknown_keys(block)]
-            continue
+        findings.errors.append(MissingError(f"the recipe has no evaluator {kinds} and no pass {of_passes}"))
+    for block in ours:
         try:
             settings = block.parsed()
         except ConfigError:
             continue  # one of the mistakes
         if isinstance(settings, EvaluatorSettings):
-            described = load(evaluators()[block.type].describe)(block.keys.get("metrics"), settings)
+            described = load(offered("evaluators")[block.type].describe)(block.keys.get("metrics"), settings)
             section.add(block.where, f"{block.type}, {described}")
             valid.append(settings.as_evaluation())
             continue
@@ -63,29 +74,21 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         section.add(block.where, f"{block.type}, tasks: {', '.join(named)}")
         if isinstance(settings, WorkflowSettings):
             valid.append(settings)
-        inputs += _check_block(recipe, block, settings, findings)
+        inputs += _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
 
 def _check_block(
-    recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings
+    recipe: Mapping[str, Any], block: Block, settings: PassSettings, findings: Findings, *, is_onnx: bool
 ) -> list[TaskInputs]:
-    """Adds what stands against a block of ours; what its tasks give a model, where they are known."""
-    from olive_ext.run.bounds import refuse_names
-    from olive_ext.run.costs import with_costs
-    from olive_ext.run.task_fit import refuse_arguments, refuse_generations
+    """Adds the provider and the code of a block of ours; what its tasks give a model, where they are known."""
+    from olive_ext.run.task_fit import refuse_generations
 
-    is_onnx = _gets_onnx(recipe, block)
-    with findings.noting_problems():
-        if isinstance(settings, WorkflowSettings):
-            refuse_arguments(settings, block.where, is_onnx=is_onnx)
-        elif not is_onnx:
-            raise ConfigError(f"'{block.where}': {NEEDS_ONNX}")
     if is_onnx and input_model(recipe)[0] != "onnxmodel":  # else the input model's check says it
         with findings.noting_problems():
             _check_provider(recipe, block.where, settings, findings.sections[0])
-    if what_is_missing(block, settings):
+    if any(what_is_missing(block, settings)):
         return []
     inputs: list[TaskInputs] = []
     with findings.noting_problems():
@@ -93,8 +96,6 @@ def _check_block(
         inputs = _inputs(settings, block.where)
         model_args = getattr(settings, "model_args", None) if is_onnx else None  # those of an `OrtLM`
         refuse_generations(inputs, settings.gen_kwargs, model_args=model_args)
-        if isinstance(settings, WorkflowSettings):
-            refuse_names(with_costs(settings), block.where, loads_tasks=True)
     return inputs
 
 
@@ -115,45 +116,9 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
             available=[*here, *(row.name for row in TABLE)],
         )
     except ProviderError as error:
-        raise ProviderError(f"'{where}': {error}") from error
+        raise error.inside(f"'{where}'", where) from error
     missing = "" if providers[0].name in here else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
-
-
-def _gets_onnx(recipe: Mapping[str, Any], block: Block) -> bool:
-    """Whether a block of ours is given an ONNX model: the input model, or what a pass makes, of a block that is a pass
-    one in front of it. An evaluator is given the last pass's model, whatever it was given before."""
-    from olive_ext.run.task_fit import is_onnx_model
-
-    if is_onnx_model(input_model(recipe)[0]):
-        return True
-    passes = [other for other in blocks(recipe) if other.is_pass]
-    before = passes[: passes.index(block)] if block.is_pass else passes
-    if all(other.is_ours for other in before):
-        return False
-    from olive_ext.workflow.preflight import makes_onnx
-
-    return any(makes_onnx(other.type) for other in before)
-
-
-def _unknown_pass(block: Block) -> list[str]:
-    """A sentence for a type near to one of Olive's passes; any other may be of a user's own table of passes."""
-    if not block.is_pass:
-        return []
-    from olive_ext.workflow.preflight import nearest_pass
-
-    near = nearest_pass(block.type)
-    is_told = near in pass_settings()  # by `mistakes`
-    return [f"'{block.where}.type' = '{block.type}': did you mean '{near}'?"] if near and not is_told else []
-
-
-def _unknown_keys(block: Block) -> list[str]:
-    """A sentence for each key of one of Olive's passes that Olive would drop without a word."""
-    if not block.is_pass or not block.settings():
-        return []
-    from olive_ext.workflow.preflight import parameters_of
-
-    return list(unlike(block.settings(), parameters_of(block.type), block.where, f"'{block.type}'"))
 
 
 def _add_code(settings: PassSettings, section: Section) -> None:
@@ -175,7 +140,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise TaskError(f"'{where}.tasks': {error}") from error
+        raise error.inside(f"'{where}.tasks'", f"{where}.tasks") from error
 
 
 def _check_input_model(

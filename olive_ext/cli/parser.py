@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ from olive_ext import __version__
 from olive_ext.cli.options import add_options
 from olive_ext.config import SCHEMA_KINDS
 from olive_ext.errors import ConfigError
-from olive_ext.registry import Command, load, plugins
+from olive_ext.registry import Command, load, offered
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
 RUN_HELP = (
@@ -93,9 +94,9 @@ CORE: dict[str, Command] = {
 }
 
 
-def commands() -> dict[str, Command]:
+def commands() -> Mapping[str, Command]:
     """All commands by name: the core's, then those of plug-ins."""
-    return {**CORE, **{name: one for plugin in plugins().values() for name, one in plugin.commands.items()}}
+    return offered("commands", CORE)
 
 
 class _Parser(ArgumentParser):

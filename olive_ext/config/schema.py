@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from olive_ext.config.evaluation import EvaluatorSettings, WorkflowSettings
 from olive_ext.config.work import PassSettings
-from olive_ext.registry import evaluators, hooks, load, passes
+from olive_ext.registry import hooks, load, offered
 
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
@@ -57,12 +57,15 @@ _TITLES = {
 
 def pass_settings() -> Mapping[str, type[PassSettings]]:
     """The types of the passes of this package and its plug-ins, and their settings."""
-    return {PASS_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in passes().items()}}
+    return {PASS_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in offered("passes").items()}}
 
 
 def evaluator_settings() -> Mapping[str, type[WorkflowSettings | EvaluatorSettings]]:
     """The types of the evaluators of this package and its plug-ins, and their settings."""
-    return {EVALUATOR_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in evaluators().items()}}
+    return {
+        EVALUATOR_TYPE: WorkflowSettings,
+        **{name: load(one.settings) for name, one in offered("evaluators").items()},
+    }
 
 
 def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,11 +87,11 @@ def schema(kind: SchemaKind) -> Json:
     known = {name: _tidy(one.model_json_schema()) for name, one in pass_settings().items()}
     settings = known[PASS_TYPE]
     blocks = {"evaluator": _block(settings["properties"], _EVALUATOR_KEYS, "type_args")}
-    for name, evaluator in evaluators().items():
+    for name, evaluator in offered("evaluators").items():
         own = {**_METRICS_KEYS, "type": {"const": name, "description": f"This package's evaluator {evaluator.does}."}}
         properties = _tidy(load(evaluator.settings).model_json_schema())["properties"]
         blocks[name] = _block(properties, own, "type_args", "metrics")
-    does = {PASS_TYPE: _PASS_DOES, **{name: one.does for name, one in passes().items()}}
+    does = {PASS_TYPE: _PASS_DOES, **{name: one.does for name, one in offered("passes").items()}}
     for name, one in known.items():
         own = {"type": {"const": name, "description": f"This package's pass: {does[name]}."}, **_PASS_KEYS}
         blocks[_block_of(name)] = _block(one["properties"], own, "config")
@@ -123,7 +126,9 @@ def _block(properties: Json, olive_keys: Json, nested_key: str, needed: str = "t
 
 def _recipe() -> Json:
     """Checks our blocks wherever Olive takes an evaluator or a pass; all else is Olive's and left open."""
-    evaluator = {"allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in evaluators())]}
+    evaluator = {
+        "allOf": [_when_ours(EVALUATOR_TYPE, "evaluator"), *(_when_ours(name, name) for name in offered("evaluators"))]
+    }
     ours = [_when_ours(name, _block_of(name)) for name in pass_settings()]
     pass_block = {"allOf": ours, "properties": {"evaluator": evaluator}}
     inline = {"evaluator": evaluator}

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from olive_ext.report.comparison import ALL
+from olive_ext.report import view
+from olive_ext.report.changes import difference_texts, perplexity_change
+from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
-from olive_ext.report.numbers import number
+from olive_ext.report.numbers import nats_with_error, number, percent
 from olive_ext.report.page import Page, joined_passes
 from olive_ext.report.report import Report
-from olive_ext.report.scores import COSTS, cost_rows, score_rows
-from olive_ext.report.view import SIGNS, difference_rows, divergence_rows
+from olive_ext.report.scores import COSTS, cost_rows, score_rows, with_filter
+from olive_ext.report.view import SIGNS
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
@@ -45,31 +47,38 @@ def _scores(page: Page) -> Iterator[Sequence[str]]:
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:
     """The difference of each candidate with its 95 % interval, what it lost and won, and the p-value."""
-    rows = difference_rows(page.contrasts)
-    for task, metric in dict.fromkeys((row.task, row.metric) for row in rows):
-        cells, documents = {}, ""
-        for row in (row for row in rows if (row.task, row.metric) == (task, metric)):
-            flips = f"lost {row.outcome.right_to_wrong}, won {row.outcome.wrong_to_right}"
-            more = [flips if row.outcome.is_binary else "", f"p {row.p}" if row.p else ""]
-            cells[row.candidate] = ", ".join(filter(None, [f"{SIGNS[row.tone]} {row.shown} ({row.interval})", *more]))
-            documents = row.documents
-        yield task, f"{metric}, difference (95 %)", documents, *(cells.get(item.name, "") for item in page.columns)
+    for group in view.differences(page.contrasts):
+        cells, outcome = {}, group[0][1]
+        for candidate, outcome, _ in group:
+            shown, interval = difference_texts(outcome)
+            unit = "\N{NO-BREAK SPACE}pt" if outcome.is_share else ""
+            flips = f"lost {outcome.right_to_wrong}, won {outcome.wrong_to_right}" if outcome.is_binary else ""
+            p = view.flips_p(outcome)
+            parts = [f"{SIGNS[view.tone(outcome)]} {shown}{unit} ({interval})", flips, f"p {p}" if p else ""]
+            cells[candidate] = ", ".join(filter(None, parts))
+        metric = f"{with_filter(outcome.metric, outcome.filter)}, difference (95 %)"
+        texts = (cells.get(item.name, "") for item in page.columns)
+        yield view.task_title(outcome.task), metric, view.documents(outcome), *texts
 
 
 def _distances(page: Page) -> Iterator[Sequence[str]]:
-    rows = divergence_rows(page.contrasts)
-    for task in dict.fromkeys(row.task for row in rows):
-        own = [row for row in rows if row.task == task]
-        means = {row.candidate: f"{row.mean}{f' ({row.estimate})' if row.estimate else ''}" for row in own}
-        texts = {row.candidate: str(row.perplexity) for row in own if row.perplexity is not None}
+    for group in view.divergences(page.contrasts):
+        task = view.task_title(group[0][1].task)
         lines = {
-            "mean KL, nats ↓": means,
-            "same top token ↑": {row.candidate: row.agreement for row in own},
-            "perplexity, change ↓": texts,
+            "mean KL, nats ↓": {name: _mean(item) for name, item in group},
+            "same top token ↑": {
+                name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group
+            },
+            "perplexity, change ↓": {name: str(perplexity_change(item)) for name, item in group if item.is_text},
         }
-        for name, cells in lines.items():
+        for line, cells in lines.items():
             if cells:
-                yield task, name, "", *(cells.get(column.name, "") for column in page.columns)
+                yield task, line, "", *(cells.get(column.name, "") for column in page.columns)
+
+
+def _mean(item: Divergence) -> str:
+    estimate = view.estimate(item)
+    return f"{nats_with_error(item.kl.mean, item.kl.stderr)}{f' ({estimate})' if estimate else ''}"
 
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import Bound, WorkflowSettings
-from olive_ext.errors import ConfigError, counted
+from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import (
@@ -21,48 +21,79 @@ from olive_ext.report.metrics import (
     non_finite_requests,
 )
 from olive_ext.report.numbers import number
-from olive_ext.run.costs import COSTS, PEAK_MEMORY, REQUESTS_PER_SECOND, SIZE_ON_DISK, TOKENS_PER_SECOND, why_missing
+from olive_ext.run.costs import (
+    COSTS,
+    PEAK_MEMORY,
+    REQUESTS_PER_SECOND,
+    SIZE_ON_DISK,
+    TOKENS_PER_SECOND,
+    Settings,
+    why_missing,
+    with_costs,
+)
 
 Name = tuple[str | None, str]
 """Task, and metric or "metric,filter"; without a task also a task's name, "task/metric" or "task/metric,filter"."""
 
 
-def refuse_names(
-    settings: WorkflowSettings, where: str, declared: Iterable[Name] = (), *, loads_tasks: bool = False
-) -> None:
-    """Raises `ConfigError` for a bound of `settings`, or a name in `declared`, that no report will have.
+DECLARABLE = {"accuracy": None, "throughput": TOKENS_PER_SECOND, SIZE_ON_DISK: SIZE_ON_DISK}
+"""Olive's types of metrics that a recipe may declare for goals and search, and the cost that each means; None: a metric
+of a task."""
+
+Declared = Sequence[tuple[str, str]]
+"""Type and name of each metric that a recipe declares."""
+
+
+def check_declared(declared: Declared, where: str) -> None:
+    """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
+    for kind, name in declared:
+        if kind not in DECLARABLE:
+            raise ConfigError(
+                f"'{where}.metrics' has '{name}' of type '{kind}': give {' or '.join(DECLARABLE)}", f"{where}.metrics"
+            )
+
+
+def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
+    """`settings` with the measurements of size, memory and speed that declared metrics and bounds need."""
+    return with_costs(settings, [DECLARABLE[kind] or name.partition("/")[0] for kind, name in declared])
+
+
+def refuse_names(settings: WorkflowSettings, where: str, declared: Declared = (), *, loads_tasks: bool = False) -> None:
+    """Raises `ConfigError` for a bound of `settings`, or a metric in `declared`, that no report will have.
 
     The metrics of tasks are read from the tasks' files. Where these do not list them (a group, a class, functions as
-    metrics) the tasks are loaded with their data if `loads_tasks` is set (raises `TaskError`), else every name of an
-    lm-eval metric passes.
+    metrics) the tasks are loaded with their data if `loads_tasks` is set and there is a bound (raises `TaskError`),
+    else every name of an lm-eval metric passes.
     `where` is the block's place in the recipe.
     """
+    check_declared(declared, where)
     bounds = [
         (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
         for bound in settings.require
     ]
-    declared = list(declared)
-    if not bounds and not declared:
+    names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
+    if not bounds and not names:
         return
     if settings.documents == "enough":
         _refuse_of_drawn(bounds, f"{where}.require")
-    tasks = _measured(settings, loads_tasks)
+    tasks = _measured(with_measurements(settings, declared), loads_tasks=loads_tasks and bool(bounds))
     compared = COMPARISON_NAMES if settings.reference is not None else ()
     check_names(bounds, tasks, compared, f"{where}.require")
-    check_names(declared, tasks, compared, f"{where}.metrics")
+    check_names(names, tasks, compared, f"{where}.metrics")
 
 
 def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
     others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
     for task, name in bounds:
         if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
-            raise ConfigError(
+            raise NotComparableError(
                 f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
-                f"evaluate 'all', or bound one of {others}"
+                f"evaluate 'all', or bound one of {others}",
+                where,
             )
 
 
-def _measured(settings: WorkflowSettings, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
+def _measured(settings: WorkflowSettings, *, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
     """Every task that will be run and its metrics, as `check_names` takes them."""
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 
@@ -104,14 +135,14 @@ def check_names(
     for task, name in names:
         short = name.partition(",")[0].rpartition("/")[2]
         if short in COMPARISON_NAMES and not compared:
-            raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'")
+            raise MissingError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'", where)
         if tasks is not None:
             _check_name(task, name, known, where)
 
 
 def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str] | None], where: str) -> None:
     if task is not None and task not in known:
-        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}")
+        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}", where, code="unknown_name")
     asked = known if task is None else {task: known[task]}
     there = {metric for metrics in asked.values() for metric in metrics or ()}
     if task is None:
@@ -119,7 +150,7 @@ def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str]
     if name not in there and None not in asked.values():
         has_filter = "," in name
         near = _near(name, (each for each in there if ("," in each) == has_filter))
-        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}")
+        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
 
 
 def _of(task: str | None) -> str:
@@ -154,7 +185,7 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
         return matches[0]
     problem = "stands for several metrics" if matches else why_missing(bound.task or bound.metric)
     name = f"'{bound.metric}'{_of(bound.task)}" + (f", filter '{bound.filter}'" if bound.filter else "")
-    raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}")
+    raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}", "require")
 
 
 def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:

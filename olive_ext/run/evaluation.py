@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
-from olive_ext.registry import hooks
+from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
@@ -22,18 +22,16 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Models
+from olive_ext.run.models import Clock, Models
 from olive_ext.run.reference.comparison_run import Comparer, comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
-from olive_ext.run.stages import refuse_stages, with_stages
 from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import LostRequest
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
-    from olive_ext.records.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,10 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         evaluated = _evaluate(models, lm, log_folder)
         report = evaluated.report
         if lm is None:
-            report = with_stages(report, models, lambda part: _compared(part, models, evaluated.weights))
             report = _with_constants(report, models, evaluated.observers[0])
+            compare = partial(_compared, models=models, weights=evaluated.weights)
             for finished in hooks("finish_report").values():
-                report = finished(report, models, *evaluated.observers)
+                report = finished(report, models, *evaluated.observers, compare)
         report = _named(report, names)
         try:
             evaluated.write_logs()
@@ -137,6 +135,9 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     from olive_ext.backends.task_loading import Seeds
 
     config, seeds = models.config, Seeds.of(models.config.seed)
+    if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
+        told = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
+        raise ConfigError(f"'use_cache' = '{config.use_cache}': {told}")
     tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)
@@ -148,10 +149,11 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
         if lm is None and tasks is not None:
             opened = models.candidate() if comparer is None else comparer.open()
         model = lm or opened
-        journal = models.keep_answers(model) if model is not None else None
         try:
+            if model is not None:
+                models.keep_answers(model)
             with models.clock.phase("candidate"):
-                results = _run(models, model, tasks, seeds, journal, comparer)
+                results = _run(models, model, tasks, seeds, comparer)
             peak_memory = memory.bytes
             comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
             report = _report(models, model, results, peak_memory, comparison)
@@ -224,7 +226,8 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for model in models.on_disk:
         if model.kind == "onnx":
             _ = model.providers
-    refuse_stages(models)
+    if models.config.reference is not None and models.config.reference.has_stages:
+        hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:
@@ -232,7 +235,7 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
         return None
     folder = config.sample_log_dir or config.output_dir
     if folder is None:
-        raise ConfigError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
+        raise MissingError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
     return Path(folder)
 
 
@@ -241,7 +244,6 @@ def _run(
     lm: LM | None,
     tasks: LoadedTasks | None,
     seeds: Seeds,
-    journal: Journal | None,
     comparer: Comparer | None,
 ) -> dict[str, Any]:
     from olive_ext.backends.lm_eval_run import run_tasks
@@ -249,23 +251,21 @@ def _run(
     if lm is None or tasks is None:
         return {"results": {}}
     if comparer is not None and comparer.is_sampled:
-        return comparer.run_sampled(lm, journal)
+        return comparer.run_sampled(lm)
     config = models.config
     log = config.reference is not None
-    return run_tasks(lm, tasks, config, seeds=seeds, journal=journal, progress=models.progress, log_samples=log)
+    return run_tasks(lm, tasks, config, seeds=seeds, progress=models.progress, log_samples=log)
 
 
 def _report(
     models: Models, lm: LM | None, results: Mapping[str, Any], peak_memory: int, comparison: Comparison | None
 ) -> Report:
     from olive_ext.backends.code_eval import CODE
-    from olive_ext.backends.package_versions import versions
 
     config, session = models.config, getattr(lm, "session", None)
     execution = {} if session is None else dict(session.describe_execution())
-    providers = execution.pop("providers", ())
-    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     execution.pop("reference", None)
+    counters = execution.pop("counters", None) or getattr(lm, "counters", {})
     costs = cost_metrics(
         asked_costs(config),
         size=lambda: models.size(lm),
@@ -279,16 +279,35 @@ def _report(
     if comparison is not None:
         own = [metric for metric in metrics if metric.task != NON_FINITE]
         metrics = (*sampled_metrics(own, comparison, results), *comparison_metrics(comparison))
-    return Report(
-        metrics=metrics,
+    report = report_of(metrics, _identity(models, lm), {**execution, "counters": counters}, models.clock, comparison)
+    return replace(
+        report,
         results={name: value for name, value in results.items() if name != "samples"},
-        model={**_identity(models, lm), **execution},
-        providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
-        versions=versions(),
-        hardware={**describe_hardware(), **results.get(CODE, {})},
-        engine={**counters, **models.clock.seconds()},
+        hardware={**report.hardware, **results.get(CODE, {})},
         config=config.model_dump(mode="json", exclude_unset=True),
         missing=tuple({"task": item.task, "doc_id": item.doc_id, "reason": item.reason} for item in lost),
+    )
+
+
+def report_of(
+    metrics: Sequence[Metric],
+    model: Mapping[str, Any],
+    execution: Mapping[str, Any],
+    clock: Clock,
+    comparison: Comparison | None,
+) -> Report:
+    """The report of numbers that were measured now, here. `execution` is a session's, as it describes it."""
+    from olive_ext.backends.package_versions import versions
+
+    known = {"providers": (), "counters": {}, **execution}
+    providers, counters = known.pop("providers"), known.pop("counters")
+    return Report(
+        metrics=tuple(metrics),
+        model={**model, **known},
+        providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
+        versions=versions(),
+        hardware=describe_hardware(),
+        engine={**counters, **clock.seconds()},
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         comparison=comparison,
     )

@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import say
+from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, RecordsError, first_line
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
-from olive_ext.records.journal import Journal, facts_key
+from olive_ext.records.journal import facts_key
+from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
+from olive_ext.report.numbers import duration
+from olive_ext.report.page import SIZE
+from olive_ext.report.scores import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
+from olive_ext.session.tokenizer_fit import Asking
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.run.export import Exported
     from olive_ext.session.tokenizer import Tokenizer
-    from olive_ext.session.tokenizer_fit import Asking
-
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Collection
-from contextlib import ExitStack, contextmanager
-from typing import Literal, get_args
-
-from olive_ext.backends.progress import LINE_SECONDS, silence
-from olive_ext.errors import RecordsError
-from olive_ext.records import Records
-from olive_ext.records.travelling import unpack
-from olive_ext.report.numbers import duration
-from olive_ext.report.page import SIZE
-from olive_ext.report.scores import PHASES
-from olive_ext.session.tokenizer_fit import Asking
 
 logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
@@ -94,7 +87,7 @@ class Models:
             other = resolve(self.given.settings.elsewhere(patch))
             if other.place == self.given.place:
                 what = "name what is another there (execution_provider, provider_options, engine, dtype)"
-                raise ConfigError(f"'reference' = '{reference.path}': both places are the same one: {what}")
+                raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
         return resolve(self.given.settings.of_reference(patch))
 
@@ -133,7 +126,7 @@ class Models:
             with self.clock.phase("export"):
                 return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
         except OliveExtError as error:
-            raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
+            raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
     @property
     def contexts(self) -> tuple[int, int] | None:
@@ -149,7 +142,7 @@ class Models:
         of records that were made elsewhere are not at hand."""
         if self.own.kind != "onnx":
             return {}
-        from olive_ext.model.files.constants import damage
+        from olive_ext.model.files.damage import damage
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
@@ -201,10 +194,13 @@ class Models:
         model = self._measured(lm)
         if model.size is not None:
             return model.size
-        from olive_ext.backends.hf import open_baseline
+        from olive_ext.engine.runners.hf.hf_model import load_model
 
-        opened = lm or open_baseline(model.settings.model, model.settings, self.config.model_args)
-        return sum(tensor.numel() * tensor.element_size() for tensor in opened.model.parameters())
+        settings = model.settings
+        opened = getattr(lm, "model", None)
+        if opened is None:
+            opened, _ = load_model(settings.model, "auto", "cpu", trust_remote_code=settings.trust_remote_code)
+        return sum(tensor.numel() * tensor.element_size() for tensor in opened.parameters())
 
     def reference(self, observer: Observer | None) -> LM:
         """The reference alone, with the evaluated model's engine settings but none of its adapters. With an observer
@@ -263,23 +259,16 @@ class Models:
         rounding alone."""
         return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
-    def keep_answers(self, lm: LM) -> Journal | None:
-        """Has the session of `lm` keep its answers where the settings say; a model of lm-eval's own gets the journal
-        that is returned. A session that records keeps them beside its records."""
-        session, stem = getattr(lm, "session", None), self.config.journal
-        if session is not None and session.records is not None:
-            return None
+    def keep_answers(self, lm: LM) -> None:
+        """Has the session of `lm`, which lm-eval's own models have not, keep its answers where the settings say; one
+        that records keeps them beside its records."""
+        session = getattr(lm, "session", None)
+        if session is None or session.records is not None:
+            return
         is_timed = {PEAK_MEMORY, TOKENS_PER_SECOND} & set(asked_costs(self.config))
         resume = not is_timed if self.config.resume is None else self.config.resume
-        if session is not None:
-            places = self._places if self.is_same_model else {}
-            session.keep_answers(stem, resume=resume, facts={"versions": runtimes(), **places})
-        if session is not None or stem is None:
-            return None
-        from olive_ext.backends.hf import answers_key
-
-        key = answers_key(lm)
-        return Journal(Path(f"{stem}_{key}.jsonl"), {"model": key}, resume=resume)
+        places = self._places if self.is_same_model else {}
+        session.keep_answers(self.config.journal, resume=resume, facts={"versions": runtimes(), **places})
 
     def _open_ours(self, model: ResolvedModel, arguments: Mapping[str, Any]) -> LM:
         """A model that this package runs, a Hugging Face one, too."""

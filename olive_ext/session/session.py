@@ -18,7 +18,14 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
 from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
-from olive_ext.errors import ConfigError, LostRequestsError, SessionError, TaskError, listed
+from olive_ext.errors import (
+    ConfigError,
+    LostRequestsError,
+    SessionError,
+    UnfitTaskError,
+    UnsupportedError,
+    listed,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
@@ -46,9 +53,7 @@ from olive_ext.session.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Names: TypeAlias = Sequence[str]
 Whose: TypeAlias = Callable[[int], str] | None
-_OnGenerated: TypeAlias = Callable[[int, GenerationOutput], None] | None
 
 _ASK: Mapping[str, Callable[[Any], Any]] = {
     "generate": to_generation,
@@ -170,26 +175,24 @@ class Session(AbstractContextManager["Session"]):
     def generate(
         self,
         requests: Sequence[ToGenerate],
-        on_result: _OnGenerated = None,
-        *,
-        names: Names = (),
+        on_result: Callable[[int, GenerationOutput], None] | None = None,
         **settings: Any,
     ) -> list[GenerationOutput]: ...
 
     def generate(
-        self, requests: Any, on_result: _OnGenerated = None, *, names: Names = (), **settings: Any
+        self, requests: Any, on_result: Callable[[int, Any], None] | None = None, **settings: Any
     ) -> GenerationOutput | list[GenerationOutput]:
         """Continues each prompt: a text, chat messages or token ids, with `settings`, the other fields of a
         `GenerationRequest` (`generate(["Hello"], max_new_tokens=5)`); or a `GenerationRequest`, which has its own. One
         that is in no list (`generate("Hello", max_new_tokens=5)`) has one output.
 
         A prompt too long to leave room for `max_new_tokens` loses its beginning. `on_result(index, output)` is called
-        as each becomes complete, in any order. `names`, one for each request, say in warnings whose it is.
+        as each becomes complete, in any order.
         """
         refuse_unknown_settings(settings)
         ask = partial(to_generation, settings=settings)
         is_alone = is_one(requests)
-        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result, names)
+        outputs = self._run("generate", [requests] if is_alone else requests, ask, on_result)
         return outputs[0] if is_alone else outputs
 
     def stream(self, prompt: ToGenerate, **settings: Any) -> Iterator[str]:
@@ -238,21 +241,19 @@ class Session(AbstractContextManager["Session"]):
         """
         self._turns.check_open()
         if call not in _ASK:
-            raise ConfigError(f"'call' = {call!r}: give one of {listed(_ASK)}")
+            raise ConfigError(f"give one of {listed(_ASK)}", "call", call)
         return self._in_turn(call, self._completed(Call(self, call, _ASK[call]), slices, whose))
 
     def loglikelihood(
         self,
         requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
-        *,
-        names: Names = (),
     ) -> list[ScoringOutput]:
         """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
-        return self._run("loglikelihood", requests, to_scoring, on_result, names)
+        return self._run("loglikelihood", requests, to_scoring, on_result)
 
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
@@ -321,11 +322,9 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[Any],
         ask: Callable[[Any], Any],
         on_result: Callable[[int, Any], None] | None,
-        names: Names = (),
     ) -> list[Any]:
         outputs: dict[int, Any] = {}
-        completed = self._completed(Call(self, call, ask), [requests], names.__getitem__ if names else None)
-        for index, output in self._in_turn(call, completed, is_whole=True):
+        for index, output in self._in_turn(call, self._completed(Call(self, call, ask), [requests]), is_whole=True):
             outputs[index] = output
             if on_result is not None:
                 on_result(index, output)
@@ -361,7 +360,7 @@ class Session(AbstractContextManager["Session"]):
                 with naming(f"request {item[0]!r}"):
                     (window, *others), is_cut = call.put(number, request)
                     if others:
-                        raise TaskError(f"its sound has {len(others) + 1} windows: use `generate`")
+                        raise UnfitTaskError(f"its sound has {len(others) + 1} windows: use `generate`")
                 if is_cut:
                     logger.warning("request %r was cut on the left to fit", item[0])
                 yield window
@@ -444,15 +443,15 @@ class _Streamed(Call):
         super().__init__(session, "generate", to_generation)
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
-            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}")
+            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
         windows, _ = super().put(0, request)
         self._key, self._request = windows[0]
         if len(windows) > 1:
-            raise ConfigError(f"stream: the sound has {len(windows)} windows: use `generate`")
+            raise UnsupportedError(f"stream: the sound has {len(windows)} windows: use `generate`")
         assert self._request.generation is not None
         self.generation = self._request.generation
         if self.generation.beams is not None:
-            raise ConfigError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
+            raise UnsupportedError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
         self.made: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_left = threading.Event()
 

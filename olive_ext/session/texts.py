@@ -15,8 +15,7 @@ from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.generation_bounds import StopIds, read_stop_ids
 from olive_ext.session.placeholders import MediaText, read_markers
 from olive_ext.session.session import Session
-from olive_ext.session.token_ids import Rows
-from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
+from olive_ext.session.tokenizer import Rows, Tokenizer, load_tokenizer
 from olive_ext.session.tokenizer_fit import hold_to_files, refuse_smaller_vocabulary
 
 logger = logging.getLogger(__name__)

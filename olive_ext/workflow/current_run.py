@@ -11,23 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.errors import ContradictionError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
 
 logger = logging.getLogger("olive.olive_ext")
 """The logger of this package, a child of Olive's: its messages appear in Olive's log, at the recipe's severity."""
-
-_KINDS = {"hfmodel": "hf", "onnxmodel": "onnx"}
-_CHANGES = {
-    "adapter_path": "has an adapter",
-    "load_kwargs": "is loaded with its own arguments",
-    "external_initializers_file_name": "has external initializers",
-    "constant_inputs_file_name": "has constant inputs",
-}
-"""Keys of an input model that make it another model than the one at its path."""
 
 
 @dataclass
@@ -137,31 +129,17 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
     """
     if reference.float_model == AT_HAND:
         reference = reference.model_copy(update={"float_model": _float_at_hand()})
-    if reference.float_model == INPUT_MODEL:
-        own = settled(ReferenceConfig(path=INPUT_MODEL))
-        file = own.path if own.onnx_file_name is None else str(Path(own.path, own.onnx_file_name))
-        reference = reference.model_copy(update={"float_model": file})
-    if not reference.is_input_model:
+    if INPUT_MODEL not in (reference.path, reference.float_model):
         return reference
     run = running.get()
     if run is None:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference' = '{INPUT_MODEL}' means the model that a workflow started from, and no workflow is running: "
-            "give the model's path"
+            "give the model's path",
+            "reference",
+            INPUT_MODEL,
         )
-    config = run.input_model.config
-    kind, path = _KINDS.get(run.input_model.type.lower()), config.get("model_path")
-    if kind is None:
-        raise _refusal(f"is of type {run.input_model.type}: a reference is an HfModel or an ONNXModel")
-    if not isinstance(path, str) or path.startswith("azureml:"):
-        raise _refusal("has no 'model_path' on this machine")
-    for key, problem in _CHANGES.items():
-        if config.get(key):
-            raise _refusal(f"{problem} ('input_model.{key}'), which a reference has not")
-    resolved = str(Path(path).resolve()) if Path(path).exists() else path
-    name = config.get("onnx_file_name") if kind == "onnx" else None
-    mode = "recorded" if reference.mode == "auto" and kind == "hf" else reference.mode
-    return reference.model_copy(update={"path": resolved, "kind": kind, "onnx_file_name": name, "mode": mode})
+    return of_input_model(reference, run.input_model.type, run.input_model.config)
 
 
 def _float_at_hand() -> str | None:
@@ -169,17 +147,15 @@ def _float_at_hand() -> str | None:
     none. Raises `ConfigError` outside of a run."""
     run = running.get()
     if run is None:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of a workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'"
+            f"workflow is running: give its path, or '{EXPORT}'",
+            "reference.float_model",
+            AT_HAND,
         )
     files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
     return next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)
 
 
 def _is_onnx(model: Any) -> bool:
-    return _KINDS.get(model.type.lower()) == "onnx"
-
-
-def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"'reference' = '{INPUT_MODEL}': the input model {problem}; give another model's path")
+    return bool(model.type.lower() == "onnxmodel")

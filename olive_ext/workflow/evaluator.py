@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,20 +17,21 @@ from olive_ext.errors import RunError, named_failures
 from olive_ext.report import Report
 from olive_ext.run import check_complete
 from olive_ext.run import evaluate as run_evaluate
+from olive_ext.run.bounds import check_declared, with_measurements
 from olive_ext.run.costs import asked_tasks
 from olive_ext.run.evaluation import Names
 from olive_ext.workflow.current_run import running, with_reference
 from olive_ext.workflow.handlers import (
+    as_loaded,
     handler_of,
     hf_config,
     is_changed,
     label,
     name_of,
     onnx_config,
-    open_baseline,
     torch_device,
 )
-from olive_ext.workflow.metric_results import check_declared, to_metric_result, with_measurements
+from olive_ext.workflow.metric_results import declared_pairs, to_metric_result
 
 
 def measure(
@@ -54,13 +56,14 @@ def measure(
         config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
-        lm = None
-        if not is_onnx:
-            config = config.model_copy(update={"device": torch_device(config.device, device)})
-            if asked_tasks(config) and is_changed(handler):
-                lm = open_baseline(handler, config)
         names = Names(name_of(path), "the input model" if is_input else None)
-        report = evaluate(config.as_job(), lm=lm, progress=True, names=names)
+        with ExitStack() as stack:
+            if not is_onnx:
+                config = config.model_copy(update={"device": torch_device(config.device, device)})
+                if asked_tasks(config) and is_changed(handler):
+                    which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
+                    config = config.model_copy(update={"model": which})
+            report = evaluate(config.as_job(), progress=True, names=names)
         if (run := running.get()) is not None:
             run.reports.append(report)
         check_complete(report, config.on_error)
@@ -107,7 +110,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         `OliveExtError` for every failure.
         """
         declared = list(metrics or ())
-        check_declared(declared, EVALUATOR_TYPE)
-        settings = with_measurements(self.settings, declared)
+        check_declared(pairs := declared_pairs(declared), EVALUATOR_TYPE)
+        settings = with_measurements(self.settings, pairs)
         report = type(self).measure(model, settings, device=device, execution_providers=execution_providers)
         return to_metric_result(report, declared, self.settings.require)

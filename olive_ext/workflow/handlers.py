@@ -6,14 +6,16 @@ Opens no ONNX model; loads Hugging Face models, which only the handler knows how
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from olive.model import CompositeModelHandler, HfModelHandler, ONNXModelHandler
 
 from olive_ext.config import INPUT_MODEL, EvaluationConfig, EvaluationSettings, ModelSettings
-from olive_ext.errors import ModelError
+from olive_ext.errors import ConfigError, ModelError, named_failures
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_outline
 from olive_ext.model.spec.encoder_spec import find_parts, settle
@@ -65,26 +67,37 @@ def is_changed(model: Any) -> bool:
     return bool(getattr(model, "adapter_path", None) or getattr(model, "load_kwargs", None))
 
 
-def open_baseline(model: Any, config: EvaluationConfig) -> Any:
-    """lm-eval's Hugging Face model over the one that the handler loads, with its adapters and load arguments, on the
-    torch device that `config` names."""
-    from olive_ext.backends import hf
-
-    loaded = model.load_model(cache_model=False).eval().to(config.device)
-    return hf.open_baseline(loaded, config, config.model_args, model.get_hf_tokenizer())
+@contextmanager
+def as_loaded(model: Any) -> Iterator[str]:
+    """A folder, until the block ends, with the model that the handler loads by its arguments, adapters merged in, and
+    its tokenizer. Raises `ModelError` where it cannot be loaded or saved."""
+    with tempfile.TemporaryDirectory(prefix="olive-ext-") as folder:
+        with named_failures(f"'{model.model_name_or_path}' with its adapter or load arguments", kind=ModelError):
+            loaded = model.load_model(cache_model=False)
+            merged = loaded.merge_and_unload() if hasattr(loaded, "merge_and_unload") else loaded
+            merged.save_pretrained(folder)
+            model.get_hf_tokenizer().save_pretrained(folder)
+        yield folder
 
 
 def torch_device(written_device: str | None, handed_over: Any) -> str:
-    """The setting, else Olive's device; for an NPU, which torch does not know, the CPU."""
-    from olive_ext.backends import hf
+    """torch's name of the setting, else of Olive's device; for an NPU, which torch does not know, the CPU. Raises
+    `ConfigError` for a device that torch does not know, and for a CUDA device where it sees none."""
+    import torch
 
     name = str(getattr(handed_over, "value", handed_over) or "cpu").lower()
     if written_device is None and name not in ("cpu", "gpu", "cuda"):
         logger.info("the Hugging Face baseline runs on the CPU: torch has no device '%s'", name)
         name = "cpu"
-    origin = "'device'" if written_device else "Olive's accelerator"
-    without_cuda = f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline"
-    return hf.torch_device(written_device or name, without_cuda)
+    asked = "cuda" if (written_device or name).lower() == "gpu" else written_device or name
+    try:
+        kind = torch.device(asked).type
+    except RuntimeError as error:
+        raise ConfigError(f"'device' = {asked!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        origin = "'device'" if written_device else "Olive's accelerator"
+        raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
+    return asked
 
 
 def written(settings: EvaluationSettings) -> dict[str, Any]:

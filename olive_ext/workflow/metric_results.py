@@ -13,16 +13,12 @@ from typing import Any
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
 from olive_ext.config import Bound
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ContradictionError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
-from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.costs import SIZE_ON_DISK, TOKENS_PER_SECOND, Settings, why_missing, with_costs
-
-_TYPES = ("accuracy", "throughput", SIZE_ON_DISK)
-_MEASURED = {SIZE_ON_DISK: SIZE_ON_DISK, "throughput": TOKENS_PER_SECOND}
-"""Olive's types of metrics that imply what is measured, and the task of the report's metric."""
+from olive_ext.run.bounds import DECLARABLE, broken_bounds
+from olive_ext.run.costs import SIZE_ON_DISK, why_missing
 
 _ONE_OF_ITSELF = ("top1_agreement", "perplexity_ratio", "mcnemar_p")
 """The metrics of a comparison that are 1 for a model compared with itself; the others are 0."""
@@ -97,42 +93,30 @@ def key(metric: Metric, report: Report) -> str:
     return str(joint_metric_key(metric.task, name.replace("-", "_")))
 
 
-def check_declared(declared: Iterable[Any], where: str) -> None:
-    """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
-    for metric in declared:
-        if (kind := text_of(metric.type)) not in _TYPES:
-            raise ConfigError(f"'{where}.metrics' has '{metric.name}' of type '{kind}': give {' or '.join(_TYPES)}")
-
-
-def names_declared(declared: Iterable[Any]) -> list[tuple[None, str]]:
-    """The names of declared metrics that must be among the results, for `gate.check_names`."""
-    return [(None, metric.name) for metric in declared if text_of(metric.type) not in _MEASURED]
-
-
-def with_measurements(settings: Settings, declared: Iterable[Any] = (), more: Iterable[str] = ()) -> Settings:
-    """`settings` with the measurements of size, memory and speed that declared metrics, bounds and `more` need."""
-    names = {_MEASURED.get(text_of(metric.type), metric.name.partition("/")[0]) for metric in declared}
-    return with_costs(settings, names | set(more))
+def declared_pairs(metrics: Iterable[Any]) -> list[tuple[str, str]]:
+    """Type and name of each of Olive's metrics."""
+    return [(text_of(metric.type), metric.name) for metric in metrics]
 
 
 def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
     sub_name = text_of(sub_type.name)
-    candidates = _meant(declared.name, sub_name, report)
-    if not candidates and (measured := _MEASURED.get(text_of(declared.type))) is not None:
+    candidates, measured = _meant(declared.name, sub_name, report), DECLARABLE[text_of(declared.type)]
+    if not candidates and measured is not None:
         candidates = _meant(measured, sub_name, report)
     if not candidates and report.comparison is None and (name := declared.name.rpartition("/")[2]) in COMPARISON_NAMES:
         is_one = name in _ONE_OF_ITSELF  # the reference itself, which is compared with nothing
         return Metric(ALL, name, "none", float(is_one), higher_is_better=bool(sub_type.higher_is_better))
     if len(candidates) != 1:
-        missing = _MEASURED.get(text_of(declared.type), declared.name)
+        missing = measured or declared.name
         problem = "stands for several metrics" if candidates else why_missing(missing)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
-            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'
+            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}',
+            code="unknown_name",
         )
     answer = candidates[0]
     if answer.higher_is_better != bool(sub_type.higher_is_better):
-        raise ConfigError(
+        raise ContradictionError(
             f"the declared metric '{declared.name}' says higher_is_better = {str(sub_type.higher_is_better).lower()}, "
             f"but of {answer.task}/{answer.metric} {'higher' if answer.higher_is_better else 'lower'} values are better"
         )

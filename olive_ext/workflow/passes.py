@@ -16,16 +16,15 @@ from typing import Any, ClassVar
 
 from olive_ext.config import PASS_TYPE, WorkflowSettings
 from olive_ext.errors import RequirementError
-from olive_ext.registry import hooks, passes
+from olive_ext.registry import hooks, offered
 from olive_ext.report import Report, chain_steps, chain_table, from_json, print_cells, write, write_chain
 from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND
+from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.looking_pass import LookingPass
-from olive_ext.workflow.metric_results import with_measurements
 from olive_ext.workflow.preflight import is_evaluation, is_our_pass, parse, pass_class
 
 _REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
@@ -44,7 +43,7 @@ class OrtLMEvaluation(LookingPass):
         run = running.get()
         report = type(self).measure(
             model,
-            with_measurements(settings, more=_costs(settings)),
+            with_costs(settings, _costs(settings)),
             device=self.accelerator_spec.accelerator_type,
             execution_providers=self.accelerator_spec.execution_provider,
         )
@@ -74,7 +73,7 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
     run.current, lineage = run.made_by.get(run.model_id, ()), run.lineage
     config = engine.computed_passes_configs[name]
     run.types[name] = pass_class(engine, config.type)
-    changing = {name.lower() for name, one in passes().items() if one.changes_model}
+    changing = {name.lower() for name, one in offered("passes").items() if one.changes_model}
     is_unchanged = is_our_pass(config.type) and config.type.rpartition(".")[2].lower() not in changing
     with recorded_failures():
         model_config, model_id = proceed()

@@ -16,8 +16,7 @@ import tempfile
 from pathlib import Path
 
 from olive_ext.check import read_recipe
-from olive_ext.plugins.jobs import make_azureml_job
-from olive_ext.plugins.jobs.azureml import portable
+from olive_ext.plugins.jobs.azureml import make_azureml_job, portable
 
 HERE = Path(__file__).resolve().parent
 QUICKSTART = HERE.parent / "quickstart"

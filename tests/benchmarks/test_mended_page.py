@@ -1,4 +1,4 @@
-"""The table of docs/mend.md is the one that its data give."""
+"""The table of docs/locate.md is the one that its data give."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def test_unknown_member_of_a_group_is_told_by_the_files_alone(tmp_path: Path) ->
     block = with_folder(tmp_path, "mine")
     (tmp_path / "tasks" / "mine.yaml").write_text("group: mine\ntask: [colours, colour]\n", encoding="utf-8")
     recipe = {**RECIPE, "evaluators": {"ours": block}}
-    (problem,) = mistakes(recipe)
+    (problem,) = map(str, mistakes(recipe))
     assert problem.startswith("'evaluators.ours.tasks': unknown task 'colour': did you mean 'colours'")
 
 

@@ -714,6 +714,44 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         lambda p: coded(p, "doc_to_text", "raise type('Stop', (BaseException,), {})('so')"),
         "tasks 'mine' cannot be loaded: Stop: so",
     ),
+    **{
+        f"results that are {what}": (
+            lambda p, code=code: coded(p, "process_results", f"return {code}"),
+            f"task 'mine', document 0: 'process_results' gives {code}: names of metrics with values are expected",
+        )
+        for what, code in (("none", "None"), ("a number", "1.5"), ("under a number", "{5: 1.0}"))
+    },
+    "direction that is a word": (
+        lambda p: coded(p, "metric_list", "pass", "[{metric: acc, higher_is_better: maybe}]"),
+        "task 'mine': 'higher_is_better' = 'maybe': give true or false",
+    ),
+    "filter without a name": (
+        lambda p: p.task(GENERATE.replace("  - name: strict\n    filter:", "  - filter:")),
+        "task 'mine' has .* in 'filter_list': a 'name' and a 'filter' are expected",
+    ),
+    "filter that is no expression": (
+        lambda p: p.task(GENERATE.replace('"([a-z]+)"', '"("')),
+        "task 'mine', 'filter_list': .*unterminated subpattern",
+    ),
+    "examples that raise what a missing split does": (
+        lambda p: coded(p, "fewshot_config", "raise KeyError('s')", "{sampler: first_n, samples: !function mine.f}"),
+        r"task 'mine'.*: KeyError: 's' \(.*mine.py, line 3\)",
+    ),
+    "prefix that is a function": (
+        lambda p: coded(p, "gen_prefix", "pass"),
+        "task 'mine': TypeError: ",
+    ),
+    "end that is a text": (
+        lambda p: p.put("generation_config.json", '{"eos_token_id": "2"}'),
+        "generation_config.json': 'eos_token_id' = '2': give an integer or a list of integers",
+    ),
+    "search that is no number": (
+        lambda p: p.genai(vocab_size=320).put(
+            "genai_config.json",
+            (p.model / "genai_config.json").read_text().replace('{"model"', '{"search": {"max_length": "x"}, "model"'),
+        ),
+        "genai_config.json': 'search.max_length' = 'x': give an integer",
+    ),
     # halves of characters, and what is empty or there twice
     "file name that is no text": (
         lambda p: p.genai(decoder={"filename": "\ud800.onnx"}),
@@ -740,6 +778,15 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str]] = {
         "SecurityError|unsafe",
     ),
 }
+
+
+def test_a_metric_that_is_no_number_is_named(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The others stand: they may have taken hours."""
+    place = coded(
+        Place(root, tmp_path), "metric_list", "return 'good'", "[{metric: acc, aggregation: !function mine.f}]"
+    )
+    assert main([str(word) for word in place.argv]) == 0
+    assert "task 'mine': acc,none is 'good', no number: it is no metric" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -22,11 +22,14 @@ from olive_ext.model.files.constants import (
     checkpoint_floats,
     differences,
     distances,
-    hidden,
     outliers,
 )
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from olive_ext.model.files.damage import damage, differing_numbers, hidden, numbers_against, rotary_tables
+from olive_ext.model.types import ModelFiles
+from olive_ext.report.comparison import Comparison, Outcome
+from olive_ext.report.verdict import verdict
+from olive_ext.stats.paired_answers import compare_outcomes
+from tests.graph import quantized as graphs
 
 Array = np.ndarray
 Edit = Callable[[Array], Array]
@@ -191,16 +194,17 @@ def forms() -> dict[str, tuple[onnx.ModelProto, onnx.ModelProto, str]]:
         pairs[f"table, {bits} bits"] = table.model, graphs.plain(table.matrix), "scale"
         pairs[f"table, {bits} bits"][1].graph.node[0].op_type = "Gather"
         del pairs[f"table, {bits} bits"][1].graph.node[0].input[0]
-        experts, float_model = graphs.experts(bits, 32, has_zero_points=bits == 4)
-        weights = GraphWeights(experts, Path())
-        floats = {use.part: weights.matrix(use) for use in weights.uses.values()}
-        pairs[f"experts, {bits} bits"] = experts, float_model(floats), "fc1_s"
     return pairs
 
 
 @pytest.mark.parametrize("form", forms())
 def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: str) -> None:
-    model, reference, name = forms()[form]
+    row = (slice(None), 0) if form in ("blocks", "int4") else 0
+    assert_damage_is_found(*forms()[form], row)
+
+
+def assert_damage_is_found(model: onnx.ModelProto, reference: onnx.ModelProto, name: str, row: Any) -> None:
+    """Damage of all scales, whose tensor's name has `name`, and of those of one row of the weight."""
     own, usual = Constants(reference, Path()), distances(Constants(reference, Path()), Constants(model, Path()))
     assert usual
     assert all(one.share == 0 and not one.rows for one in usual.values())
@@ -212,7 +216,6 @@ def test_damaged_weight_and_a_damaged_row_are_found_in_every_stored_form(form: s
         return max(distances(own, Constants(model, Path())).values(), key=lambda one: (len(one.rows), one.share))
 
     assert damaged(lambda a: a * -3).share > 0.2
-    row: Any = (0, 0) if form.startswith("experts") else (slice(None), 0) if form in ("blocks", "int4") else 0
     assert damaged(put(row, lambda of_row: of_row * -3)).rows == [0]
 
 
@@ -236,3 +239,200 @@ def test_layout_and_counted_names_decide_which_constants_are_one() -> None:
     for model, name in ((one, "onnx::MatMul_7"), (other, "onnx::MatMul_9")):
         model.graph.initializer[0].name = model.graph.node[0].input[1] = name
     assert list(Constants(one, Path()).floats()) == ["/layers.0/mlp/down_proj/MatMul, input 1"]
+
+
+POSITIONS = 32
+
+
+def decoder(*edits: Callable[[dict[str, onnx.NodeProto]], None]) -> onnx.ModelProto:
+    """Two layers as onnxruntime-genai's builder names them, without weights, after `edits` of the nodes by name."""
+    nodes = []
+    for layer in range(2):
+        names, value = (
+            (
+                f"/model/layers.{layer}/{name}"
+                for name in ("input_layernorm/LayerNorm", "attn/Attention", "scale", "topk")
+            ),
+            f"x{layer}",
+        )
+        norm, attention, scale, top = names
+        read = ["q", "k", "v", f"past{layer}", f"past{layer}", "s", "t", "cos_cache", "sin_cache"]
+        heads = {"num_heads": 4, "kv_num_heads": 2, "rotary_interleaved": 0, "do_rotary": 1, "softcap": 50.0}
+        ms = {"domain": "com.microsoft"}
+        nodes += [
+            helper.make_node("SkipSimplifiedLayerNormalization", [value, "x", "w"], ["n"], norm, epsilon=1e-6, **ms),
+            helper.make_node(
+                "GroupQueryAttention",
+                read,
+                ["a"],
+                attention,
+                scale=0.5,
+                local_window_size=16 - 17 * layer,
+                **heads,
+                **ms,
+            ),
+            helper.make_node(
+                "Constant", [], [f"m{layer}"], f"c{layer}", value=numpy_helper.from_array(np.float32(1.5))
+            ),
+            helper.make_node("Mul", ["a", f"m{layer}"], [f"x{layer + 1}"], scale),
+            helper.make_node("TopK", ["r", "experts"], ["e", "i"], top),
+        ]
+    for edit in edits:
+        edit({node.name: node for node in nodes})
+    tensors = [numpy_helper.from_array(np.array([2]), "experts")]
+    angles = np.outer(np.arange(POSITIONS), 100.0 ** -(np.arange(4) / 4))
+    tensors += [
+        numpy_helper.from_array(turn(angles).astype(np.float32), f"{turn.__name__}_cache") for turn in (np.cos, np.sin)
+    ]
+    pasts = [helper.make_tensor_value_info(f"past{layer}", 1, ["B", 2, "P", 8]) for layer in range(2)]
+    outputs = [helper.make_tensor_value_info("x2", 1, None)]
+    return helper.make_model(helper.make_graph(nodes, "decoder", pasts, outputs, tensors))
+
+
+def setting(node: str, **values: Any) -> Callable[[dict[str, onnx.NodeProto]], None]:
+    """Sets attributes of the nodes whose names end so; None removes one."""
+
+    def edit(nodes: dict[str, onnx.NodeProto]) -> None:
+        for one in (one for name, one in nodes.items() if name.endswith(node)):
+            for name, value in values.items():
+                kept = [entry for entry in one.attribute if entry.name != name]
+                del one.attribute[:]
+                one.attribute.extend([*kept, *([] if value is None else [helper.make_attribute(name, value)])])
+
+    return edit
+
+
+def naming(old: str, new: str) -> Callable[[dict[str, onnx.NodeProto]], None]:
+    def edit(nodes: dict[str, onnx.NodeProto]) -> None:
+        for node in nodes.values():
+            node.name = node.name.replace(old, new)
+
+    return edit
+
+
+def tables(
+    edit: Edit, name: str = "{}", turns: tuple[str, ...] = ("cos_cache", "sin_cache")
+) -> Callable[[onnx.ModelProto], None]:
+    """Edits the rotary tables and names them otherwise."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.name in turns:
+                renamed = name.format(tensor.name)
+                for node in model.graph.node:
+                    node.input[:] = [renamed if value == tensor.name else value for value in node.input]
+                tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), renamed))
+
+    return change
+
+
+def damaged(folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any]) -> dict[str, str]:
+    """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
+    files = []
+    for name, one in (("own", model), ("reference", reference)):
+        (folder / name).mkdir()
+        file = folder / name / ("config.json" if isinstance(one, dict) else "model.onnx")
+        if isinstance(one, dict):
+            file.write_text(json.dumps(one), encoding="utf-8")
+        else:
+            onnx.save(one, file)
+        files.append(ModelFiles(file, file.parent, {}, {}, ""))
+    return damage(*files)
+
+
+def equal() -> Outcome:
+    """A thousand documents to which both models answer alike."""
+    return compare_outcomes("choice", "acc", "none", np.ones(1000), np.ones(1000), True)
+
+
+LAYER_1 = "layers.1/attn/Attention"
+OTHER_NAMES = naming("/model/layers.", "decoder/block_")
+NUMBERS: list[tuple[Any, str, str]] = [
+    (setting("layers.0/attn/Attention", local_window_size=15), "'local_window_size' 15, {} 16", "other config"),
+    (setting("layers.0/attn/Attention", local_window_size=None), "'local_window_size' -1, {} 16", "other config"),
+    (setting(LAYER_1, local_window_size=16), "'local_window_size' 16, {} -1", "other config"),
+    (setting("layers.0/input_layernorm/LayerNorm", epsilon=1e-5), "'epsilon' 1e-05, {} 1e-06", "other config"),
+    (setting("LayerNorm", epsilon=1e-2), "'epsilon' 0.01, {} 1e-06", "other config"),
+    (setting("LayerNorm", epsilon=None), "'epsilon' 1e-12, {} 1e-06", "other config"),
+    (setting(LAYER_1, softcap=None), "'softcap' 0, {} 50", "other config"),
+    (setting(LAYER_1, num_heads=2), "'num_heads' 2, {} 4", "other config"),
+    (setting(LAYER_1, scale=0.3), "'scale' 0.3, {} 0.5", "config"),
+    (setting(LAYER_1, scale=None), "'scale' 0, {} 0.5", ""),
+    (setting(LAYER_1, rotary_interleaved=1), "'rotary_interleaved' 1, {} 0", ""),
+    (setting("c1", value=numpy_helper.from_array(np.float32(1.6))), "is 1.6, {} 1.5", ""),
+]
+"""What is done to a model's nodes; what is told; and whether another exporter's graph and config.json show it, too."""
+
+
+@pytest.mark.parametrize(("edit", "what", "shown_by"), NUMBERS)
+def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, shown_by: str, tmp_path: Path) -> None:
+    told = damaged(tmp_path, decoder(edit), decoder())
+    assert {how.removeprefix("has ") for how in told.values()} == {what.format("the reference's")}
+    assert verdict(Comparison({}, (), (equal(),), damaged=told)).code == "damaged"
+    of_another = [Constants(one, Path()) for one in (decoder(OTHER_NAMES), decoder(edit))]
+    assert differing_numbers(*of_another).keys() == (told.keys() if "other" in shown_by else set())
+
+
+CONFIG = {
+    "rms_norm_eps": 1e-6, "num_attention_heads": 4, "num_key_value_heads": 2, "attn_logit_softcapping": 50.0,
+    "hidden_size": 32, "query_pre_attn_scalar": 4, "rope_theta": 100.0,
+    "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "what", "shown_by"), NUMBERS)
+def test_node_that_computes_with_another_number_than_config_json_says_is_named(
+    edit: Any, what: str, shown_by: str, tmp_path: Path
+) -> None:
+    told = damaged(tmp_path, decoder(edit), {"text_config": CONFIG}).values()
+    assert {how.removeprefix("has ") for how in told} == (
+        {what.format("config.json")} if "config" in shown_by else set()
+    )
+    assert numbers_against(CONFIG, decoder()) == {}
+
+
+def test_a_window_that_is_lost_everywhere_is_named() -> None:
+    config = {"sliding_window": 16, "max_position_embeddings": 64, "attn_logit_softcapping": 50.0}
+    none = decoder(setting("Attention", local_window_size=None))
+    assert len(numbers_against(config, decoder(setting("Attention", local_window_size=-1)))) == 2
+    assert numbers_against({**config, "use_sliding_window": False}, none) == {}
+    assert numbers_against(config, decoder()) == {}, "of some layers, which config.json does not name"
+
+
+TURNED: list[tuple[Any, set[str]]] = [
+    (tables(put(slice(20, None), 0.5)), {"cos_cache", "sin_cache"}),
+    (tables(lambda array: np.roll(array, 1, 0), turns=("sin_cache",)), {"sin_cache"}),
+    (tables(lambda array: array[:, ::-1].copy()), {"cos_cache", "sin_cache"}),
+    (tables(lambda array: array.astype(np.float16)), set()),
+    (tables(lambda array: array[:20]), set()),
+]
+
+
+@pytest.mark.parametrize(("edit", "names"), TURNED)
+def test_rotary_tables_are_held_by_their_use(edit: Any, names: set[str], tmp_path: Path) -> None:
+    """Under the reference's names, under others, and without a table in the reference, by its config.json."""
+    for index, reference in enumerate((decoder(), decoder(), CONFIG)):
+        own, folder = decoder(), tmp_path / str(index)
+        folder.mkdir()
+        edit(own)
+        if index:
+            tables(lambda array: array, "onnx::{}_7", tuple(tensor.name for tensor in own.graph.initializer))(own)
+        assert {name.split(".")[0] for name in damaged(folder, own, reference)} == names
+    scaled = {**CONFIG, "rope_scaling": {"rope_type": "yarn", "factor": 4}}
+    assert rotary_tables(scaled, Constants(own, Path()).floats()) == {}
+
+
+HEALTHY_NODES: list[Callable[..., None]] = [
+    naming("Attention", "Attention_Q4"),
+    OTHER_NAMES,
+    setting("Attention", scale=0.5, num_heads=4),
+    setting("LayerNorm", epsilon=1.0004e-6),
+    setting("c1", value=numpy_helper.from_array(np.array([1.5], np.float16))),
+]
+
+
+@pytest.mark.parametrize("edit", HEALTHY_NODES)
+def test_names_and_rounding_of_another_exporter_are_no_damage(edit: Any, tmp_path: Path) -> None:
+    assert damaged(tmp_path, decoder(edit), decoder()) == {}
+    unsaid = decoder(setting("Attention", scale=8**-0.5)), decoder(setting("Attention", scale=None))
+    assert differing_numbers(*(Constants(one, Path()) for one in unsaid)) == {}, "what attentions have by themselves"

@@ -50,7 +50,7 @@ def test_every_name_in_a_hook_is_there() -> None:
         for one in plugin.passes.values():
             names += [one.kind, one.settings]
         for evaluator in plugin.evaluators.values():
-            names += [evaluator.settings, evaluator.refuse, evaluator.mistakes, evaluator.describe]
+            names += [evaluator.settings, evaluator.mistakes, evaluator.describe]
         assert all(load(name) is not None for name in names)
 
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.hf import Baseline
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.run import evaluate
 from olive_ext.run.costs import cost_metrics
 from tests.backends.local_tasks import NAMES, write_tasks
-from tests.backends.reference import MAX_LENGTH, ForwardEngine, hflm, model, ort_lm
-from tests.session.tiny import TEMPLATE, byte_level
+from tests.backends.reference import ForwardEngine, hflm, ort_lm
 
 
 def costs(lm: Any, folder: Path) -> tuple[Report, dict[str, Metric]]:
@@ -71,17 +69,6 @@ def test_memory_and_speed_are_metrics_beside_quality(folder: Path) -> None:
     seconds = report.engine["seconds_candidate"]
     assert found["tokens_per_second"].value == pytest.approx(1000 / seconds)
     assert found["requests_per_second"].value == pytest.approx(36 / seconds)
-
-
-def test_baseline_counts_the_same_tokens_as_the_engine(folder: Path) -> None:
-    baseline = Baseline(
-        pretrained=model(), tokenizer=byte_level(True, TEMPLATE).hf, batch_size=4, max_length=MAX_LENGTH
-    )
-    _, found = costs(baseline, folder)
-    assert found["tokens_per_second"].value > 0
-    choices, texts, generations = 6 * 3, 6, 6
-    assert baseline.counters["requests"] == choices + texts + generations
-    assert baseline.counters["tokens_generated"] == generations * 6
 
 
 def test_speed_without_a_task_to_run_is_refused() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+from lm_eval.models.huggingface import HFLM
 
-from olive_ext.backends.hf import open_baseline
-from olive_ext.config import EvaluationConfig, ExecutionSettings, ModelSettings
+from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.run import evaluate, export
@@ -36,10 +36,10 @@ def metrics(report: Report) -> dict[tuple[str, str, str], float]:
 def test_baseline_by_its_export_equals_lm_evals_hf(folder: Path) -> None:
     path = str(hf_model("llama"))
     values = {"tasks": NAMES, "include_path": str(folder), "bootstrap_iters": 0, "max_length": 128, "device": "cpu"}
+    values["model_args"] = {"hflm_rolling_bos": True}
     config = EvaluationConfig.parse({"model": {"path": path}, **values})
     ours = evaluate(config)
-    own = ExecutionSettings(device="cpu", max_length=128)
-    theirs = evaluate(config, lm=open_baseline(path, own, {"dtype": "float32"}))
+    theirs = evaluate(config, lm=HFLM(path, device="cpu", max_length=128, dtype="float32", batch_size=8))
     assert (ours.model["kind"], theirs.model["kind"]) == ("hf", "hf")
     assert "of transformers on 20 requests" in ours.model["export"]
     assert "export" not in theirs.model

@@ -10,8 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from olive_ext.backends.hf import open_baseline
-from olive_ext.config import Bound, EvaluationConfig, ExecutionSettings
+from olive_ext.config import Bound, EvaluationConfig
 from olive_ext.errors import NonFiniteError
 from olive_ext.report import Report
 from olive_ext.report.verdict import verdict
@@ -19,7 +18,6 @@ from olive_ext.run import evaluate
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.workflow.metric_results import broken_in, to_metric_result
 from tests.backends.local_tasks import write_tasks
-from tests.backends.reference import instances, model
 from tests.check.tiny import put_model
 from tests.session.tiny import byte_level
 
@@ -76,25 +74,3 @@ def test_comparison_of_reported_requests_cannot_tell(broken: Path, whole: Path, 
         found = verdict(report.comparison)
         assert (found.code, "requests" in found.finding) == ("cannot_tell", True)
         assert broken_bounds([Bound(metric="tiny_choice/acc", min=-1.0)], report.metrics)
-
-
-def test_hugging_face_baseline_stops_or_counts() -> None:
-    import copy
-
-    import torch
-
-    net = copy.deepcopy(model())
-    with torch.no_grad():
-        net.model.embed_tokens.weight[7] = torch.nan
-        net.lm_head.weight.data = net.lm_head.weight.data.clone()
-    text = byte_level(True).decode([7], skip_special_tokens=False)
-    asked = instances("loglikelihood", [(text, "the"), ("the", text)])
-    texts = instances("generate_until", [(text, {"until": [], "max_gen_toks": 2, "do_sample": False})])
-    stops = open_baseline(net, ExecutionSettings(), tokenizer=byte_level(True).hf)
-    for ask, requests in ((stops.loglikelihood, asked), (stops.generate_until, texts)):
-        with pytest.raises(NonFiniteError, match="the Hugging Face model's output is not finite"):
-            ask(requests, disable_tqdm=True)
-    counts = open_baseline(net, ExecutionSettings(non_finite="report"), tokenizer=byte_level(True).hf)
-    counts.loglikelihood(asked, disable_tqdm=True)
-    counts.generate_until(texts, disable_tqdm=True)
-    assert counts.counters["non_finite"] == 2

@@ -153,7 +153,8 @@ def test_generate_starts_an_empty_prompt_with_the_prefix_token() -> None:
 def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixture) -> None:
     session = make_session(context_length=10)
     long = GenerationRequest(list(range(5, 25)), max_new_tokens=4)
-    session.generate([long, GenerationRequest([5], max_new_tokens=9)], names=["gsm8k", "mbpp"])
+    asked = [long, GenerationRequest([5], max_new_tokens=9)]
+    assert len(dict(session.as_completed("generate", [asked], ["gsm8k", "mbpp"].__getitem__))) == 2
     assert engine_of(session).requests[0].tokens == tuple(range(19, 25))
     assert "1 of 2 requests were cut on the left to fit into 10 tokens: 1 of gsm8k" in caplog.text
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from olive_ext.errors import ModelError
-from olive_ext.session.token_ids import refuse_large_ids
+from olive_ext.session.tokenizer import refuse_large_ids
 
 
 @pytest.mark.parametrize("number", ["4000000000", "1" * 5000, "-5"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,21 +20,23 @@ from olive.model import (
 )
 
 import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.backends.lm_eval_run import chosen_template
-from olive_ext.config import EvaluationSettings
+from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.model import resolve
+from olive_ext.report import Report
 from olive_ext.session.opening import open_model
 from olive_ext.session.requests import ScoringRequest
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
+    as_loaded,
     handler_of,
     hf_config,
     label,
     name_of,
     onnx_config,
-    open_baseline,
     text_decoder,
     torch_device,
 )
@@ -60,10 +63,11 @@ def test_baseline_of_a_named_chat_template_renders_that_template() -> None:
     handler = HfModelHandler(str(hf_model("llama")))
     tokenizer = handler.get_hf_tokenizer()
     tokenizer.chat_template = {"plain": "P {{ messages[0].content }}", "loud": "L {{ messages[0].content }}"}
-    named = SimpleNamespace(load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
-    config = hf_config(handler, settings(apply_chat_template="loud"))
-    baseline = open_baseline(named, config.model_copy(update={"device": "cpu"}))
-    with chosen_template(baseline.tokenizer, config.apply_chat_template):
+    with as_loaded(
+        SimpleNamespace(model_name_or_path="", load_model=handler.load_model, get_hf_tokenizer=lambda: tokenizer)
+    ) as folder:
+        baseline = OrtLM(folder, kind="hf")
+    with baseline, chosen_template(baseline.tokenizer, "loud"):
         assert baseline.apply_chat_template([{"role": "user", "content": "hi"}]) == "L hi"
 
 
@@ -201,13 +205,49 @@ def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
         torch_device("gpux", Device.CPU)
 
 
-def test_plain_baseline_goes_the_references_way_and_a_changed_one_is_the_handlers() -> None:
+def test_plain_baseline_goes_the_references_way_and_a_changed_one_as_the_handler_loads_it() -> None:
     fake, path = Evaluate(), str(hf_model("llama"))
     measure(HfModelHandler(path), settings(), device=Device.CPU, evaluate=fake)
     assert fake.lms == [None]
     assert (fake.configs[0].model.path, fake.configs[0].device) == (path, "cpu")
-    measure(HfModelHandler(path, load_kwargs={"dtype": "float32"}), settings(), device=Device.CPU, evaluate=fake)
-    assert fake.lms[1].model.config.model_type == "llama"
+    dtypes = []
+
+    def loaded(config: EvaluationConfig, **given: Any) -> Report:
+        folder = Path(config.model.path)
+        dtypes.append(json.loads((folder / "config.json").read_text())["dtype"])
+        assert (folder / "tokenizer.json").is_file()
+        return fake(config, **given)
+
+    measure(HfModelHandler(path, load_kwargs={"dtype": "bfloat16"}), settings(), device=Device.CPU, evaluate=loaded)
+    assert dtypes == ["bfloat16"]
+    assert not Path(fake.configs[1].model.path).exists()
+
+
+class Adapted:
+    """A handler and the model that it loads, which has an adapter that is saved only once it is merged in."""
+
+    model_name_or_path = "m"
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+    def load_model(self, cache_model: bool) -> Any:
+        return SimpleNamespace(merge_and_unload=lambda: self)
+
+    def get_hf_tokenizer(self) -> Any:
+        return SimpleNamespace(save_pretrained=lambda folder: (Path(folder) / "tokenizer.json").write_text("{}"))
+
+    def save_pretrained(self, folder: str) -> None:
+        if self.fault:
+            raise ValueError(self.fault)
+        (Path(folder) / "merged").touch()
+
+
+def test_adapters_are_merged_in_and_what_cannot_be_saved_is_named() -> None:
+    with as_loaded(Adapted()) as folder:
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["merged", "tokenizer.json"]
+    with pytest.raises(ModelError, match="'m' with its adapter or load arguments: ValueError: 4 bits"):
+        as_loaded(Adapted("4 bits")).__enter__()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
-from olive_ext.workflow.metric_results import broken_in, check_declared, to_metric_result, with_measurements
+from olive_ext.run.bounds import check_declared, with_measurements
+from olive_ext.workflow.metric_results import broken_in, declared_pairs, to_metric_result
 from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
 
 
@@ -131,14 +132,14 @@ def test_declared_metric_that_cannot_be_answered_is_refused_with_what_there_is(m
 
 def test_metric_of_a_type_without_an_answer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' has 'm' of type 'latency': give accuracy"):
-        check_declared([declared("m", "avg", "latency")], "evaluators.e")
+        check_declared(declared_pairs([declared("m", "avg", "latency")]), "evaluators.e")
 
 
 def test_declared_size_asks_for_the_size() -> None:
     settings = EvaluationSettings.parse({"tasks": ["a"]})
-    wanted = with_measurements(settings, [declared("size", "bytes", "size_on_disk")])
+    wanted = with_measurements(settings, declared_pairs([declared("size", "bytes", "size_on_disk")]))
     assert wanted.tasks == ["a", "size_on_disk"]
-    assert with_measurements(settings, [declared("a", "accuracy_score")]) is settings
+    assert with_measurements(settings, declared_pairs([declared("a", "accuracy_score")])) is settings
     assert to_metric_result(Report(metrics=(ACC, PERPLEXITY))).keys() == {
         "tiny_choice-acc",
         "tiny_choice-acc_stderr",
@@ -150,7 +151,10 @@ def test_declared_throughput_is_tokens_per_second() -> None:
     speed = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
     assert value(declared("speed", "avg", "throughput"), Report(metrics=(ACC, speed))) == 1234.5
     settings = EvaluationSettings.parse({"tasks": ["a"]})
-    assert with_measurements(settings, [declared("s", "avg", "throughput")]).tasks == ["a", "tokens_per_second"]
+    assert with_measurements(settings, declared_pairs([declared("s", "avg", "throughput")])).tasks == [
+        "a",
+        "tokens_per_second",
+    ]
 
 
 @pytest.mark.parametrize(

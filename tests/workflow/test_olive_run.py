@@ -188,7 +188,7 @@ def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
         ({"taskz": ["a"]}, ConfigError, "unknown key 'evaluators.e.taskz': did you mean 'tasks'?"),
         ({"execution_provider": "cuda"}, ProviderError, "CUDAExecutionProvider (from execution_provider) is not in"),
         ({"tasks": ["tiny_choise"]}, TaskError, "unknown task 'tiny_choise': did you mean 'tiny_choice'"),
-        ({"include_path": "nowhere"}, TaskError, "'include_path' = 'nowhere': no such folder"),
+        ({"include_path": "nowhere"}, ConfigError, "'evaluators.e.include_path' = 'nowhere': does not exist"),
         ({"type": "OrtLMEvaluater"}, ConfigError, "evaluators.e: Invalid/unknown evaluator type: OrtLMEvaluater"),
     ],
 )

@@ -14,6 +14,7 @@ from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
 from olive.package_config import OlivePackageConfig
 
+from olive_ext.check import check_recipe
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.current_run import Run, running
@@ -22,7 +23,7 @@ from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import refuse
 from olive_ext.workflow.registration import hook_engine, mend_conversion, parse_recipe
 from tests.exports import genai_export
-from tests.workflow.recipes import REPORT
+from tests.workflow.recipes import REPORT, saved
 
 
 class Target:
@@ -94,7 +95,7 @@ def new_engine() -> Any:
 
 
 def ours(**settings: Any) -> Any:
-    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["t"], **settings})
+    return OliveEvaluatorConfig(type=EVALUATOR_TYPE, name="e", **{"tasks": ["arc_easy"], **settings})
 
 
 @pytest.fixture
@@ -247,7 +248,7 @@ def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> No
 def test_pass_in_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
     engine = new_engine()
     engine.target_config = Target("PythonEnvironment")
-    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["t"], "reference": "input_model"})
+    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["arc_easy"], "reference": "input_model"})
     engine.input_passes_configs = {"m": [config]}
     token = running.set(Run(model))
     refuse(engine(ours()), model)
@@ -264,6 +265,59 @@ def test_unknown_pass_is_refused_before_anything_runs(model: ModelConfig, type_n
     engine.input_passes_configs = {"m": [RunPassConfig(type=type_name)]}
     with pytest.raises(ConfigError, match=message):
         engine().run(model)
+
+
+OURS = {"type": EVALUATOR_TYPE, "tasks": ["arc_easy"]}
+SCORE = {"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
+TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
+LOSS_MAP = {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "passes", "sentence"),
+    [
+        ({"tasks": ["arc_esy_"]}, {}, "'evaluators.e.tasks': unknown task 'arc_esy_': did you mean 'arc_easy'"),
+        ({"tasks": ["no.yaml"]}, {}, "'evaluators.e.tasks' = 'no.yaml': does not exist"),
+        ({"limts": 1}, {}, "unknown key 'evaluators.e.limts': did you mean 'limit'?"),
+        ({"reference": "no/such/model"}, {}, "'evaluators.e.reference' = 'no/such/model': no such file or folder"),
+        ({"require": [{"metric": "kl_mean", "max": 1}]}, {}, "'evaluators.e.require': no metric 'kl_mean' is measured"),
+        ({"metrics": [SCORE]}, {}, "'evaluators.e.metrics': no metric 'u' is meas"),
+        ({"metrics": [TIME]}, {}, "'evaluators.e.metrics' has 'time' of type 'latency': give a"),
+        ({"model_class": "ort", "model_args": {"ep": "cpu"}}, {}, "evaluators.e.model_args: 'ep' is an argument of Ol"),
+        ({}, {"q": {"type": "OnnxKQuantQuantizaton"}}, "'passes.q.type' = 'OnnxKQuantQuantizaton': did you mean 'Onnx"),
+        ({}, {"q": {"type": "OnnxKQuantQuantization", "bits_": 4}}, "unknown key 'passes.q.bits_': did you mean 'bits"),
+        (
+            {},
+            {"m": {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}},
+            "'passes.m': a loss is ",
+        ),
+    ],
+)
+def test_check_and_olives_engine_tell_the_same_mistake(
+    tmp_path: Path, model: ModelConfig, evaluator: dict[str, Any], passes: dict[str, Any], sentence: str
+) -> None:
+    written = {
+        "input_model": {"type": "HfModel", "model_path": str(tmp_path)},
+        "evaluators": {"e": {**OURS, **evaluator}},
+        "evaluator": "e",
+        "passes": passes,
+    }
+    (problem,) = check_recipe(saved(tmp_path, written)).problems
+    assert problem.startswith(sentence)
+    kind = new_engine()
+    kind.input_passes_configs = {name: [RunPassConfig(**keys)] for name, keys in passes.items()}
+    engine = kind(OliveEvaluatorConfig(name="e", **written["evaluators"]["e"]))
+    with pytest.raises(OliveExtError) as raised:
+        engine.run(model)
+    assert str(raised.value).lower() == problem.lower()  # Olive's types of passes are in lower case
+    assert engine.num_evaluations == 0
+
+
+def test_all_mistakes_are_told_at_once(model: ModelConfig) -> None:
+    engine = new_engine()
+    engine.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization", config={"block_sise": 32})]}
+    with pytest.raises(ConfigError, match=r"unknown key 'evaluators\.e\.limts'.*; unknown key 'passes\.q\.block_sise'"):
+        engine(ours(limts=1)).run(model)
 
 
 def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
@@ -361,7 +415,7 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
     return engine
 
 
-GROUP = {"group": "g", "task": ["t"]}
+GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
 
 

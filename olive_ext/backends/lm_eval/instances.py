@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from lm_eval.api.model import TemplateLM
 
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
-from olive_ext.errors import LostRequestsError, OliveExtError, named_failures
+from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
@@ -173,7 +173,8 @@ def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterat
         whose = [] if error.request is None else list(owners(error.request))
         if not whose:
             raise
-        raise type(error)(f"task '{whose[0].task_name}', document {whose[0].doc_id}: {error.__cause__}") from error
+        named = error.__cause__ if isinstance(error.__cause__, OliveExtError) else error
+        raise named.inside(f"task '{whose[0].task_name}', document {whose[0].doc_id}") from error
 
 
 @contextmanager
@@ -211,7 +212,11 @@ def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
     def process_answered(document: Any, results: Any) -> Any:
         is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)
         with named_failures(f"task '{name}', document {at}"):
-            return {} if is_lost else process(document, results)
+            values = {} if is_lost else process(document, results)
+        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+            told = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
+            raise TaskError(f"task '{name}', document {at}: {told}")
+        return values
 
     def target(*args: Any, **options: Any) -> Any:
         with nullcontext() if at is None else named_failures(f"task '{name}', document {at}"):

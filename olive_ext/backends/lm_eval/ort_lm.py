@@ -1,12 +1,14 @@
 """`OrtLM`: lm-eval's language model interface on top of the public session.
 
 Turns lm-eval's texts into token ids by HFLM's rules and hands every answer to lm-eval's cache the moment it is there.
-Knows no engine and no provider.
+Follows lm-eval's hf-multimodal in the meaning of "<image>" and of its arguments. Knows no engine and no provider.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import replace_placeholders, resize_image
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
@@ -33,11 +36,14 @@ from olive_ext.backends.lm_eval.instances import (
     noting,
     scored,
 )
+from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.samples import GeneratedText
-from olive_ext.errors import SessionError, TaskError
+from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
+from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
@@ -47,15 +53,11 @@ from olive_ext.session.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-import re
-import sys
+PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
+"""What a task's text holds for a picture and for a sound."""
 
-from lm_eval.models.utils import replace_placeholders, resize_image
-
-from olive_ext.backends.lm_eval_patches import as_list
-from olive_ext.errors import MediaError, counted
-from olive_ext.media.pictures import read_picture
-from olive_ext.model.spec.media_types import Modality
+_ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
+"""Names under which a request of lm-eval gives them."""
 
 
 @register_model("olive_ext", "olive-ext")
@@ -156,7 +158,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
         if self._arguments.enable_thinking and not add_generation_prompt:
             begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
-            raise TaskError(f"'enable_thinking' cannot go with {begun}: the answer would begin before any thought")
+            raise TaskError(f"{begun} begins the answer before any thought", "enable_thinking", code="contradiction")
         options = self._arguments.template_variables()
         text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
         self._media.note_markers(text, chat_history)
@@ -167,7 +169,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
-            raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
+            raise TaskError(
+                f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
+            )
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
             return self._scores(len(requests), slices, requests, advance)
@@ -311,13 +315,6 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         return progress_bar(doing, total, fed, is_disabled, at_work=at_work)
 
 
-PLACEHOLDERS = {Modality.IMAGE: "<image>", Modality.AUDIO: "<audio>"}
-"""What a task's text holds for a picture and for a sound."""
-
-_ARGUMENTS = {"visual": Modality.IMAGE, "audio": Modality.AUDIO}
-"""Names under which a request of lm-eval gives them."""
-
-
 class TaskMedia:
     """The pictures and sounds of requests for the model of one session."""
 
@@ -340,9 +337,11 @@ class TaskMedia:
         media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
         if unknown := media.keys() - (taken | {"audio"} if self.is_speech else taken):
-            raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
+            raise TaskError(
+                f"the task gives {', '.join(sorted(unknown))}, which this model does not take", code="unknown_name"
+            )
         if self.is_speech and "audio" not in media:
-            raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
+            raise UnfitTaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         fields = {"images": self._images(media.get("visual")), "audio": as_list(media.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
 

@@ -1,7 +1,7 @@
 """The constants of a graph on disk, and those of two graphs compared where they should be equal.
 
 Knows graphs and checkpoints as files; not what runs them. Nothing is loaded as a whole: numbers are mapped from their
-files and compared `CHUNK` at a time (1 GB of float32 against 1 GB: see docs/design/remedy.md).
+files and compared `CHUNK` at a time (1.07 GB of float32 take 0.3 s against themselves, 1.8 s against float16).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan, load_graph
 from olive_ext.model.files.package_files import json_object
-from olive_ext.model.types import ModelFiles
+from olive_ext.model.spec.attention import rotary_nodes
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ COUNTER = re.compile(r"_node_\d+$")
 _COUNTED = re.compile(r"(::|^|/)[A-Za-z]+_?\d+$")
 """Names that exporters count over a whole graph ("onnx::MatMul_123", "val_7"): another export's may be others'."""
 
-_ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
+ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
 """Names of tables of rotary positions."""
 
 _EPSILON = 2.0**-7
@@ -177,11 +177,14 @@ class Constants:
         names = {name for name, one in self.initializers.items() if one.data_type in FLOATS and 0 not in one.dims}
         nodes = [*self.model.graph.node]
         nodes += [node for body in nested_graphs(nodes) for node in body.node]
+        read = [*rotary_nodes(self.model.graph)]
+        turns = {cosines: "cos" for _, cosines, _ in read} | {sines: "sin" for _, _, sines in read}
         readers = {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
         keys = {}
         for name, (node, index) in readers.items():
             if name in names:
                 key = f"{plain_name(node.name)}, input {index}" if _COUNTED.search(name) else name
+                key = f"{turns[name]}_cache.{key}" if name in turns and not ROTARY.search(key) else key
                 is_turned = node.op_type == "Gemm" and attribute(node, "transB", 0) and index == 1
                 keys[f"{key}, transposed" if is_turned else key] = name
         return keys
@@ -243,18 +246,18 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
     purpose, as norms are by AWQ and weights by training: then they are left out, and any text shows what they do. A
     table of rotary positions is one unless all else is of another model.
     """
-    tables = {name for name in model.keys() & reference.keys() if _ROTARY.search(name) and model[name].ndim == 2}
+    tables = {name for name in model.keys() & reference.keys() if ROTARY.search(name) and model[name].ndim == 2}
     rows = {name: min(len(model[name]), len(reference[name])) for name in tables}  # as far as both reach
     model, reference = ({**own, **{name: own[name][: rows[name]] for name in tables}} for own in (model, reference))
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
-    rotary = {name for name in shared if _ROTARY.search(name)}
+    rotary = {name for name in shared if ROTARY.search(name)}
     plain = {name: _apart(name, reference[name], model[name]) for name in model if name in shared}
     folded = {name: _apart(name, reference[name], model[name], 1) for name in vectors}
-    of_kinds = [Counter(_kind(name) for name, what in read.items() if what) for read in (plain, folded)]
-    plain |= {name: what for name, what in folded.items() if of_kinds[1][_kind(name)] < of_kinds[0][_kind(name)]}
+    of_kinds = [Counter(kind_of(name) for name, what in read.items() if what) for read in (plain, folded)]
+    plain |= {name: what for name, what in folded.items() if of_kinds[1][kind_of(name)] < of_kinds[0][kind_of(name)]}
     others = {name: what for name, what in plain.items() if what}
-    meant = meant_others(shared, others, _kind)
+    meant = meant_others(shared, others, kind_of)
     for whole in (vectors, shared - vectors - rotary):
         meant |= whole if 2 < len(whole) < 2 * len(whole & others.keys()) else set()
     is_other_model = rotary < shared and shared - rotary <= others.keys()
@@ -267,14 +270,14 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     it has others of that layer and those of other layers: how, by name."""
     told = {name: what for name, array in model.items() if (what := _broken(array))}
     told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
-    kinds, known = set(map(_kind, model.keys() & reference.keys())), Counter(map(_kind, model))
+    kinds, known = set(map(kind_of, model.keys() & reference.keys())), Counter(map(kind_of, model))
     # The highest layer of each stem; builders count the last norm as a layer more.
-    last = dict(sorted(_layer(name) for name in model if known[_kind(name)] > 1))
+    last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
     lost = {name for name, array in reference.items() if array.ndim == 1 and name not in model}
     for name in lost:  # equal ones, as norms of ones, may be stored once, and zeros not at all
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
         stem, number = _layer(name)
-        if _kind(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
+        if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
             told[name] = "is missing"
     return told
 
@@ -289,45 +292,14 @@ def _is_one(own: Array, other: Array) -> bool:
     return own.shape == other.shape and not (_apart("", own, other) and _apart("", own, other, 1))
 
 
-def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
-    """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
-    none, a single vector that is another or product that lies farther from the float one than rounding puts any. The
-    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
-    told: dict[str, str] = {}
-    graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
-    floats, others = {}, {}
-    if reference is not None and reference.decoder.suffix == ".onnx":
-        others = {"": reference.decoder, **{part: one.graph for part, one in reference.companions.items()}}
-    elif reference is not None:
-        floats = checkpoint_floats(reference.directory)
-    for part, graph in graphs.items():
-        own, other = constants_of(graph), constants_of(others[part]) if part in others else None
-        known, constants = other.floats() if other is not None else floats, own.floats()
-        far = {} if other is None else outliers(distances(other, own))
-        found = hidden(apart(known, constants), far, constants) | broken(known, constants)
-        told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
-    return told
-
-
-def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
-    """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
-    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text. Several such are
-    what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these compute
-    the same."""
-    whole = {name for name, what in others.items() if not _ROTARY.search(name) and 2 * what.share >= 1}
-    is_meant = len(whole) + len(far) > 1
-    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
-    told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}
-    return told if is_meant else {**told, **far}
-
-
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
     """Of constants those `others` whose kind has several of which more than half are others: changed on purpose."""
     all_kinds, other_kinds = Counter(map(kind, names)), Counter(map(kind, others))
     return {name for name in others if 1 < all_kinds[kind(name)] < 2 * other_kinds[kind(name)]}
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """What a name has in common over the layers."""
     return re.sub(r"\d+", "#", name)
 
 
@@ -362,7 +334,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     """How two arrays differ beyond rounding; None where they do not. To `own` a number is added, as exporters
     fold the 1 of Gemma's norms."""
     coarser = min((own.dtype, other.dtype), key=lambda dtype: dtype.itemsize)
-    is_rotary, rows, count, squares, whole = bool(_ROTARY.search(name)), [], 0, 0.0, 0.0
+    is_rotary, rows, count, squares, whole = bool(ROTARY.search(name)), [], 0, 0.0, 0.0
     for (first, left), (_, right) in zip(_blocks(own), _blocks(other), strict=True):
         if not added and np.array_equal(left.astype(coarser, copy=False), right.astype(coarser, copy=False)):
             continue
@@ -417,7 +389,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
     for name, one in distances.items():
         if one.rows and name not in far:
             far[name] = f"has {_rows_of(one.rows, one.num_rows)}"
-    meant = meant_others(distances, far, _kind)
+    meant = meant_others(distances, far, kind_of)
     return {name: f"{far[name]} farther off than rounding puts any" for name in far.keys() - meant}
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
-from olive_ext.config.base import Int, Strict, not_bool
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.config.base import Strict, not_bool
+from olive_ext.errors import ConfigError, DamagedError
 from olive_ext.model.files.package_files import json_object
 from olive_ext.model.types import ModelFiles
 
@@ -27,16 +27,24 @@ LARGEST_VOCABULARY = 2**24
 LARGEST_SIZE = 2**20
 """Heads, numbers of a head or a layer, and layers."""
 
+
+def _number(value: Any) -> Any:
+    """Refuses texts, too: what is read later is the file's own value, and not pydantic's."""
+    if isinstance(value, str):
+        raise ValueError("a text is no number")
+    return not_bool(value)
+
+
 Names = dict[str, str]
-Id = Annotated[Int, Field(ge=-(2**31), lt=2**31)]
+Id = Annotated[int, Field(ge=-(2**31), lt=2**31), BeforeValidator(_number)]
 Ids = Annotated[Id | list[Id], Field(description="an integer or a list of integers, of 32 bits each")]
-Length = Annotated[int, Field(ge=1, le=LONGEST), BeforeValidator(not_bool)]
-Vocabulary = Annotated[int, Field(ge=1, le=LARGEST_VOCABULARY), BeforeValidator(not_bool)]
-Size = Annotated[int, Field(ge=-LARGEST_SIZE, le=LARGEST_SIZE), BeforeValidator(not_bool)]
+Length = Annotated[int, Field(ge=1, le=LONGEST), BeforeValidator(_number)]
+Vocabulary = Annotated[int, Field(ge=1, le=LARGEST_VOCABULARY), BeforeValidator(_number)]
+Size = Annotated[int, Field(ge=-LARGEST_SIZE, le=LARGEST_SIZE), BeforeValidator(_number)]
 """-42 in mobius' packages of models without attention."""
 
-PositiveSize = Annotated[int, Field(ge=1, le=LARGEST_SIZE), BeforeValidator(not_bool)]
-Window = Annotated[int, Field(ge=-1, le=LONGEST), BeforeValidator(not_bool)]
+PositiveSize = Annotated[int, Field(ge=1, le=LARGEST_SIZE), BeforeValidator(_number)]
+Window = Annotated[int, Field(ge=-1, le=LONGEST), BeforeValidator(_number)]
 
 
 class ConfigSection(Strict):
@@ -89,10 +97,19 @@ class _Model(ConfigSection):
     encoder: _Graph | None = None
 
 
+class _Search(ConfigSection):
+    repetition_penalty: Annotated[float, BeforeValidator(_number)] | None = None
+    min_length: Id | None = None
+    max_length: Id | None = None
+    no_repeat_ngram_size: Id | None = None
+    do_sample: StrictBool | None = None
+
+
 class GenaiConfig(ConfigSection):
     """genai_config.json."""
 
     model: _Model | None = None
+    search: _Search | None = None
 
 
 class _TextConfig(ConfigSection):
@@ -134,7 +151,7 @@ def mistakes_in(file: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ModelError(f"'{file}': {error}") from error
+        raise DamagedError(f"'{file}': {error}") from error
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +160,7 @@ def _without_null(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class GenerationConfig(ConfigSection):
+class GenerationConfig(_Search):
     """generation_config.json of a Hugging Face model."""
 
     eos_token_id: Ids | None = None

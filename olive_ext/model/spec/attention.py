@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import MismatchError, ModelError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.types import KvTensor, TensorSpec
 
@@ -156,7 +156,7 @@ def rotary_rows(graph: onnx.GraphProto) -> int | None:
     """Positions that rotary embeddings hold: those of the smallest table that a node reads, or where another node
     chooses between tables, those of the largest whose name says what it is."""
     dims = _dims(graph)
-    read = [dims[cosines][0] for _, cosines, _ in _nodes(graph) if len(dims.get(cosines, ())) == 2]
+    read = [dims[cosines][0] for _, cosines, _ in rotary_nodes(graph) if len(dims.get(cosines, ())) == 2]
     named = [size[0] for name, size in dims.items() if "cos_cache" in name and len(size) == 2]
     return min(read, default=max(named, default=None))
 
@@ -164,14 +164,14 @@ def rotary_rows(graph: onnx.GraphProto) -> int | None:
 def refuse_rotary(graph: onnx.GraphProto, head_sizes: Mapping[str, int]) -> None:
     """Raises `ModelError` for a table whose shape its kernel does not take; `head_sizes` by the caches' inputs."""
     dims = _dims(graph)
-    for node, cosines, sines in _nodes(graph):
+    for node, cosines, sines in rotary_nodes(graph):
         if cosines not in dims or sines not in dims:
             continue
         tables = (
             f"the rotary tables '{cosines}' {list(dims[cosines])} and '{sines}' {list(dims[sines])} of '{node.name}'"
         )
         if dims[cosines] != dims[sines]:
-            raise ModelError(f"{tables} differ in shape, which {node.op_type} refuses")
+            raise MismatchError(f"{tables} differ in shape, which {node.op_type} refuses")
         width, rotated = dims[cosines][-1], attribute(node, "rotary_embedding_dim", 0)
         if node.op_type == "RotaryEmbedding":
             if rotated and not node.domain and width != rotated // 2:  # the other one takes half of a head as well
@@ -189,7 +189,8 @@ def _dims(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
+def rotary_nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, str]]:
+    """The nodes that turn positions by tables, and the names of their cosines and sines."""
     for node in graph.node:
         key = node.op_type if node.op_type == "GroupQueryAttention" else (node.domain, node.op_type)
         indices = _TABLES.get(key)

@@ -51,7 +51,7 @@ def read_rotary_lengths(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     lengths: set[int] = set()
     is_by_length = False
     own = config.get("original_max_position_embeddings")
-    for entry in _entries(config):
+    for entry in entries(config):
         kind = entry.get("rope_type", entry.get("type"))
         is_by_length |= kind in ("longrope", "dynamic")
         last = entry.get("original_max_position_embeddings", own) if kind == "longrope" else None
@@ -64,18 +64,19 @@ def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
     `ModelError` where none says it."""
     known = {origin: int(limit) for origin, limit in limits.items() if limit}
     if not known:
-        raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        raise ModelError("no config and no graph states the context length; give it", "max_length", code="missing")
     winner = min(known, key=known.__getitem__)
     others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
     told = f"the context length {known[winner]} is that of {winner}"
     return known[winner], f"{told} (not {others})" if others else told
 
 
-def _entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration and those inside of it."""
     yield config
     for value in config.values():
         if isinstance(value, Mapping):
-            yield from _entries(value)
+            yield from entries(value)
 
 
 def read_length(config: Mapping[str, Any]) -> int | None:

@@ -13,6 +13,7 @@ from olive_ext.backends.package_versions import runtimes
 from olive_ext.config import ReferenceConfig
 from olive_ext.errors import OliveExtError, RunError, first_line
 from olive_ext.model import ResolvedModel
+from olive_ext.plugins.diagnose.stages import Compare, with_stages
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.numbers import nats
@@ -31,6 +32,13 @@ LEAST_EXPLAINED = 0.5
 MOST_BEYOND = 2
 """Times the largest distance of noise that it may be taken to reach. Of 1,000 pairs of equal noise on the quickstart's
 model 1.8 % were beyond it in float16, and none in float32."""
+
+
+def finish_report(
+    report: Report, models: Models, observer: Observer | None, reference: Observer | None, compare: Compare
+) -> Report:
+    """The report with the stages of its difference, or with the finding on two places."""
+    return with_place(with_stages(report, models, compare), models, observer, reference)
 
 
 def with_place(report: Report, models: Models, observer: Observer | None, reference: Observer | None) -> Report:

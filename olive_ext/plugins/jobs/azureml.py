@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext import __version__
-from olive_ext.check import blocks, mistakes, read_recipe
+from olive_ext.check import blocks, mistakes, read_recipe, refuse
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.jobs.azureml_node import NODE, TOKEN
 
@@ -120,10 +120,9 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     Raises `ConfigError` for what is wrong with the recipe, and where `output` is there and not an empty folder.
     """
     output, written = Path(output), read_recipe(recipe)
-    if wrong := list(mistakes(written)):
-        raise ConfigError("; ".join(wrong))
+    refuse(mistakes(written))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"'--output' = '{output}': is there already; give a folder that is new or empty")
+        raise ConfigError("is there already; give a folder that is new or empty", "--output", output, code="exists")
     moved = portable(written, num_nodes)
     name = Path(recipe).resolve().stem
     name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does

@@ -13,7 +13,6 @@ plugin = Plugin(
             module=f"{_ROOM}.metrics_evaluator",
             settings=f"{_ROOM}.settings:MetricSettings",
             does="of Olive's own metrics",
-            refuse=f"{_ROOM}.metrics_evaluator:refuse_metrics",
             mistakes=f"{_ROOM}.settings:metric_mistakes",
             describe=f"{_ROOM}.settings:described",
         )

@@ -70,31 +70,13 @@ class Document:
 
 
 def is_speech(metric: Any) -> bool:
-    """Whether the metric is of transcriptions. Raises `ConfigError` where its sub types are of several kinds."""
-    return _asked(olive_evaluator._is_text_based_metric, metric)
+    """Whether the metric is of transcriptions; `check.recipe` refuses a mixture of sub types."""
+    return bool(metric.sub_types and olive_evaluator._is_text_based_metric(metric))
 
 
 def is_vision(metric: Any) -> bool:
-    """Whether the metric is of answers about pictures. Raises `ConfigError` where its sub types are of several kinds,
-    or of another than the task of its data."""
-    _asked(olive_evaluator._validate_vision_task_metric, metric)
-    return _asked(olive_evaluator._is_vision_metric, metric)
-
-
-def _asked(question: Callable[[Any], Any], metric: Any) -> bool:
-    try:
-        return bool(metric.sub_types) and bool(question(metric))
-    except ValueError as error:
-        raise ConfigError(f"'metrics.{metric.name}.sub_types': {error}") from error
-
-
-def refuse_no_data(metric: Any) -> None:
-    """Raises `ConfigError` for a metric of answers that has nothing to ask."""
-    if metric.data_config is None:
-        raise ConfigError(
-            f"'metrics.{metric.name}.data_config' is missing: name one of 'data_configs', with the pre-processing "
-            f"{_SPEECH} or {_VISION}"
-        )
+    """Whether the metric is of answers about pictures."""
+    return bool(metric.sub_types and olive_evaluator._is_vision_metric(metric))
 
 
 def of_documents(data: Any) -> bool:
@@ -105,7 +87,6 @@ def of_documents(data: Any) -> bool:
 def documents(metric: Any, session: Session, settings: MetricSettings) -> Iterator[Document]:
     """The documents of the metric's data config, in order. Raises `ConfigError` for a column that is not there, and
     `TaskError` for data of another form or a model that takes none such."""
-    refuse_no_data(metric)
     component, params = metric.data_config.pre_process_data_config.type, metric.data_config.pre_process_params or {}
     hears = component == _SPEECH or (component != _VISION and is_speech(metric))
     make = _transcription(session, settings, params) if hears else _answer(session)

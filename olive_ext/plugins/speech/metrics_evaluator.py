@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from olive.evaluator.registry import Registry
 from olive.hardware import Device
 from olive.model import ONNXModelHandler
 
-from olive_ext.backends.package_versions import runtimes, versions
+from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line, listed
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
@@ -36,19 +35,18 @@ from olive_ext.plugins.speech.generated_answers import (
     is_vision,
     items_of,
     of_documents,
-    refuse_no_data,
 )
-from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
+from olive_ext.plugins.speech.settings import METRICS_TYPE, TIMED, MetricSettings, metric_mistakes, sentences_of
 from olive_ext.plugins.speech.transducer import is_transducer, opened
 from olive_ext.registry import hook
 from olive_ext.report import Metric, Report, write
 from olive_ext.report.comparison import Comparison
-from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
+from olive_ext.report.metrics import comparison_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.verdict import SENTENCES
-from olive_ext.run.bounds import check_names
 from olive_ext.run.costs import PEAK_MEMORY
-from olive_ext.run.machine import PeakMemory, describe_hardware
+from olive_ext.run.evaluation import report_of
+from olive_ext.run.machine import PeakMemory
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers as TaskAnswers
 from olive_ext.run.reference.answers import DocumentAnswer
@@ -60,54 +58,15 @@ from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 
-_TIMED = ("latency", "throughput")
-_BESIDE_TIMES = ("first_token_ms", "output_token_ms", "tokens_per_second")
-_WITHOUT_SUB_TYPES = ("size_on_disk", "custom")
-
 
 def is_of_answers(metric: Any) -> bool:
-    """Whether a metric is of transcriptions or of answers about pictures. Raises `ConfigError` for a mixture."""
+    """Whether a metric is of transcriptions or of answers about pictures."""
     return is_speech(metric) or is_vision(metric)
 
 
 def is_of_generations(metric: Any) -> bool:
     """Whether a generative model's metric is measured here: of answers, or of how long they take."""
-    return metric.type.value in _TIMED or is_of_answers(metric)
-
-
-def refuse_metrics(metrics: Sequence[Any], where: str, settings: MetricSettings) -> None:
-    """Raises `ConfigError` for metrics that cannot be measured, and for bounds on what no metric gives; to be called
-    before anything runs. Tasks of embeddings have their own."""
-    if settings.tasks:
-        return
-    if not metrics:
-        raise ConfigError(f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance")
-    names = [name for one in metrics for name in (one.name, *([sentences_of(one.name)] if _has_wer(one) else ()))]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one")
-    for metric in metrics:
-        if not metric.sub_types and metric.type.value not in _WITHOUT_SUB_TYPES:
-            raise ConfigError(f"'{where}.metrics.{metric.name}.sub_types' is missing: give wer, for instance")
-        if is_of_answers(metric):
-            refuse_no_data(metric)
-    bounds = [(bound.task, bound.metric) for bound in settings.require]
-    check_names(bounds, _names(metrics), COMPARISON_NAMES if settings.reference is not None else (), f"{where}.require")
-
-
-def _has_wer(metric: Any) -> bool:
-    return any(text_of(one.name) == "wer" for one in metric.sub_types or ())
-
-
-def _names(metrics: Sequence[Any]) -> dict[str, list[str]]:
-    """What each metric gives, as bounds may name it."""
-    names = {PEAK_MEMORY: ["bytes"]}
-    for metric in metrics:
-        own = [text_of(one.name) for one in metric.sub_types or ()]
-        names[metric.name] = [*own, *(_BESIDE_TIMES if metric.type.value in _TIMED else ())]
-        if _has_wer(metric):
-            names[metric.name].append("wer_jiwer")
-            names[sentences_of(metric.name)] = []
-    return names
+    return metric.type.value in TIMED or is_of_answers(metric)
 
 
 def opened_models(model: Any, settings: MetricSettings, providers: Any, device: Any) -> Models:
@@ -139,7 +98,9 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         with surfaced("the evaluation stopped"):
             if self.settings.tasks:
                 return self._embeddings(model, declared, execution_providers, device)
-            refuse_metrics(declared, METRICS_TYPE, self.settings)
+            written = [metric.to_json() for metric in declared]
+            if wrong := list(metric_mistakes({}, METRICS_TYPE, written, self.settings)):
+                raise all_in_one(wrong)
             models = self._generative(model, declared, execution_providers, device)
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]
@@ -248,20 +209,11 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         comparison: Comparison | None,
     ) -> Report:
         """What was found, written where the settings name a folder; the run in progress is told of it."""
-        providers, counters = execution.pop("providers", ()), execution.pop("counters", {})
         written = self.settings.model_dump(mode="json", exclude_unset=True)
         folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
-        report = Report(
-            metrics=tuple(metrics),
-            model={"path": path, "kind": models.own.kind, **execution},
-            providers=tuple({"name": item} if isinstance(item, str) else item for item in providers),
-            versions=versions(),
-            hardware=describe_hardware(),
-            engine={**counters, **models.clock.seconds()},
-            config={**written, "output_dir": folder},
-            created=datetime.now().astimezone().isoformat(timespec="seconds"),
-            comparison=comparison,
-        )
+        model = {"path": path, "kind": models.own.kind}
+        report = report_of(metrics, model, execution, models.clock, comparison)
+        report = replace(report, config={**written, "output_dir": folder})
         if folder is not None:
             write(report, folder)
         if (run := running.get()) is not None and (folder is not None or comparison is not None):
@@ -299,7 +251,7 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
     """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
     rate. Raises `TaskError` where there is no document."""
     if not answers.texts:
-        raise TaskError(f"'metrics.{metric.name}': its data config has no documents")
+        raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)
     beside: dict[str, float] = {}
     for name, values_D in values_by_document(metric, answers).items():
@@ -360,11 +312,6 @@ def compared(own: Answered, other: Answered, facts: Mapping[str, Any], matters: 
     samples = {name: _samples(answers) for metric, answers in own for name in (metric.name, sentences_of(metric.name))}
     outcomes, flips, _ = compare_answers(reference, candidate, samples, dict.fromkeys(samples), matters)
     return Comparison(reference=facts, outcomes=outcomes, flips=flips, matters=matters)
-
-
-def sentences_of(name: str) -> str:
-    """The task that has the sentences of a metric of transcripts."""
-    return f"{name}_sentences"
 
 
 def _task_answers(metric: Any, answers: Answers) -> list[TaskAnswers]:
@@ -432,12 +379,12 @@ def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[
         requests = list(islice((request for request in found if request is not None), size))
     else:
         if session.encoding is not None:
-            raise ConfigError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
+            raise MissingError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
         most = max(1, min(_NEW_TOKENS, session.max_length // 2))
         prompts = [_PROMPT] if data is None else [_ids(given, name) for given, _ in islice(items_of(data), size)]
         requests = [GenerationRequest(prompt, max_new_tokens=most) for prompt in prompts]
     if not requests:
-        raise TaskError(f"'metrics.{name}': its data config has no documents")
+        raise TaskError(f"'metrics.{name}': its data config has no documents", f"metrics.{name}")
     return requests
 
 

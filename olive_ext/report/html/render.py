@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
-from olive_ext.report import numbers
+from olive_ext.report import numbers, view
+from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import NAME, Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import PASSES, Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.scores import cost_rows, score_rows, size_of
+from olive_ext.report.scores import cost_rows, score_rows, size_of, with_filter
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict, verdict
-from olive_ext.report.view import SIGNS, WORDS, difference_rows, divergence_rows, overall_first, task_title
+from olive_ext.report.view import SIGNS, WORDS, overall_first, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[Status | Code, str] = {
@@ -109,9 +110,9 @@ def _context(page: Page) -> dict[str, Any]:
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
         "scores": score_rows(page.columns),
-        "differences": difference_rows(page.contrasts),
+        "differences": view.differences(page.contrasts),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
-        "divergences": divergence_rows(page.contrasts),
+        "divergences": view.divergences(page.contrasts),
         "charts": _charts(page),
         "legend": list(zip(MARKERS, short_candidates(candidates), strict=False)),
         "flips": flip_data(page.contrasts),
@@ -121,6 +122,11 @@ def _context(page: Page) -> dict[str, Any]:
         "setup": fact_tables(list(reports.values())),
         "commands": [(name, command(report)) for name, report in reports.items()],
         "several": len(page.contrasts) > 1,
+        "view": view,
+        "numbers": numbers,
+        "with_filter": with_filter,
+        "difference_texts": difference_texts,
+        "perplexity_change": perplexity_change,
     }
 
 

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from olive_ext.config import INPUT_MODEL, ReferenceConfig
-from olive_ext.errors import ConfigError, RecordsError
+from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
-from olive_ext.records.journal import Journal
 from olive_ext.registry import hook
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE
@@ -113,8 +112,9 @@ class Comparer:
         observer = Observer() if self._mode == "recorded" else None
         clock = self._models.clock
         with clock.phase("reference"), closing(self._models.reference(observer)) as lm:
-            journal = self._models.keep_answers(lm) if observer is None else None
-            self.reference = self._run_reference(lm, observer, journal)
+            if observer is None:
+                self._models.keep_answers(lm)
+            self.reference = self._run_reference(lm, observer)
             if observer is not None:
                 score_generated(lm, observer.generated)
                 self._tokens_fed = int(lm.session.counters.tokens_fed)
@@ -145,18 +145,15 @@ class Comparer:
         """Whether the model answers only as many documents as make a claim certain."""
         return self._models.config.documents == "enough" and self._mode != "recording"
 
-    def run_sampled(self, lm: LM, journal: Journal | None = None) -> dict[str, Any]:
+    def run_sampled(self, lm: LM) -> dict[str, Any]:
         """lm-eval's results of the model that `open` gave over the documents drawn, with samples; the reference answers
-        all documents before, unless it has. A model of lm-eval's own has its answers in `journal`."""
-        from olive_ext.backends.lm_eval_run import journaled
-
+        all documents before, unless it has."""
         config, models = self._models.config, self._models
         with models.clock.phase("reference"):
             reference = self.reference = self.reference or self._run_resident(lm)
         question = question_of(config.claim, reference.answers, reference.observer, reference.generated, reference.lost)
         run = SampledRun(config, self._tasks, self._seeds, question, reference.generated, models.progress)
-        with journaled(lm, journal) as model:
-            results, self._drawn = run.run(model, self.observer)
+        results, self._drawn = run.run(lm, self.observer)
         self.weights = self._drawn.weights
         return results
 
@@ -225,11 +222,11 @@ class Comparer:
         self._lost = list(reference.lost[number:])
         return run
 
-    def _run_reference(self, lm: LM, observer: Observer | None, journal: Journal | None = None) -> ReferenceRun:
+    def _run_reference(self, lm: LM, observer: Observer | None) -> ReferenceRun:
         from olive_ext.backends.lm_eval_run import run_tasks
 
         config, tasks, progress = self._models.config, self._tasks, self._models.progress
-        results = run_tasks(lm, tasks, config, seeds=self._seeds, journal=journal, progress=progress, log_samples=True)
+        results = run_tasks(lm, tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
         samples = results.pop("samples")
         answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
         return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)
@@ -261,8 +258,10 @@ def comparer_of(
     if reference is None:
         return None
     if reference.is_input_model:
-        raise ConfigError(
-            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
+        raise ContradictionError(
+            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path",
+            "reference",
+            INPUT_MODEL,
         )
     is_same = is_same_path(config.model.path, reference.path)
     is_foreign = lm is not None
@@ -270,10 +269,10 @@ def comparer_of(
         return Comparer(models, "recording", tasks, seeds)
     if (file := models.records_file) is not None:
         if is_foreign:
-            raise ConfigError(f"'reference' = '{file.path}': records are for models that this package runs")
+            raise UnsupportedError("records are for models that this package runs", "reference", file.path)
         file.refuse_other_tasks(tasks.tasks)
         if models.asked_otherwise is not None:
-            raise RecordsError(f"'reference' = '{file.path}': {models.asked_otherwise.sentence()}")
+            raise RecordsError(f"{models.asked_otherwise.sentence()}", "reference", file.path, code="not_comparable")
     if is_same and (is_foreign or models.given.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
             return None
@@ -290,7 +289,7 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
         return "file"
     costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
-        raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
+        raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"

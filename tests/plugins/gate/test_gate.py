@@ -15,11 +15,15 @@ import pytest
 
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.gate.decision import Gated, baseline_of, gate, gate_answers, read_baseline
+from olive_ext.plugins.gate.decision import Gated, baseline_of, gate, gate_answers, keyed, read_baseline
 from olive_ext.plugins.gate.forms import annotation_lines, junit, markdown
 from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.pairing import compare_answers
+from tests.backends.local_tasks import write_tasks
+from tests.run.reference.test_answers_paired import TASK, answers, samples
+from tests.run.test_against_reference import answered, with_ends
 from tests.run.test_earlier_reports import line, place
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -307,3 +311,28 @@ def test_pipes_devices_and_doubled_keys_are_refused(
     settings.write_text('{"matters": 1, "matters": 50}', encoding="utf-8")
     assert main(["gate", str(settings), "--baseline", "new.json", "--update-baseline"]) == 2
     assert "the key 'matters' is there twice" in capsys.readouterr().err
+
+
+def test_a_document_that_two_tasks_ask_counts_once_over_all() -> None:
+    both = [[answers("a", {"acc": right}), answers("part", {"acc": right})] for right in ([1, 1, 1, 0], [0, 0, 1, 1])]
+    for own in both:
+        asked = {number: replace(one, digest=f"a-{number} asked") for number, one in own[1].by_document.items()}
+        own[1] = replace(own[1], by_document=asked)
+    lines = {**samples("a", 4), **samples("part", 4)}
+    outcomes, *_ = compare_answers(*(list(map(keyed, own)) for own in both), lines, {"a": TASK, "part": TASK})
+    assert outcomes[-1].num_documents == 4
+
+
+@pytest.mark.slow
+def test_a_lost_end_token_never_passes(tmp_path: Path) -> None:
+    _, packages = with_ends(tmp_path)
+    folder, tasks = write_tasks(tmp_path / "tasks"), {"tasks": ["tiny_generate"]}
+    for name, model in packages.items():
+        answered(model, packages["whole"], folder, tmp_path, f"{name}_out", **tasks)
+    baseline = str(tmp_path / "baseline.json")
+    gate(str(tmp_path / "same_out"), baseline, update=True)
+    whole, lost = (gate(str(tmp_path / f"{name}_out"), baseline) for name in ("whole", "lost"))
+    assert isinstance(whole, Gated)
+    assert isinstance(lost, Gated)
+    assert lost.decision != "passed"
+    assert ["does not stop at token" in one.verdict.finding for one in (whole, lost)] == [False, True]

@@ -14,8 +14,7 @@ import yaml
 
 from olive_ext.check import mistakes, read_recipe
 from olive_ext.cli import main
-from olive_ext.plugins.jobs import make_azureml_job
-from olive_ext.plugins.jobs.azureml import portable
+from olive_ext.plugins.jobs.azureml import make_azureml_job, portable
 from olive_ext.plugins.jobs.azureml_node import run_node
 
 ROOT = Path(__file__).resolve().parents[3]

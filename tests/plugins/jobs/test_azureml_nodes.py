@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from olive_ext.plugins.jobs import make_azureml_job
+from olive_ext.plugins.jobs.azureml import make_azureml_job
 from tests.exports import genai_export
 from tests.faults import CHOICE, LOADER
 

@@ -27,7 +27,7 @@ from scipy.io import wavfile
 
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
 from olive_ext.plugins.speech.generated_answers import Answers, answered, chosen, documents
-from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, refuse_metrics, scored
+from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, scored
 from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
@@ -414,13 +414,6 @@ def test_no_number_is_told_where_no_word_was_said_or_nothing_was_timed() -> None
     assert math.isnan(result["rtfx"].value)
 
 
-def test_metrics_of_one_name_are_refused(sounds: Path) -> None:
-    for name in ("m", "m_sentences"):
-        metrics = [olives(declared(one, "accuracy", ["wer"], tones(sounds))) for one in ("m", name)]
-        with pytest.raises(ConfigError, match=f"has '{name}' twice"):
-            refuse_metrics(metrics, "e", MetricSettings())
-
-
 def test_words_and_sentences_of_a_document_count_once() -> None:
     metric = olives(declared("m", "accuracy", ["wer"]))
     answers = Answers(["a", "b"], ["a", "c"], {}, [("q", "1"), ("q", "2")])
@@ -453,26 +446,11 @@ def test_answers_of_a_model_that_generates_none_are_refused(tmp_path: Path, soun
         measured(classifier(tmp_path), declared("speech", "accuracy", ["wer"], tones(sounds)))
 
 
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        (declared("m", "accuracy", ["wer"]), r"'metrics\.m\.data_config' is missing: name one of 'data_configs'"),
-        (declared("m", "accuracy", ["wer", "accuracy_score"]), r"'metrics\.m\.sub_types': Cannot mix"),
-        (declared("m", "accuracy", []), r"'e\.metrics\.m\.sub_types' is missing"),
-        (
-            declared("m", "accuracy", ["exact_match"], shapes(Path("x"), task="vision-ocr")),
-            "'metrics.m.sub_types': Metric sub-type 'exact_match' is not compatible with task type 'vision-ocr'",
-        ),
-    ],
-)
-def test_metric_that_cannot_be_measured_is_refused_before_anything_runs(metric: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        refuse_metrics([olives(metric)], "e", MetricSettings())
-
-
-def test_section_without_metrics_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics' is missing"):
-        refuse_metrics([], "evaluators.e", MetricSettings())
+def test_metric_that_cannot_be_measured_is_refused_before_anything_is_opened() -> None:
+    """As in a recipe: tests/plugins/speech/test_settings.py."""
+    mixed = olives(declared("m", "accuracy", ["wer", "accuracy_score"]))
+    with pytest.raises(ConfigError, match=r"'OrtEvaluator\.metrics\.m\.sub_types' = wer, accuracy_score: put wer and"):
+        OrtEvaluator().evaluate(None, [mixed])
     with pytest.raises(ConfigError, match="unknown key 'taskz'"):
         MetricSettings.parse({"taskz": ["mmlu"]})
 
@@ -488,22 +466,6 @@ def test_column_that_is_not_there_is_named(vision: ONNXModelHandler, pictures: P
 def test_model_without_sound_is_refused_for_transcriptions(vision: ONNXModelHandler, sounds: Path) -> None:
     with pytest.raises(OliveExtError, match="sound"):
         measured(vision, declared("m", "accuracy", ["wer"], tones(sounds, max_samples=1)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"require": [{"task": "m", "metric": "were", "max": 1}]},
-            r"no metric 'were' of task 'm' .* did you mean 'wer'",
-        ),
-        ({"require": [{"metric": "accuracy_difference", "min": 0}]}, "it needs 'reference'"),
-        ({"reference": {"path": "x", "top": 4}}, r"'reference\.top': the answers alone are compared here"),
-    ],
-)
-def test_bound_or_key_that_no_metric_has_is_refused(settings: dict[str, Any], message: str, sounds: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        refuse_metrics([olives(declared("m", "accuracy", ["wer"], tones(sounds)))], "e", MetricSettings.parse(settings))
 
 
 def test_sessions_of_several_graphs_stop_spinning_unless_told_otherwise(sounds: Path) -> None:

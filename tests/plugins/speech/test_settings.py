@@ -11,7 +11,7 @@ import pytest
 
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, with_named_metrics
+from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, VISION_TASKS, with_named_metrics
 
 METRIC: dict[str, Any] = {
     "name": "speech",
@@ -48,6 +48,8 @@ def changed(*path: Any, value: Any) -> dict[str, Any]:
 
 METRICS = ("evaluators", "e", "metrics")
 FIRST = (*METRICS, 0)
+REQUIRE = ("evaluators", "e", "require")
+OCR = {"type": "vision_vqa_pre_process", "params": {"task": "vision-ocr"}}
 PARAMS = ("data_configs", 0, "pre_process_data_config", "params")
 
 
@@ -73,6 +75,20 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
         ((*FIRST, "data_config"), "tone", "speech.data_config' = 'tone': not in 'data_configs', which has tones"),
         ((*FIRST, "data_config"), None, "speech.data_config' is missing: name one of 'data_configs'"),
         (PARAMS, {"audio_cols": "a"}, "pre_process_data_config.params.audio_cols': did you mean 'audio_col'? Olive"),
+        (METRICS, [METRIC, METRIC], "'evaluators.e.metrics' has 'speech' twice"),
+        (METRICS, [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}], "has 'speech_sentences' twice"),
+        (
+            METRICS,
+            [{**METRIC, "sub_types": [{"name": "exact_match"}], "data_config": {"pre_process_data_config": OCR}}],
+            "has 'exact_match', and its data the task 'vision-ocr': Olive measures exact_match of 'vision-vqa', ",
+        ),
+        (
+            REQUIRE,
+            [{"task": "speech", "metric": "were", "max": 1}],
+            "no metric 'were' of task 'speech' is measured",
+        ),
+        (REQUIRE, [{"metric": "accuracy_difference", "min": 0}], "it needs 'reference'"),
+        (("evaluators", "e", "reference"), {"path": "x", "top": 4}, "reference.top': the answers alone are compared"),
         (("evaluators", "e", "langage"), "de", "unknown key 'evaluators.e.langage': did you mean 'language'?"),
         (("evaluators", "e", "tasks"), "STS17", "'evaluators.e.tasks'"),
         (("evaluators", "e", "user_script"), "none.py", "'evaluators.e.user_script' = 'none.py': does not exist"),
@@ -80,7 +96,7 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
     ],
 )
 def test_mistake_is_named(path: tuple[Any, ...], value: Any, problem: str) -> None:
-    (found,) = mistakes(changed(*path, value=value), has_model=False)
+    (found,) = map(str, mistakes(changed(*path, value=value), has_model=False))
     assert problem in found
 
 
@@ -104,11 +120,12 @@ def test_names_are_olives() -> None:
     import inspect
 
     from olive.data.component import pre_process_data
-    from olive.evaluator import metric
+    from olive.evaluator import metric, olive_evaluator
 
     for kind, enumeration in (("accuracy", "Accuracy"), ("latency", "Latency"), ("throughput", "Throughput")):
         assert set(SUB_TYPES[kind]) == {one.value for one in getattr(metric, f"{enumeration}SubType")}
     assert set(SUB_TYPES) == {one.value for one in metric.MetricType}
+    assert {task: {kind} for task, kind in VISION_TASKS.items()} == olive_evaluator._VISION_TASK_METRIC_MAP
     for name, accepted in PARAMETERS.items():
         own = set(inspect.signature(getattr(pre_process_data, name)).parameters) - {"dataset", "kwargs"}
         assert own <= set(accepted)

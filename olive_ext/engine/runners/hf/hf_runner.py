@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,26 +30,14 @@ from olive_ext.engine.runners.hf.hf_model import (
     new_cache,
 )
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
-from olive_ext.media.items import Media, Source
+from olive_ext.media.items import Media, Source, filled_up, refuse_other_source, rotary_positions
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.spec.checkpoint import read_rotary_lengths, read_source
-from olive_ext.model.spec.media_types import MediaSpec
-
-if TYPE_CHECKING:
-    import torch
-
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
-from typing import TYPE_CHECKING
-
-from olive_ext.engine.step import FIRST_CELL, Row, visible_cells
-from olive_ext.media.items import filled_up, refuse_other_source, rotary_positions
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.spec.media_types import MediaSpec, Modality
 from olive_ext.model.types import SourceKind, TensorSpec
 
 if TYPE_CHECKING:
@@ -84,7 +74,7 @@ class HfRunner(Runner):
         self._facts = facts
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
-            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
+            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens", code="too_large")
         length = max_length or own or DEFAULT_LENGTH
         self.capacity = Capacity(1, length)
         self._parameters = parameters = inspect.signature(model.forward).parameters

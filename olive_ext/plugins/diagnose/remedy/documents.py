@@ -51,10 +51,11 @@ class _Collector(Observer):
             self.requests.setdefault((str(instance.task_name), int(instance.doc_id)), []).append(request)
 
     def documents(self) -> Mapping[tuple[str, int], Document]:
-        """By task and number, with the generated answers as targets."""
+        """By task and number, with the generated answers as targets, each document's requests in an order that does not
+        depend on which was answered first."""
         for item in self.generated:
             self.requests.setdefault((item.task_name, item.doc_id), []).append(item.target)
-        return dict(sorted(self.requests.items()))
+        return {key: sorted(asked, key=lambda one: document_key([one])) for key, asked in sorted(self.requests.items())}
 
 
 def answered(

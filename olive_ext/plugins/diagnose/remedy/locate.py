@@ -19,7 +19,7 @@ from onnx import helper
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
 from olive_ext.graph.nodes import NodeWriter, attribute, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
@@ -55,7 +55,6 @@ from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.report.report_files import check_writable
 from olive_ext.run.models import Models
-from olive_ext.run.task_fit import refuse_generations, refuse_misfits
 from olive_ext.stats.distances import measure_divergence
 
 EMBEDDING = "embedding"
@@ -159,19 +158,14 @@ class Location:
     def measuring(self) -> Iterator[Material]:
         """Asks the float model everything, and keeps its distributions. Raises `ModelError` where nothing can be
         compared."""
-        from olive_ext.backends.task_checks import refuse_shots
-        from olive_ext.backends.task_loading import Seeds, load_tasks
-        from olive_ext.run.task_fit import loaded_inputs
+        from olive_ext.backends.task_loading import Seeds
+        from olive_ext.run.evaluation import asked_task_objects
 
         if not self.targets and not self._roundings and self._cache is None:
             refuse_nothing(self.pairing, len(self.quantized.uses))
         evaluation, seeds = self._models.config, Seeds.of(self._config.seed)
-        runs_code = evaluation.confirm_run_unsafe_code
-        tasks = load_tasks(evaluation.tasks, evaluation.include_path, seeds, evaluation.metadata, runs_code=runs_code)
-        inputs = loaded_inputs(tasks)
-        refuse_shots(tasks.tasks, evaluation.num_fewshot)
-        refuse_misfits(self.model, inputs)
-        refuse_generations(inputs, evaluation.gen_kwargs, self.model)
+        tasks = asked_task_objects(self._models, None, seeds)
+        assert tasks is not None  # a loss is measured on tasks
         with ExitStack() as stack:
             folder = self._config.output_dir and Path(self._config.output_dir, "journal")
             folder = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olive_ext_records_")))
@@ -265,16 +259,16 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
     """The quantized model and the float one, with one tokenizer and one context length. Raises `ConfigError`."""
     own, other = models.given, models.given_reference
     if own.kind != "onnx" or not own.runtime.runs_graph:
-        raise ConfigError(f"'model' = '{own.settings.model}': a loss is located in a quantized ONNX model")
+        raise ConfigError("a loss is located in a quantized ONNX model", "model", own.settings.model)
     other = models.other
     if not other.runtime.runs_graph:
         note = models.export_note(other.settings.model).get("export", "is run by another library than ONNX Runtime")
-        raise ConfigError(f"'reference' = '{other.settings.model}': {note}; give the float ONNX model")
+        raise ConfigError(f"{note}; give the float ONNX model", "reference", other.settings.model)
     if own.digest == other.digest:
-        raise ConfigError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
+        raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
     tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
-        raise ConfigError(
+        raise NotComparableError(
             f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "
             "they are not comparable"
         )

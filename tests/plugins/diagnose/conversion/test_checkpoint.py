@@ -22,7 +22,7 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hidden_states, hold_against
+from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hold_against
 from olive_ext.plugins.diagnose.conversion.checkpoint import Hypothesis
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
@@ -260,6 +260,22 @@ def test_quantized_model_is_not_charged_to_the_conversion() -> None:
     assert "quantization and conversion cannot be told apart without the float model" in found.sentence()
 
 
+def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
+    """Its distance says little: its files are held against the checkpoint's."""
+
+    def another_epsilon(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for entry in (entry for entry in node.attribute if entry.name == "epsilon"):
+                entry.f = 0.1
+
+    package = export("llama-genai-0.14-int4")
+    for path, expected in ((package.path, 0), (edited(package.path, tmp_path / "model", another_epsilon), 5)):
+        config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
+        problems = check_model(config, against=str(package.hf)).problems
+        assert len(problems) == expected
+        assert all("has 'epsilon' 0.1, config.json 1e-06" in problem for problem in problems)
+
+
 def test_wrong_checkpoint_differs_from_the_embeddings_on(tmp_path: Path) -> None:
     hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
     random = np.random.default_rng(1)
@@ -335,10 +351,10 @@ def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
-    monkeypatch.setattr(hidden_states, "PlainGraph", lambda *_: graph)
+    monkeypatch.setattr(checkpoint, "PlainGraph", lambda *_: graph)
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
-        hidden_states.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+        checkpoint.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "phi"])

@@ -13,7 +13,7 @@ from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
 from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
 from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts, with_tables
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
 from tests.plugins.diagnose.remedy.test_mended_graph import tied
 
 

@@ -19,7 +19,7 @@ from olive_ext.plugins.diagnose.remedy.pairing import Pairing, pair
 from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
 from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
 
 INT8 = Precision(8, 32)
 

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from olive_ext.errors import ModelError
 from olive_ext.plugins.diagnose.remedy.pairing import Pairing, pair, refuse_nothing, relative_error
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
 
 STORED = graphs.nbits(4, 32, has_zero_points=True)
 ORIGIN = STORED.matrix + np.random.default_rng(1).normal(0, 0.01, STORED.matrix.shape).astype(np.float32)

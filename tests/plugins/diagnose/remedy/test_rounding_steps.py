@@ -11,7 +11,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from olive_ext.model.files.constants import Array, distances
 from olive_ext.plugins.diagnose.remedy.loss_map import doubt
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
 
 
 def rounded(matrix: Array, bits: int, *, is_symmetric: bool) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ from olive_ext.plugins.diagnose.remedy.pairing import pair
 from olive_ext.plugins.diagnose.remedy.roundings import Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.exports import quickstart
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
 from tests.plugins.diagnose.remedy.test_locate import WORK, located
 
 ROWS = np.random.default_rng(0).normal(size=(2, 5, graphs.NUM_INPUTS)).astype(np.float32)

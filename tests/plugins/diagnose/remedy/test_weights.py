@@ -10,7 +10,8 @@ import pytest
 
 from olive_ext.errors import ModelError
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
-from tests.plugins.diagnose.remedy import graphs
+from tests.graph import quantized as graphs
+from tests.model.test_constants import assert_damage_is_found
 
 NAME = "/layers.0/mlp/down_proj/MatMul"
 
@@ -85,3 +86,11 @@ def test_counters_in_names_are_left_out(tmp_path: Path) -> None:
         for n in (13, 15)
     ]
     assert list(uses[0]) == list(uses[1]) == ["model/layers.0/q_proj/MatMul"]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_damage_of_experts_weights_is_found(bits: int) -> None:
+    experts, float_model = graphs.experts(bits, 32, has_zero_points=bits == 4)
+    weights = GraphWeights(experts, Path())
+    floats = {use.part: weights.matrix(use) for use in weights.uses.values()}
+    assert_damage_is_found(experts, float_model(floats), "fc1_s", (0, 0))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olive_ext.plugins.diagnose.stages import stage_of
 from olive_ext.report import numbers
 from olive_ext.report.comparison import Certainty, Comparison, Spread
 from olive_ext.report.stages import Stage, stage_sentences
 from olive_ext.report.verdict import verdict
-from olive_ext.run.stages import stage_of
 from tests.report.test_comparison import divergence, outcome
 from tests.report.test_verdict import SAFE
 

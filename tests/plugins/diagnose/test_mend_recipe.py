@@ -15,7 +15,7 @@ from olive_ext.check.recipe_check import check_recipe
 from olive_ext.cli import main
 from tests.plugins.diagnose.remedy.test_mended_package import logits
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "recipes" / "mend"
 RECIPE = FOLDER / "recipe.json"
 

@@ -17,14 +17,15 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
+from olive_ext.plugins.diagnose import conversion, stages
+from olive_ext.plugins.diagnose.stages import refuse_stages, stage_of, with_stages
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.verdict import verdict
-from olive_ext.run import conversion, evaluate, stages
+from olive_ext.run import evaluate
 from olive_ext.run.export import float_export
 from olive_ext.run.models import Models
 from olive_ext.run.reference.comparison_run import Comparer
-from olive_ext.run.stages import refuse_stages, stage_of, with_stages
 from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model

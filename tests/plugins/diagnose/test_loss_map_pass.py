@@ -43,7 +43,7 @@ def test_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> None:
 
 def test_wrong_keys_of_the_pass_are_told_with_their_place(tmp_path: Path) -> None:
     model = {"type": "ONNXModel", "model_path": str(tmp_path)}
-    (told,) = mistakes(recipe(tmp_path, model, **blocks(tops=3, by="nodes")), has_model=False)
+    (told,) = map(str, mistakes(recipe(tmp_path, model, **blocks(tops=3, by="nodes")), has_model=False))
     assert sorted(told.split("; ")) == [
         """'passes.map.by' = 'nodes': give "node", "layer" or "kind\"""",
         "unknown key 'passes.map.tops': did you mean 'top'?",
@@ -60,4 +60,4 @@ def test_pass_in_front_of_any_onnx_model_is_refused_by_check(tmp_path: Path) -> 
 
 def test_schema_knows_the_pass() -> None:
     made = schema("recipe")
-    assert {"by", "top", "reference", "tasks"} <= made["$defs"]["loss_map"]["properties"].keys()
+    assert {"by", "top", "reference", "tasks"} <= made["$defs"]["OrtLossMap"]["properties"].keys()

@@ -11,13 +11,20 @@ from typing import Any
 
 from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
-from olive_ext.errors import ANY_FAILURE, ConfigError, OliveExtError, first_line
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ContradictionError,
+    MissingError,
+    OliveExtError,
+    UnsupportedError,
+    first_line,
+)
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.model.providers.table import CPU
-from olive_ext.registry import hook
 from olive_ext.report import Report
 from olive_ext.report.comparison import Certainty, Comparison
 from olive_ext.report.stages import Stage, StageName
@@ -43,21 +50,26 @@ def refuse_stages(models: Models) -> None:
         return
     if reference.is_records or reference.is_same:
         if reference.float_model or reference.provider_stage:
-            raise ConfigError(
-                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage"
+            raise ContradictionError(
+                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage",
+                "reference",
+                reference.path,
             )
         return
     is_hf = models.given_reference.kind == "hf"
     if reference.float_model == AT_HAND:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of an Olive workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'"
+            f"workflow is running: give its path, or '{EXPORT}'",
+            "reference.float_model",
+            AT_HAND,
         )
     if reference.float_model is None:
         if reference.provider_stage and is_hf:
-            raise ConfigError(
+            raise MissingError(
                 f"'reference.provider_stage' = true needs 'reference.float_model': '{reference.path}' is a Hugging "
-                "Face model"
+                "Face model",
+                "reference.provider_stage",
             )
         return
     where = f"'reference.float_model' = '{reference.float_model}'"
@@ -67,7 +79,7 @@ def refuse_stages(models: Models) -> None:
         )
     model = _float_model(models)
     if model is not None and model.kind != "onnx":
-        raise ConfigError(f"{where} is no ONNX model")
+        raise UnsupportedError(f"{where} is no ONNX model")
     if model is not None and (operator := quantizing_operator(load_graph(model.files.decoder))):
         raise ConfigError(f"{where} is quantized ({operator}): give the float model that it was made of")
 
@@ -126,7 +138,7 @@ def _breaks(alone: Comparison, claim: Certainty | None) -> bool:
 def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
     """What to evaluate for each stage; nothing where there are fewer than two."""
     config, reference = models.config, models.config.reference
-    if reference is None or models.given.kind != "onnx" or not (reference.float_model or reference.provider_stage):
+    if reference is None or models.given.kind != "onnx" or not reference.has_stages:
         return {}
     shared: dict[str, Any] = {"tasks": asked_tasks(config), "use_cache": config.journal, "output_dir": None}
     config = config.model_copy(update={**shared, "sample_log_num": 0, "documents": "all", "certain": None})
@@ -172,8 +184,9 @@ def _plain_engine(models: Models) -> EngineConfig:
 
 def _finding(models: Models) -> str:
     """What the conversion lost, or why that is not known."""
+    from olive_ext.plugins.diagnose.conversion import hold_against
+
     try:
-        hold_against = hook("hold_against", "what the conversion lost")
         float_model = _float_model(models)
         assert float_model is not None
         return str(hold_against(float_model, models.given_reference).sentence())

@@ -1,0 +1,325 @@
+"""What is damaged in a model's files, whatever texts reach: constants, and the numbers that nodes compute with
+(windows, epsilons, scales, heads), held against a reference's graph, or a checkpoint's tensors and config.json.
+
+Knows files; not what runs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+
+from olive_ext.graph.nodes import attribute, layer_of, nested_graphs
+from olive_ext.model.files.constants import (
+    FLOATS,
+    ROTARY,
+    Apart,
+    Array,
+    Constants,
+    apart,
+    broken,
+    checkpoint_floats,
+    constants_of,
+    distances,
+    kind_of,
+    meant_others,
+    outliers,
+    plain_name,
+)
+from olive_ext.model.files.package_files import json_object
+from olive_ext.model.spec.checkpoint import entries, read_length
+from olive_ext.model.types import ModelFiles
+
+_FREE = ("epsilon", "softcap", "num_heads", "kv_num_heads")
+"""Attributes that mean the same whatever else a node is given, and whoever exported it."""
+
+_BY_NAME = (
+    "local_window_size", "scale", "smooth_softmax", "alpha", "beta", "approximate", "p", "k", "activation",
+    "activation_type", "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights",
+    "update_rule",
+)  # fmt: skip
+"""Those that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
+
+_BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
+"""Those that mean the same in two nodes of one name with the same inputs."""
+
+_ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
+"""Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
+1e-12."""
+
+_NORMS = ("LayerNormalization", "RMSNormalization", "RMSNorm")
+_ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "Attention")
+_ATTENTION_BIAS = 10
+"""GroupQueryAttention's input that may hold a window's mask."""
+
+_SCALAR_READERS = ("Add", "Sub", "Mul", "Div", "Pow", "Clip", "Min", "Max", "TopK")
+_LARGE = 6e4
+"""Numbers beyond stand for infinity in masks: each type of floats has its own."""
+
+_ROWS = 1 << 14
+"""Of a rotary table that are computed at a time."""
+
+_BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
+
+
+def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
+    """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
+    none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
+    nodes that compute with other numbers. The reference is an ONNX model, a checkpoint, or not on disk. Raises
+    `ModelError`."""
+    told: dict[str, str] = {}
+    graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
+    floats, config, others = {}, {}, {}
+    if reference is not None and reference.decoder.suffix == ".onnx":
+        others = {"": reference.decoder, **{part: one.graph for part, one in reference.companions.items()}}
+    elif reference is not None:
+        written = reference.directory / "config.json"
+        floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
+    for part, graph in graphs.items():
+        own, known, far, numbers = constants_of(graph), floats, {}, {}
+        constants = own.floats()
+        if part in others:
+            other = constants_of(others[part])
+            known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
+            numbers = differing_numbers(other, own)
+        elif config and not part:
+            known, numbers = floats | rotary_tables(config, constants), numbers_against(config, own.model)
+        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
+        told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
+    return told
+
+
+def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
+    """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
+    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text. Several such are
+    what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these compute
+    the same."""
+    whole = {name for name, what in others.items() if not ROTARY.search(name) and 2 * what.share >= 1}
+    is_meant = len(whole) + len(far) > 1
+    meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
+    told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}
+    return told if is_meant else {**told, **far}
+
+
+def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
+    """The reference's constants with its rotary tables under the names of the model's: by use, width and order, where
+    both have as many that have no name in common."""
+    unpaired = [
+        {name: one for name, one in own.items() if name not in other and one.ndim == 2 and ROTARY.search(name)}
+        for own, other in ((reference, model), (model, reference))
+    ]
+    uses = [sorted((_turn(name), one.shape[1]) for name, one in own.items()) for own in unpaired]
+    if uses[0] != uses[1]:
+        return reference
+    in_order = (sorted(own, key=lambda name: (_turn(name), own[name].shape[1])) for own in unpaired)
+    names = dict(zip(*in_order, strict=True))
+    return {names.get(name, name): one for name, one in reference.items()}
+
+
+def _turn(name: str) -> str:
+    match = ROTARY.search(name)
+    return "" if match is None else match[2]
+
+
+def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> dict[str, Array]:
+    """The tables of rotary positions by config.json under the names that the model has them by; none where positions
+    are scaled, and of tables of another width than the heads'."""
+    text = config.get("text_config", config)
+    ropes = [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
+    bases = [float(rope[key]) for rope in (text, *ropes) for key in _BASES if rope.get(key)]
+    size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
+    shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
+    tables = {}
+    for name, own in constants.items() if bases and {*rope_types(text)} <= {"default"} else ():
+        half = own.shape[-1] if own.ndim == 2 and ROTARY.search(name) else 0
+        if not half or len(own) < 2 or all(half != int(size * share) // 2 for share in shares):
+            continue
+        turn = np.cos if _turn(name) == "cos" else np.sin
+        angles = [base ** -(np.arange(half) / half) for base in bases]
+        nearest = angles[int(np.argmin([np.abs(turn(one) - own[1]).max() for one in angles]))]
+        tables[name] = np.empty(own.shape, np.float32)
+        for first in range(0, len(own), _ROWS):
+            rows = np.arange(first, min(first + _ROWS, len(own)))
+            tables[name][rows] = turn(np.outer(rows, nearest))
+    return tables
+
+
+def rope_types(text: Mapping[str, Any]) -> Iterator[str]:
+    """How the positions of config.json's rotary entries are scaled; "default" where they are not."""
+    for rope in entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")}):
+        kind = rope.get("rope_type", rope.get("type"))
+        yield "default" if kind in (None, "mrope") else str(kind)
+
+
+def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
+    """Nodes of `model` that compute with other numbers than the reference's, by name: which.
+
+    Nodes pair by name. Where those of a kind have none of the reference's names, as another exporter's, they pair by
+    order, or, where there are not as many, a number is another that no node of the reference has; then only what does
+    not depend on other nodes is compared.
+    """
+    told: dict[str, str] = {}
+    sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
+    theirs = _by_kind(reference.model)
+    for kind, nodes in _by_kind(model.model).items():
+        groups, others = _by_name(nodes), _by_name(theirs.get(kind, []))
+        if not (is_named := not groups.keys().isdisjoint(others)):
+            groups, others = {"": nodes}, {"": theirs.get(kind, [])}
+        for name, group in groups.items():
+            known = others.get(name, [])
+            pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
+            for node, pair in zip(group, pairs, strict=True):
+                told |= _unlike(node, pair, sizes, is_named=is_named)
+    scalars = _scalars(reference)
+    for name, value in _scalars(model).items():
+        other = scalars.get(name, value)
+        is_mask = min(abs(value), abs(other)) > _LARGE
+        if not is_mask and not math.isclose(value, other, rel_tol=2**-7, abs_tol=6e-8):
+            told[name] = f"is {value:.6g}, the reference's {other:.6g}"
+    return told
+
+
+def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], *, is_named: bool) -> dict[str, str]:
+    """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
+    is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
+    names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
+    for name in names if len(pair) == 1 else _FREE if pair else ():
+        is_said = all(_attribute(one, name) is not None for one in (node, *pair))
+        own, *known = (_value(one, name, sizes) for one in (node, *pair))
+        is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
+        if (
+            is_known
+            and not any(_is_same(own, other) for other in known)
+            and not ("heads" in name and 0 in (own, *known))
+        ):
+            return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
+    return {}
+
+
+def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[str, str]:
+    """Norms and attentions that compute with other numbers than config.json says, by name: which. A kind of norms may
+    have its epsilon in the checkpoint's code, where others have the one that is written."""
+    text = config.get("text_config", config)
+    fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
+    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
+    queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
+    shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
+    caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
+    kinds = _by_kind(model)
+    has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
+    told: dict[str, str] = {}
+    for node in chain(kinds.get("norm", ()), kinds.get("attention", ())):
+        allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
+        if node.op_type in _ATTENTIONS:
+            allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
+            allowed |= {"scale": _scales(text), "local_window_size": _windows(text, node, has_windows=has_windows)}
+        for name, values in allowed.items():
+            own = _value(node, name, set())
+            if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
+                told[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
+    norms = {node.name for node in kinds.get("norm", ())}
+    meant = meant_others(norms, norms & told.keys(), kind_of) if norms - told.keys() else ()
+    return {name: how for name, how in told.items() if name not in meant}
+
+
+def _scales(text: Mapping[str, Any]) -> list[float]:
+    """The scales that attentions may have: left out, folded into the weights, a head's or a written one; empty where
+    rotary positions scale as well, and of latent attention."""
+    size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or len({*rope_types(text)} - {"default"}):
+        return []
+    sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
+    written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]
+    return [*(one for one in written if type(one) is float), *(one**-0.5 for one in sizes if one), 0.0, 1.0, 1 / size]
+
+
+def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, has_windows: bool) -> list[int]:
+    """The windows that an attention may have by config.json, where some of the graph have one or none has; empty where
+    it does not say, and where a mask may hold the window."""
+    types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
+    if node.op_type != "GroupQueryAttention" or any(node.input[_ATTENTION_BIAS:][:1]) or not isinstance(window, int):
+        return []
+    if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
+        return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
+    if layer is not None and layer < len(types):
+        return [window] if types[layer] == "sliding_attention" else [-1]
+    is_reached = 0 < window < (read_length(text) or 0)
+    is_everywhere = text.get("use_sliding_window", True) and "max_window_layers" not in text
+    return [window] if is_reached and is_everywhere and not has_windows else [window, -1]
+
+
+def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+    """Nodes with deciding attributes by their operators; all norms are one kind, and all attentions."""
+    kinds: dict[str, list[onnx.NodeProto]] = {}
+    for node in _nodes(model):
+        is_deciding = not {entry.name for entry in node.attribute}.isdisjoint((*_FREE, *_BY_NAME, *_BY_FORM))
+        kind = "norm" if node.op_type.endswith(_NORMS) else "attention" if node.op_type in _ATTENTIONS else ""
+        if kind or is_deciding:
+            kinds.setdefault(kind or node.op_type.replace("QMoE", "MoE"), []).append(node)
+    return kinds
+
+
+def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    named: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        named.setdefault(plain_name(node.name).replace("QMoE", "MoE"), []).append(node)
+    return named
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    yield from chain(model.graph.node, *(body.node for body in nested_graphs(model.graph.node)))
+
+
+def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
+    """A node's operator and which inputs it has; of experts' no inputs, which are others where quantized."""
+    operator = node.op_type.replace("QMoE", "MoE")
+    return operator, [index for index, name in enumerate(node.input) if name and operator != "MoE"]
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> Any:
+    value = attribute(node, name, None)
+    return attribute(node, "q_num_heads", None) if value is None and name == "num_heads" else value
+
+
+def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
+    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
+    absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
+    value = absent if (value := _attribute(node, name)) is None else value
+    return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) or isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-3)
+    return bool(one == other)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _scalars(constants: Constants) -> dict[str, float]:
+    """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
+    as far as no other node has that name, or by their own as in `Constants.floats`."""
+    made = {
+        node.output[0]: attribute(node, "value", None) for node in _nodes(constants.model) if node.op_type == "Constant"
+    }
+    tensors = {name: one for name, one in {**constants.initializers, **made}.items() if one is not None}
+    keys = {name: key for key, name in constants.float_names.items()}
+    readers = [node for node in _nodes(constants.model) if node.op_type in _SCALAR_READERS]
+    names, scalars = Counter(plain_name(node.name) for node in readers), {}
+    reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
+    for node, index, value in reads:
+        is_single = value in tensors and math.prod(tensors[value].dims) == 1
+        is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type == "TopK")
+        if is_number and (value in keys or names[plain_name(node.name)] == 1):
+            array = constants.numbers(value) if value not in made else onnx.numpy_helper.to_array(tensors[value])
+            scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = float(array.reshape(-1)[0])
+    return scalars
