@@ -1,4 +1,4 @@
-"""The table of docs/stages.md: exports held against their checkpoints. `python -m docs.conversions` prints it.
+"""Exports compared with their checkpoints, for docs/comparison.md. `python -m docs.conversions` prints it.
 
 Tiny models with random weights, made by the tests' exporters and kept (tests/exports)."""
 

@@ -33,6 +33,7 @@ from olive_ext.config import (  # noqa: E402
     WorkflowSettings,
     accepts,
 )
+from olive_ext.errors import CODES  # noqa: E402
 from olive_ext.model.providers.table import TABLE  # noqa: E402
 from olive_ext.plugins.diagnose.settings import LocationSettings, MendingSettings  # noqa: E402
 from olive_ext.plugins.speech.settings import MetricSettings  # noqa: E402
@@ -89,8 +90,8 @@ def providers() -> list[str]:
     return [
         "## Execution providers",
         "Names that `execution_provider` takes beside ONNX Runtime's own, where tensors live, default options, and "
-        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) without "
-        "a row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
+        "whether steps have few shapes (`engine.shapes`). A provider of a plugin library (`provider_libraries`) with "
+        "no row has the exact name of its devices. `olive-ext check MODEL --provider NAME` says what it cannot do.",
         _table(("name", "ONNX Runtime's name", "device", "default options", "few shapes"), rows),
     ]
 
@@ -169,6 +170,9 @@ def cli() -> str:
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`olive run` itself ends with 0 on a loss, because Olive has no status for it: use `olive-ext run`, or a bound "
         "in `require`.",
+        "From Python every mistake is an `olive_ext.errors.OliveExtError` with a `code`, the `field` that is wrong (a "
+        "key or an option) and its `value`. Codes are stable, sentences are not.",
+        _table(["code", "what is wrong"], ((f"`{code}`", meaning) for code, meaning in CODES.items())),
         *(
             part
             for name, command in commands().items()

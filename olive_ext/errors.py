@@ -16,10 +16,12 @@ import tempfile
 import threading
 import traceback
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
 
@@ -32,51 +34,177 @@ _INSTALLED = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
 _OF_CODE = (NotImplementedError, RecursionError)
 """Exceptions of code, though they are kinds of `RuntimeError`."""
 
+_PLAIN = (str, int, float, list, tuple, dict)
+"""What an error keeps of a value as it is: it crosses processes and is written as JSON."""
+
 ANY_FAILURE = (Exception, SystemExit)
 """What the code of a task, a model or a package may raise: `exit()` in it must not end an evaluation without a word."""
 
 
+CODES = {
+    "unknown_key": "no setting has this name",
+    "unknown_name": "no task, metric, provider or other thing has this name",
+    "wrong_value": "a value is not accepted",
+    "missing": "something that is needed was not given",
+    "contradiction": "settings, files or models exclude each other",
+    "not_found": "a file or folder is not there",
+    "exists": "a file or folder is there already",
+    "no_access": "the system does not let a file be read or written",
+    "damaged": "a file's content is not what it has to be",
+    "too_large": "a size is beyond a limit",
+    "unsupported": "a model, a task or a request asks for what this package does not do",
+    "not_comparable": "two models, runs or reports cannot be compared",
+    "untrusted": "a model or a task names files or code that are not trusted",
+    "needs_package": "a package is not installed",
+    "needs_network": "a file is not on this machine, and the network cannot be asked",
+    "provider": "an execution provider is missing, or was not used",
+    "task": "a task, its data or its code is wrong",
+    "media": "a picture or sound cannot be read or used",
+    "records": "records of a reference are missing or of other settings",
+    "bound_broken": "a metric breaks a bound",
+    "not_finite": "a model's output is NaN or infinite",
+    "out_of_memory": "there is no memory for an allocation",
+    "worker": "a worker cannot be started, or was lost",
+    "failed": "the machine failed while a valid request ran",
+    "incomplete": "requests have no answer",
+    "unwritten": "an evaluation is done, and its report cannot be written",
+    "closed": "what is used was closed, or is in use",
+}
+"""What can be wrong, by the code that an error carries. Codes are stable, sentences are not."""
+
+
 class OliveExtError(ValueError):
-    """Base of all errors that name a setting, file or object of the user's."""
+    """Base of all errors that name a setting, file or object of the user's.
+
+    `field` is the key of a recipe or the option that is wrong, and `value` what was written there: None where nothing
+    was, and its text where it is no plain data. They are put before the message unless that names the field itself.
+    """
+
+    code: str = "unsupported"
+    """One of `CODES`."""
 
     request: int | None = None
     """The index in its call of the request that the error is about."""
 
+    def __init__(self, message: str, field: str = "", value: Any = ..., *, code: str = "") -> None:
+        if code:
+            assert code in CODES, code
+            self.code = code
+        self.about(field, None if value is ... else value)
+        if field and f"'{field}'" not in message:
+            message = f"'{field}': {message}" if value is ... else f"'{field}' = {shown(value)}: {message}"
+        super().__init__(message)
+
+    def about(self, field: str, value: Any = None) -> Self:
+        """This error, with another field and value; its message stays."""
+        self.field, self.value = field, value if isinstance(value, _PLAIN) or value is None else str(value)
+        return self
+
+    def inside(self, where: str, field: str = "") -> Self:
+        """The error of the same kind whose message says where: in a task, or in the part `field` of a recipe."""
+        inside = type(self).__new__(type(self), f"{where}: {self}")
+        inside.__dict__.update(self.__dict__, field=".".join(filter(None, (field, self.field))))
+        return inside
+
 
 class ConfigError(OliveExtError):
     """A setting is unknown, has a wrong value, or contradicts another one."""
+
+    code = "wrong_value"
+
+
+class ContradictionError(ConfigError):
+    """Settings exclude each other."""
+
+    code = "contradiction"
+
+
+class MissingError(ConfigError):
+    """A setting, or something that a setting needs, was not given."""
+
+    code = "missing"
+
+
+class NotComparableError(ConfigError):
+    """Models, runs or reports cannot be compared."""
+
+    code = "not_comparable"
+
+
+class UnsupportedError(ConfigError):
+    """A setting or request asks for what this model, machine or package does not do."""
+
+    code = "unsupported"
 
 
 class ModelError(OliveExtError):
     """A model's files cannot be found, read, or evaluated."""
 
 
+class NotFoundError(ModelError):
+    """A file of a model is not there."""
+
+    code = "not_found"
+
+
+class DamagedError(ModelError):
+    """A file's content is not what it has to be."""
+
+    code = "damaged"
+
+
+class MismatchError(ModelError):
+    """Files of a model, or a setting and a file, exclude each other."""
+
+    code = "contradiction"
+
+
 class ProviderError(OliveExtError):
     """An execution provider is unknown, missing from this build, or was not used by the session."""
+
+    code = "provider"
 
 
 class TaskError(OliveExtError):
     """A task cannot be found, or needs something that the model cannot do."""
 
+    code = "task"
+
+
+class UnfitTaskError(TaskError):
+    """A task asks for what the model cannot do."""
+
+    code = "unsupported"
+
 
 class RequirementError(OliveExtError):
     """A model was measured, and a metric breaks a bound of the recipe."""
+
+    code = "bound_broken"
 
 
 class RecordsError(OliveExtError):
     """A reference's log-probabilities are missing from its cache on disk, or the cache is damaged."""
 
+    code = "records"
+
 
 class RunError(OliveExtError):
     """The machine failed while a valid request ran: out of memory, a kernel error, a full disk."""
+
+    code = "failed"
 
 
 class WorkerError(RunError):
     """A worker cannot be started on this machine or cluster, or was lost before it had opened the model."""
 
+    code = "worker"
+
 
 class UnwrittenError(RunError):
     """An evaluation is done, and its `report` cannot be written."""
+
+    code = "unwritten"
 
     def __init__(self, message: str, report: object) -> None:
         super().__init__(message)
@@ -86,6 +214,8 @@ class UnwrittenError(RunError):
 class NonFiniteError(RunError):
     """A model's output is NaN or infinite where a working model's is not. `finding` is the message without advice."""
 
+    code = "not_finite"
+
     def __init__(self, finding: str, advice: str = "") -> None:
         super().__init__(finding + advice)
         self.finding = finding
@@ -94,14 +224,20 @@ class NonFiniteError(RunError):
 class MemoryShortageError(RunError):
     """The host or the device has no memory for an allocation."""
 
+    code = "out_of_memory"
+
 
 class MediaError(TaskError):
     """Pictures or sound of a request cannot be read or prepared, are too many, too long or missing: that request alone
     has no answer."""
 
+    code = "media"
+
 
 class LostItemError(RunError):
     """An encoder fails on one picture or sound: requests that have it have no answer."""
+
+    code = "media"
 
     def __init__(self, message: str, key: str) -> None:
         """`key`: the item's."""
@@ -112,6 +248,8 @@ class LostItemError(RunError):
 class LostRequestsError(RunError):
     """Requests have no answer, because every worker that ran them was lost, what they give cannot be read, or an
     encoder fails on it. All others of the call have theirs."""
+
+    code = "incomplete"
 
     def __init__(self, lost: Mapping[int, str]) -> None:
         """`lost`: reasons by the requests' indices in the call."""
@@ -124,9 +262,26 @@ class LostRequestsError(RunError):
 class IncompleteError(RunError):
     """An evaluation is done and reported, but requests have no answer."""
 
+    code = "incomplete"
+
 
 class SessionError(OliveExtError):
     """A session was used after it was closed, or inside another of its own calls."""
+
+    code = "closed"
+
+
+def all_in_one(problems: Sequence[OliveExtError]) -> ConfigError:
+    """One error with the sentences of all, and the code, field and value of the first."""
+    first = problems[0]
+    sentences = "; ".join(dict.fromkeys(map(str, problems)))
+    return ConfigError(sentences, code=first.code).about(first.field, first.value)
+
+
+def shown(value: object, width: int = 120) -> str:
+    """The value as Python writes it, at most `width` characters, for an error's message."""
+    text = repr(str(value) if isinstance(value, Path) else value)
+    return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 def first_line(error: BaseException) -> str:

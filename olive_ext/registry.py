@@ -132,5 +132,5 @@ def hook(name: str, needed_for: str) -> Any:
     """The one object that a plug-in has for a hook. Raises `ConfigError` that names what it is needed for."""
     found = hooks(name)
     if not found:
-        raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'")
+        raise ConfigError(f"{needed_for}: no plug-in of this installation has '{name}'", code="unknown_name")
     return next(iter(found.values()))

@@ -45,7 +45,7 @@ def loading_metrics(is_confirmed: bool) -> Iterator[None]:
         script = Path(path) / f"{Path(path).name}.py"
         if not path.startswith((".", "/")) and script.is_file():
             where = f"'{script}' of the working directory would be run for it: rename that, or work elsewhere"
-            raise TaskError(f"a task asks for the metric '{path}' of evaluate, and {where}")
+            raise TaskError(f"a task asks for the metric '{path}' of evaluate, and {where}", code="unknown_name")
         return own(path, *args, **options)
 
     evaluate.load = load
@@ -76,7 +76,7 @@ def refuse_unconfined(tasks: Mapping[str, Any], is_confirmed: bool) -> None:
         metric = _code_eval()
         if not any(value is metric for one in functions for value in getattr(one, "__globals__", {}).values()):
             own = "by Python of its own, not by 'code_eval': there is no sandbox for it"
-            raise TaskError(f"task '{name}' runs code that the model writes {own}")
+            raise TaskError(f"task '{name}' runs code that the model writes {own}", code="untrusted")
 
 
 def _running(tasks: Mapping[str, Any]) -> dict[str, Any]:

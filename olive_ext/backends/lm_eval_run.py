@@ -26,7 +26,7 @@ from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import checked_documents
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
-from olive_ext.errors import ConfigError, RecordsError, named_failures
+from olive_ext.errors import ConfigError, RecordsError, UnsupportedError, named_failures
 from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.session.bounded_templates import bounded_chat_templates
 
@@ -106,14 +106,14 @@ def chosen_template(tokenizer: Any, name: bool | str) -> Iterator[None]:
     if isinstance(name, bool):
         if name and tokenizer is not None and not written:
             folder = getattr(tokenizer, "name_or_path", "")
-            raise ConfigError(f"'apply_chat_template' = true: the tokenizer in '{folder}' has no chat template")
+            raise UnsupportedError(f"the tokenizer in '{folder}' has no chat template", "apply_chat_template")
         yield
         return
     templates: dict[str, str] = written if isinstance(written, dict) else {}
     names = sorted(templates)
     if tokenizer is None or name not in names:
         known = f"one of {names}, or true" if names else "true: the tokenizer has no templates with names"
-        raise ConfigError(f"'apply_chat_template' = {name!r}: give {known}")
+        raise ConfigError(f"give {known}", "apply_chat_template", name)
     with replaced(tokenizer, "chat_template", templates[name]):
         yield
 

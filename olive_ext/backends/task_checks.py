@@ -39,7 +39,7 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
             raise TaskError(f"task '{name}' has the metric {metric!r} in 'metric_list': give a name or a function")
         is_known = computes or entry.get("hf_evaluate") or metric in METRIC_REGISTRY
         if _is_plain(metric) and not is_known:
-            raise TaskError(f"task '{name}' has the unknown metric '{metric}'; {_known(METRIC_REGISTRY)}")
+            raise TaskError(f"task '{name}': unknown metric '{metric}'; {_known(METRIC_REGISTRY)}", code="unknown_name")
         if aggregation is None and (callable(metric) or metric not in METRIC_REGISTRY):
             known = f"which only metrics of lm-eval have of their own: {_known(AGGREGATION_REGISTRY)}"
             raise TaskError(
@@ -47,9 +47,9 @@ def refuse_metrics(config: Mapping[str, Any], name: str) -> None:
             )
         if _is_plain(aggregation) and aggregation not in AGGREGATION_REGISTRY:
             known = _known(AGGREGATION_REGISTRY)
-            raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}")
+            raise TaskError(f"task '{name}' has the unknown aggregation '{aggregation}'; {known}", code="unknown_name")
         if not isinstance(better := entry.get("higher_is_better"), bool | None):
-            raise TaskError(f"task '{name}': 'higher_is_better' = {better!r}: give true or false")
+            raise TaskError(f"task '{name}': 'higher_is_better' = {better!r}: give true or false", code="wrong_value")
     filters = config.get("filter_list")
     for entry in filters if isinstance(filters, list) else ():
         if not (isinstance(entry, Mapping) and {"name", "filter"} <= entry.keys()):
@@ -76,8 +76,10 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
         documents: Any = task.fewshot_docs() if wanted else None
         if hasattr(documents, "__len__") and len(documents) < wanted + _draws_from_its_own(task.config):
             raise TaskError(
-                f"'num_fewshot' = {wanted}: task '{name}' has {counted(len(documents), 'document')} to take examples "
-                "from"
+                f"task '{name}' has {counted(len(documents), 'document')} to take examples from",
+                "num_fewshot",
+                wanted,
+                code="wrong_value",
             )
 
 
@@ -94,10 +96,12 @@ def refuse_counts(config: Mapping[str, Any], name: str) -> None:
     """Raises `TaskError` for a number of answers to each document, or of examples, that no evaluation can have."""
     repeats = config.get("repeats", 1)
     if not isinstance(repeats, int) or isinstance(repeats, bool) or not 1 <= repeats <= MOST_REPEATS:
-        raise TaskError(f"task '{name}' has 'repeats' = {repeats!r}: give an integer from 1 to {MOST_REPEATS}")
+        raise TaskError(
+            f"task '{name}': give an integer from 1 to {MOST_REPEATS}", "repeats", repeats, code="wrong_value"
+        )
     shots = config.get("num_fewshot")
     if shots is not None and (not isinstance(shots, int) or isinstance(shots, bool) or shots < 0):
-        raise TaskError(f"task '{name}' has 'num_fewshot' = {shots!r}: give an integer from 0")
+        raise TaskError(f"task '{name}': give an integer from 0", "num_fewshot", shots, code="wrong_value")
 
 
 @contextmanager

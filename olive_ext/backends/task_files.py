@@ -47,11 +47,11 @@ def read_task(path: Path) -> Mapping[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise TaskError(f"task file '{path}'{line} cannot be parsed: {error.problem or error.context}") from error
+        raise TaskError(f"cannot parse '{path}'{line}: {error.problem or error.context}", code="damaged") from error
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise TaskError(f"task file '{path}' cannot be parsed: {first_line(error)}") from error
+        raise TaskError(f"task file '{path}' cannot be parsed: {first_line(error)}", code="damaged") from error
     if not isinstance(config, Mapping):
-        raise TaskError(f"task file '{path}' holds no mapping")
+        raise TaskError(f"task file '{path}' holds no mapping", code="damaged")
     return config
 
 
@@ -59,7 +59,7 @@ def refuse_doubled_keys(tasks: Sequence[object], folders: Sequence[str]) -> None
     """Raises `TaskError` where a file of `tasks` in `folders` has a key twice, of which lm-eval takes the last."""
     for path in asked_files(tasks, folders)[1]:
         if path.is_file() and (twice := doubled_key(yaml_bytes(path))):
-            raise TaskError(f"task file '{path}', {twice}")
+            raise TaskError(f"task file '{path}', {twice}", code="damaged")
 
 
 def refuse_broken_files(names: Sequence[str], folders: Sequence[str]) -> None:
@@ -76,11 +76,11 @@ def _refuse_broken(path: Path, read: list[Path]) -> None:
     for name in _included(read_task(path)):
         included = path.parent / str(name)
         if not isinstance(name, str) or not included.exists():
-            raise TaskError(f"task file '{path}': 'include' = {name!r}: no such file")
+            raise TaskError(f"task file '{path}': no file 'include' = {name!r}", "include", name, code="not_found")
         if Path(os.path.realpath(included)) in read:
-            raise TaskError(f"task file '{path}': 'include' = {name!r}, which is being read already")
+            raise TaskError(f"task file '{path}': 'include' = {name!r} is being read", "include", code="damaged")
         if len(read) > MOST_INCLUDED:
-            raise TaskError(f"task file '{read[0]}' includes more than {MOST_INCLUDED} files (MOST_INCLUDED)")
+            raise TaskError(f"'{read[0]}' includes more than {MOST_INCLUDED} files (MOST_INCLUDED)", code="too_large")
         _refuse_broken(included, read)
 
 

@@ -151,7 +151,9 @@ def find_tasks(
         manager = TaskManager(include_path=folders, metadata=extra)
         resolved = [_find(spec, manager.task_index) for spec in specs]
         if still_missing := [name for _, names in resolved for name in names]:
-            raise TaskError(unknown(still_missing, manager.all_tasks))
+            raise TaskError(unknown(still_missing, manager.all_tasks), code="unknown_name").about(
+                "tasks", still_missing
+            )
         refuse_groups(specs, manager.task_index)
     return manager, [spec for spec, _ in resolved]
 
@@ -172,14 +174,14 @@ def _find(spec: Spec, index: Mapping[str, Any]) -> tuple[str | dict[str, Any], l
     """The spec as lm-eval's `TaskManager` over `index` accepts it, and the names in it that `index` lacks."""
     if isinstance(spec, Mapping):
         if "task" not in spec and "group" not in spec:
-            raise TaskError(f"an inline task needs the key 'task' or 'group', this one has {sorted(spec)}")
+            raise TaskError(f"an inline task needs 'task' or 'group', and has {sorted(spec)}", code="missing")
         return dict(spec), list(_members(spec, index))
     if spec in index:
         return spec, list(_members(index[spec].cfg or {}, index))
     if is_file(spec):
         path = Path(spec).expanduser()
         if not path.is_file():
-            raise TaskError(f"unknown task '{spec}': no such file")
+            raise TaskError(f"unknown task '{spec}': no such file", code="not_found").about("tasks", spec)
         return spec, list(_members(read_task(path), index))
     shipped = shipped_file(spec)
     return (str(shipped), []) if shipped else (spec, [spec])

@@ -39,7 +39,7 @@ def task_folders(include_path: str | Sequence[str] | None) -> list[str]:
     folders = [include_path] if isinstance(include_path, str) else list(include_path or ())
     for folder in folders:
         if not Path(folder).is_dir():
-            raise TaskError(f"'include_path' = {folder!r}: no such folder")
+            raise TaskError("no such folder", "include_path", folder, code="not_found")
     return folders
 
 
@@ -64,7 +64,8 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
             return
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
-        raise TaskError(unknown([name for name in asked if name in missing], known))
+        wrong = [name for name in asked if name in missing]
+        raise TaskError(unknown(wrong, known), code="unknown_name").about("tasks", wrong)
 
 
 def _names_in(content: bytes) -> Iterator[str]:
@@ -126,13 +127,15 @@ def _num_tasks(member: Any, index: Mapping[str, Any], known: dict[str, int], abo
     if name in above:
         raise TaskError(f"group '{name}' is a member of itself: {' > '.join([*above[above.index(name) :], name])}")
     if len(above) >= DEEPEST:
-        raise TaskError(f"group '{above[0]}' has more than {DEEPEST} groups inside of each other (DEEPEST)")
+        raise TaskError(f"group '{above[0]}' has more than {DEEPEST} levels of groups (DEEPEST)", code="too_large")
     if name not in known or isinstance(member, Mapping):
         if not isinstance(members, list) or not members:
-            raise TaskError(f"group '{name}' has no tasks: 'task' = {members!r}; give a list of names")
+            raise TaskError(f"group '{name}' has no tasks; give a list of names", "task", members, code="wrong_value")
         known[name] = sum(_num_tasks(item, index, known, (*above, name)) for item in members)
     if known[name] > MOST_TASKS:
-        raise TaskError(f"group '{name}' stands for {known[name]:,} tasks: at most {MOST_TASKS:,} (MOST_TASKS)")
+        raise TaskError(
+            f"group '{name}' has {known[name]:,} tasks: at most {MOST_TASKS:,} (MOST_TASKS)", code="too_large"
+        )
     return known[name]
 
 

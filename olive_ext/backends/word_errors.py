@@ -36,7 +36,7 @@ def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
     try:
         from jiwer import process_words
     except ImportError as error:
-        raise TaskError("the word error rate needs jiwer: pip install olive-ext[speech]") from error
+        raise TaskError("word error rates need jiwer: pip install olive-ext[speech]", code="needs_package") from error
     found = (process_words(said, written) for said, written in pairs)
     return [
         (one.substitutions + one.deletions + one.insertions, one.hits + one.substitutions + one.deletions)

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ModelError, NonFiniteError, OliveExtError, ProviderError, listed
+from olive_ext.errors import (
+    DamagedError,
+    ModelError,
+    NonFiniteError,
+    NotComparableError,
+    OliveExtError,
+    ProviderError,
+    UnsupportedError,
+    listed,
+)
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
@@ -62,10 +71,15 @@ class Section:
 
 @dataclass
 class Findings:
-    """Everything a check found; `problems` are sentences that name what is wrong."""
+    """Everything a check found; `errors` name what is wrong."""
 
     sections: list[Section] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    errors: list[OliveExtError] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """The errors' sentences, each once."""
+        return list(dict.fromkeys(map(str, self.errors)))
 
     def section(self, title: str) -> Section:
         """A new section at the end."""
@@ -78,12 +92,12 @@ class Findings:
         try:
             yield
         except OliveExtError as error:
-            self.problems += [] if str(error) in self.problems else [str(error)]
+            self.errors.append(error)
 
     def extend(self, other: Findings, where: str) -> None:
         """Takes over what another check found, under titles that begin with `where`."""
         self.sections += [Section(f"{where}: {section.title}", section.facts) for section in other.sections]
-        self.problems += [f"{where}: {problem}" for problem in other.problems]
+        self.errors += [error.inside(where, where) for error in other.errors]
 
     def text(self) -> str:
         """The sections for a terminal: names in a column, reasons behind the values."""
@@ -104,12 +118,12 @@ def check_model(
         model = replace(resolve(config.opening(), handed_over=handed_over), is_compared=config.reference is not None)
         _check(model, config, findings)
         if verify and not model.runtime.runs_graph:
-            findings.problems.append(model.runtime.nothing_to_verify)
-        elif verify and not findings.problems:
+            findings.errors.append(UnsupportedError(model.runtime.nothing_to_verify))
+        elif verify and not findings.errors:
             section = findings.section("Verification")
             verify_graphs(model, section.add)
             verify_steps(model, section.add)
-        if against is not None and not findings.problems:
+        if against is not None and not findings.errors:
             _hold_against(model, against, findings)
     return findings
 
@@ -129,7 +143,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
     other = resolve(model.settings.of_reference(checkpoint))
     if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
-        findings.problems.append(stops.sentence())
+        findings.errors.append(NotComparableError(stops.sentence()))
     found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
@@ -140,11 +154,11 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
     if found.quantized_by:  # whose distance says little: its files are compared
         damaged = damage(model.files, other.files)
-        findings.problems += [f"damaged: '{name}' {how}" for name, how in damaged.items()]
+        findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())
     else:
-        findings.problems.append(found.sentence())
+        findings.errors.append(NotComparableError(found.sentence()))
 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
@@ -173,7 +187,7 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
         texts = read_texts(model, tokenizer)
         if isinstance(tokenizer.hf.chat_template, str) and tokenizer.has_chat_template:
             refuse_template(tokenizer)
-        if not findings.problems:
+        if not findings.errors:
             _add_ends(texts.stops, tokenizer, findings.section("Answers"))
     if not is_ours:
         return

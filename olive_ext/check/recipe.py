@@ -28,7 +28,17 @@ from olive_ext.config import (
 )
 from olive_ext.config.pass_options import unknown_keys, unknown_options, unlike
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, TaskError, keys_once, special_kind
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    NotFoundError,
+    OliveExtError,
+    TaskError,
+    UnsupportedError,
+    all_in_one,
+    keys_once,
+    special_kind,
+)
 from olive_ext.model.files.folders import is_hub_name, why_missing
 from olive_ext.registry import load, offered
 
@@ -113,7 +123,7 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
 
     path = Path(path)
     if kind := special_kind(path):
-        raise ConfigError(f"the recipe '{path}' is {kind}: give a file")
+        raise ConfigError(f"the recipe '{path}' is {kind}: give a file", code="no_access")
     try:
         is_yaml = path.suffix.lower() in _TASK_FILES
         if is_yaml and (twice := doubled_key(yaml_bytes(path))):
@@ -124,11 +134,13 @@ def read_recipe(path: str | Path) -> Mapping[str, Any]:
             else json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         )
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the recipe '{path}': {error.strerror or error}", code="no_access") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"the recipe '{path}' cannot be parsed: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"cannot parse the recipe '{path}': {' '.join(str(error).split())}", code="damaged"
+        ) from error
     if not isinstance(recipe, Mapping):
-        raise ConfigError(f"the recipe '{path}' holds no mapping of keys")
+        raise ConfigError(f"the recipe '{path}' holds no mapping of keys", code="damaged")
     return recipe
 
 
@@ -139,15 +151,16 @@ def mistakes(
     them also what blocks ask of the models that they are given, and what is declared or bounded and not measured.
     `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
-        yield ConfigError("unknown key '$schema': Olive refuses it; name the schema in the editor's settings")
-    yield from map(ConfigError, _no_mappings(recipe))
+        told = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        yield ConfigError(told, "$schema", code="unknown_key")
+    yield from _no_mappings(recipe)
     try:
         recipe = settled_recipe(recipe)
     except ConfigError as error:
         yield error
-    yield from map(ConfigError, unknown_keys(recipe))
+    yield from unknown_keys(recipe)
     for block in blocks(recipe):
-        yield from map(ConfigError, _mistakes_of_type(block, passes))
+        yield from _mistakes_of_type(block, passes)
         if block.is_ours:
             try:
                 settings = block.parsed()
@@ -156,12 +169,11 @@ def mistakes(
                 continue
             yield from _mistakes_of(recipe, block, settings, passes, has_model=has_model)
         elif block.is_pass:
-            yield from map(ConfigError, unknown_options(block.type, block.settings(), block.where))
+            yield from unknown_options(block.type, block.settings(), block.where)
             if passes is not None and (values := block.settings()):
-                known = passes.parameters(block.type)
-                yield from map(ConfigError, unlike(values, known, block.where, f"'{block.type}'"))
-    yield from map(ConfigError, _undefined(recipe, "evaluators", _evaluator_references(recipe)))
-    yield from map(ConfigError, _undefined(recipe, "systems", _system_references(recipe)))
+                yield from unlike(values, passes.parameters(block.type), block.where, f"'{block.type}'")
+    yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
+    yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:
         yield from _mistakes_of_model(recipe)
 
@@ -169,7 +181,7 @@ def mistakes(
 def refuse(errors: Iterable[OliveExtError]) -> None:
     """Raises the error where there is one, and a `ConfigError` that has all sentences where there are several."""
     if several := list(errors):
-        raise several[0] if len(several) == 1 else ConfigError("; ".join(dict.fromkeys(map(str, several))))
+        raise several[0] if len(several) == 1 else all_in_one(several)
 
 
 def _mistakes_of(
@@ -182,11 +194,10 @@ def _mistakes_of(
         yield from _raised(_refuse_reference, settings.reference, block.where, *input_model(recipe))
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
-        found = load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
-        yield from map(ConfigError, found)
+        yield from load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
     elif passes is not None and not isinstance(settings, WorkflowSettings):
         if not gets_onnx(recipe, block, passes):
-            yield ConfigError(f"'{block.where}': {NEEDS_ONNX}")
+            yield UnsupportedError(NEEDS_ONNX, block.where)
     elif passes is not None and isinstance(settings, WorkflowSettings):
         from olive_ext.run.bounds import refuse_names
         from olive_ext.run.task_fit import refuse_arguments
@@ -210,7 +221,7 @@ def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: M
     """Raises `ModelError` for a reference that is not there, and `ConfigError` for an input model that is none."""
     reference = of_input_model(reference, kind, keys)
     if not reference.is_same and not Path(reference.path).exists() and not is_hub_name(reference.path):
-        raise ModelError(f"'{where}.reference' = '{reference.path}': no such file or folder")
+        raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
 
 
 def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any]) -> ReferenceConfig:
@@ -237,20 +248,20 @@ def of_input_model(reference: ReferenceConfig, kind: str, keys: Mapping[str, Any
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(f"'reference' = '{INPUT_MODEL}': the input model {problem}; give another model's path")
+    return ConfigError(f"the input model {problem}; give another model's path", "reference", INPUT_MODEL)
 
 
 def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     kind, keys = input_model(recipe)
     path = keys.get("model_path")
     if not kind:
-        yield ConfigError("missing key 'input_model.type': 'HfModel' or 'ONNXModel', for instance")
+        yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
     elif path is None and kind in _TYPES_WITH_PATH:
         near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
         hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
-        yield ConfigError(f"missing key 'input_model.model_path': {hint}")
+        yield MissingError(f"missing: {hint}", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):
-        yield ModelError(problem)
+        yield NotFoundError(problem).about("input_model.model_path", path)
 
 
 def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
@@ -303,35 +314,31 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{block.where}.host", block.keys.get("host")
 
 
-def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[str]:
+def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:
     known = list(mapping(recipe.get(section)))
     return [
-        f"'{where}' = '{name}': not in '{section}', which has {', '.join(known) or 'none'}"
+        ConfigError(f"not in '{section}', which has {', '.join(known) or 'none'}", where, name, code="unknown_name")
         for where, name in references
         if isinstance(name, str) and name not in known
     ]
 
 
-def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each part of the recipe that is to be a mapping of names or of keys, and is not."""
+def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
+    """An error for each part of the recipe that is to be a mapping of names or of keys, and is not."""
     for section in ("systems", "evaluators", "passes"):
         entries = recipe.get(section)
         if entries is not None and not isinstance(entries, Mapping):
-            yield f"'{section}' is a {_kind(entries)}: give a mapping, each entry under a name of its own"
+            yield ConfigError("give a mapping, each entry under a name of its own", section, entries)
         for name, entry in mapping(entries).items():
             is_chain = section == "passes" and isinstance(entry, list)
             for keys in entry if is_chain else [entry]:
                 if not isinstance(keys, Mapping):
-                    yield f"'{section}.{name}' = {json.dumps(keys)}: give a mapping with the key 'type'"
+                    yield ConfigError("give a mapping with the key 'type'", f"{section}.{name}", keys)
     if not isinstance(recipe.get("engine", {}), Mapping | None):
-        yield f"'engine' is a {_kind(recipe['engine'])}: give a mapping"
+        yield ConfigError("give a mapping", "engine", recipe["engine"])
 
 
-def _kind(value: Any) -> str:
-    return "list" if isinstance(value, list) else "text" if isinstance(value, str) else type(value).__name__
-
-
-def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[str]:
+def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[OliveExtError]:
     if block.is_ours:
         return
     ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
@@ -344,7 +351,7 @@ def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[str]:
     names = difflib.get_close_matches(plain, near, n=1, cutoff=cutoff)
     hint = f"did you mean '{near[names[0]]}'?" if names else "Olive knows no such pass"
     if names or (block.is_pass and passes is not None and passes.are_all):
-        yield f"'{block.where}.type' = '{block.type}': {hint}"
+        yield ConfigError(hint, f"{block.where}.type", block.type, code="unknown_name")
 
 
 def _plain(pass_type: str) -> str:
@@ -363,14 +370,15 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
         paths += [("include_path", path) for path in ([written] if isinstance(written, str) else written)]
         paths += [("tasks", task) for task in tasks if isinstance(task, str) and task.endswith(_TASK_FILES)]
     if missing := [(key, path) for key, path in paths if not Path(path).exists()]:
-        yield from (ConfigError(f"'{block.where}.{key}' = '{path}': does not exist") for key, path in missing)
+        where = block.where
+        yield from (ConfigError("does not exist", f"{where}.{key}", path, code="not_found") for key, path in missing)
     elif tasks:
         from olive_ext.run.costs import COSTS
 
         try:
             refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))
         except TaskError as error:
-            yield TaskError(f"'{block.where}.tasks': {error}")
+            yield error.inside(f"'{block.where}.tasks'", f"{block.where}.tasks")
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ from olive_ext.config import (
     pass_settings,
     settled_recipe,
 )
-from olive_ext.errors import ConfigError, ProviderError, TaskError
+from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.folders import why_missing
 from olive_ext.registry import hooks, load, offered
@@ -50,7 +50,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         from olive_ext.workflow.preflight import known_passes
 
         passes = known_passes()
-    findings = Findings(problems=list(dict.fromkeys(map(str, mistakes(recipe, passes)))))
+    findings = Findings(errors=list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
@@ -59,7 +59,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     ours = [block for block in blocks(recipe) if block.is_ours]
     if not ours:
         kinds, of_passes = " or ".join(evaluator_settings()), " or ".join(pass_settings())
-        findings.problems.append(f"the recipe has no evaluator {kinds} and no pass {of_passes}")
+        findings.errors.append(MissingError(f"the recipe has no evaluator {kinds} and no pass {of_passes}"))
     for block in ours:
         try:
             settings = block.parsed()
@@ -116,7 +116,7 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
             available=[*here, *(row.name for row in TABLE)],
         )
     except ProviderError as error:
-        raise ProviderError(f"'{where}': {error}") from error
+        raise error.inside(f"'{where}'", where) from error
     missing = "" if providers[0].name in here else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
 
@@ -140,7 +140,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise TaskError(f"'{where}.tasks': {error}") from error
+        raise error.inside(f"'{where}.tasks'", f"{where}.tasks") from error
 
 
 def _check_input_model(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
-from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, printable, understood
+from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, all_in_one, printable, understood
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -47,9 +47,9 @@ def copy_quickstart(target: Path) -> None:
     """
     source = next((folder for folder in (IN_WHEEL, IN_CLONE) if (folder / "recipe.json").is_file()), None)
     if source is None:
-        raise OliveExtError(f"the quickstart is missing from this installation: neither '{IN_WHEEL}' nor '{IN_CLONE}'")
+        raise OliveExtError(f"the quickstart is missing: '{IN_WHEEL}', '{IN_CLONE}'", code="not_found")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"'{target}' is there already: give a folder that is new or empty")
+        raise ConfigError(f"'{target}' is there already: give a folder that is new or empty", code="exists")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         made = shutil.copytree(source, Path(scratch, "made"), ignore=shutil.ignore_patterns(*NOT_COPIED))
@@ -131,8 +131,8 @@ def check_command(arguments: Namespace) -> int:
         values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
         findings = check_model(EvaluationConfig.parse(values), verify=arguments.verify, against=arguments.against)
     sys.stdout.write(printable(findings.text()))
-    if findings.problems:
-        raise ConfigError("; ".join(findings.problems))
+    if findings.errors:
+        raise all_in_one(findings.errors)
     return 0
 
 

@@ -81,7 +81,7 @@ def _command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
     try:
         Path.cwd()
     except OSError as error:  # torch's libraries end the process without it, with a line of their own
-        raise ConfigError("the working directory is not there anymore: change to one that is") from error
+        raise ConfigError("the working directory is gone: change to another one", code="not_found") from error
     name = arguments.command
     function: Function = commands[name] if commands else load(known()[name].function)
     return function(arguments)

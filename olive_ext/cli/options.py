@@ -133,7 +133,7 @@ def parsed(kind: type[_Config], values: Mapping[str, Any], options: Sequence[Opt
         text = str(error)
         for option in options:
             text = text.replace(f"missing key '{option.key}'", f"missing key '{option.key}': give {option.flag}")
-        raise ConfigError(text) from error
+        raise ConfigError(text, code=error.code).about(error.field, error.value) from error
 
 
 def _value(option: Option, given: Any) -> Any:
@@ -160,7 +160,7 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
         try:
             yield from json.loads(text).items()
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"'{flag}' = {text[:80]!r}: not valid JSON ({first_line(error)})") from error
+            raise ConfigError(f"not valid JSON ({first_line(error)})", flag, text, code="damaged") from error
         return
     for part in text.split(","):
         key, value = _pair(part, flag)
@@ -170,7 +170,7 @@ def _arguments(text: str, flag: str) -> Iterator[tuple[str, Any]]:
 def _pair(text: str, flag: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise ConfigError(f"'{flag}' = {text!r}: give NAME=VALUE")
+        raise ConfigError("give NAME=VALUE", flag, text)
     return key, value
 
 
@@ -186,5 +186,5 @@ def _put(values: dict[str, Any], key: str, value: Any, flag: str) -> None:
     for parent in parents:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"'{flag}' = '{key}': '{parent}' holds no further keys")
+            raise ConfigError(f"'{parent}' holds no further keys", flag, key, code="unknown_key")
     values[name] = value

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, OliveExtError, all_in_one
 
 _TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
@@ -108,7 +108,8 @@ class Strict(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """Validates `values`; raises `ConfigError` with every problem, each naming key, value and what is accepted.
+        """Validates `values`; raises `ConfigError` with every problem, each naming key, value and what is accepted. Its
+        code, field and value are the first problem's.
 
         `where` is put before each key, for instance "evaluators.mine".
         """
@@ -116,11 +117,11 @@ class Strict(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             problems = [_problem(cls, dict(item), where, values) for item in error.errors()]
-            raise ConfigError("; ".join(dict.fromkeys(problems))) from error
+            raise all_in_one(problems) from error
 
 
-def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> str:
-    """One sentence for one entry of pydantic's report; all entries about one field give the same sentence.
+def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: Mapping[str, Any]) -> ConfigError:
+    """The error for one entry of pydantic's report; all entries about one field give the same sentence.
 
     After the field, pydantic's `loc` goes on with the member of a union and the index in a list, one entry for each
     member that was tried; the sentence is about the whole field instead.
@@ -128,22 +129,25 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     owner, names = _locate(model, item["loc"])
     key = ".".join([where, *names] if where else names)
     if item["type"] == "missing":
-        return f"missing key '{key}'"
+        return ConfigError(f"missing key '{key}'", key, code="missing")
     if item["type"] == "extra_forbidden":
-        return f"unknown key '{key}': {_hint(names[-1], owner)}"
+        return ConfigError(f"unknown key '{key}': {_hint(names[-1], owner)}", key, item["input"], code="unknown_key")
     message = item["msg"].removeprefix("Value error, ")
-    if not names:
-        return f"{where}: {message}" if where else message
-    is_own = item["type"] == "value_error"
-    if names[-1] not in owner.model_fields:  # a whole item of a list
-        return f"{key}: {message}" if is_own else f"'{key}' = {_short(item['input'])}: give a mapping"
-    if is_own and nested_model(owner, names[-1]) is not None:
-        return f"{key}: {message}"
+    cause = item.get("ctx", {}).get("error")
+    is_written = item["type"] == "value_error"
+    is_whole = not names or names[-1] not in owner.model_fields  # the model itself, or an item of a list
+    if (is_written and (is_whole or nested_model(owner, names[-1]) is not None)) or not names:
+        code = cause.code if isinstance(cause, OliveExtError) else "contradiction"
+        problem = ConfigError(f"{key}: {message}" if key else message, code=code)
+        field = cause.field if isinstance(cause, OliveExtError) else ""
+        return problem.about(".".join(filter(None, (key, field))), getattr(cause, "value", None))
+    if is_whole:
+        return ConfigError("give a mapping", key, item["input"])
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else item["input"]
     told = message if item["type"] == UNCLEAR_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
-    return f"'{key}' = {_short(value)}: {told}"
+    return ConfigError(told, key, value)
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:
@@ -171,11 +175,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if get_origin(annotation) in (Union, UnionType):
         return next(filter(None, map(_model_in, get_args(annotation))), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
-def _short(value: Any, width: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= width else text[: width - 4] + " ..."
 
 
 def _hint(key: str, model: type[BaseModel]) -> str:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Strict, Word, not_bool, word
+from olive_ext.errors import ContradictionError
 
 CertainMetric = Literal["accuracy_difference", "kl_mean", "top1_agreement"]
 
@@ -46,14 +47,15 @@ class Certain(Strict):
     def _check_bound(self) -> Self:
         given = [name for name in ("within", "above", "below") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of 'within', 'above' and 'below', not {' and '.join(given) or 'none'}")
+            raise ContradictionError(f"give one of 'within', 'above' and 'below', not {' and '.join(given) or 'none'}")
         if not self.distance > 0:
-            raise ValueError(
+            raise ContradictionError(
                 f"'{given[0]}' = {self.bound:g} is the value of a model that equals the reference: no sample tells the "
-                "two apart, give a bound that is not"
+                "two apart, give a bound that is not",
+                given[0],
             )
         if self.metric != "kl_mean" and self.distance >= 1:
-            raise ValueError(f"'{given[0]}': no share is so far from an equal model's: give a share, 0.01 is one point")
+            raise ContradictionError("no share is so far from an equal model's: 0.01 is one point", given[0])
         return self
 
     @property
@@ -100,9 +102,9 @@ class Bound(Strict):
     @model_validator(mode="after")
     def _check_bounded(self) -> Self:
         if self.max is None and self.min is None:
-            raise ValueError(f"give 'max' or 'min' for '{self.metric}'")
+            raise ContradictionError(f"give 'max' or 'min' for '{self.metric}'")
         if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}")
+            raise ContradictionError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}", "min")
         return self
 
 
@@ -113,7 +115,7 @@ def implied(bounds: Iterable[Bound]) -> Certain | None:
     """
     candidates = [bound for bound in bounds if bound.metric in EQUAL and bound.task in (None, "all")]
     if len(candidates) > 1 or (candidates and None not in (candidates[0].min, candidates[0].max)):
-        raise ValueError("'documents' = 'enough' decides one bound, 'require' has several: name one in 'certain'")
+        raise ContradictionError("'enough' decides one bound of 'require': name it in 'certain'", "documents")
     if not candidates:
         return None
     return Certain.parse({"metric": candidates[0].metric, "above": candidates[0].min, "below": candidates[0].max})

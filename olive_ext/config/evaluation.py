@@ -18,6 +18,7 @@ from olive_ext.config.certain import Bound, Certain, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
+from olive_ext.errors import ContradictionError, MissingError
 
 
 class ComparedSettings(Strict):
@@ -105,14 +106,14 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.documents == "enough" and self.reference is None:
-            raise ValueError("'documents' = 'enough' needs 'reference': its answers say which documents to draw")
+            raise MissingError("'enough' needs 'reference': its answers say which documents to draw", "documents")
         if self.documents == "enough" and self.limit is not None:
-            raise ValueError(f"'limit' = {self.limit:g} cannot go with 'documents' = 'enough', which stops by itself")
+            raise ContradictionError("'documents' = 'enough' stops by itself", "limit", self.limit)
         is_same = self.reference is not None and (self.reference.is_same or self.reference.is_same_model)
         if self.documents == "enough" and is_same:
-            raise ValueError("'documents' = 'enough' is for two models: one in two places is compared on all documents")
+            raise ContradictionError("'enough' is for two models, not for one in two places", "documents")
         if self.documents == "all" and self.certain is not None:
-            raise ValueError("'certain' needs 'documents' = 'enough'")
+            raise MissingError("'certain' needs 'documents' = 'enough'", "certain")
         return self
 
     @property

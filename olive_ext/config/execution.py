@@ -21,6 +21,7 @@ from olive_ext.config.base import (
     not_bool,
     word,
 )
+from olive_ext.errors import ContradictionError
 
 ProviderOptions = Annotated[dict[str, str | int | float | bool], Field(description="a mapping of options")]
 ProviderRequest = Word | list[Word | tuple[Word, ProviderOptions]]
@@ -137,15 +138,17 @@ class EngineConfig(Strict):
         few = ["'strict_shapes' = true"] if self.strict_shapes else []
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
         if self.graph_capture is True and self.scoring == "branches":
-            raise ValueError("'graph_capture' = true excludes 'scoring' = \"branches\", whose steps have any shape")
+            raise ContradictionError(
+                "it excludes 'scoring' = \"branches\", whose steps have any shape", "graph_capture"
+            )
         if few and self.scoring in ("branches", "packed"):
-            raise ValueError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
+            raise ContradictionError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
         if few and self.decode_ahead is True:
-            raise ValueError(f"{few[0]} excludes 'decode_ahead' = true: such steps take their tokens from the host")
+            raise ContradictionError(f"{few[0]} excludes 'decode_ahead' = true: its tokens come from the host")
         if self.strict_shapes and self.shapes == "any":
-            raise ValueError("'strict_shapes' = true excludes 'shapes' = \"any\"")
+            raise ContradictionError("'strict_shapes' = true excludes 'shapes' = \"any\"", "strict_shapes")
         if self.graph_capture is True and self.graph == "untouched":
-            raise ValueError("'graph_capture' = true excludes 'graph' = \"untouched\"")
+            raise ContradictionError("'graph_capture' = true excludes 'graph' = \"untouched\"", "graph_capture")
         return self
 
 

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, word
 from olive_ext.config.execution import ExecutionSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import MissingError
 
 Kind = Annotated[Literal["auto", "onnx", "hf"], BeforeValidator(word)]
 Components = dict[Literal["decoder", "embedding", "vision", "audio", "encoder", "first_step"], str]
@@ -106,7 +106,7 @@ class ModelSettings(OpenSettings):
         """
         named = dict(patch) if isinstance(patch, Mapping) else {"model": str(patch)}
         if "model" not in named:
-            raise ConfigError("'reference' names no 'model': give its path, or a mapping with the key 'model'")
+            raise MissingError("give the model's path, or a mapping with the key 'model'", "reference")
         taken = {name: getattr(self, name) for name in _LIKE_THE_CANDIDATE}
         if named.get("execution_provider") is None:
             taken["provider_options"] = self.provider_options

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from olive_ext.errors import ConfigError
+
 
 class _Source(NamedTuple):
     """Source files that read options, and the names that the mapping of options has in them."""
@@ -46,8 +48,8 @@ _RECIPE = _Source("olive", ("workflows/run/config.py", "engine/config.py"))
 _RECIPE_CLASSES = ("RunConfig", "RunEngineConfig", "EngineConfig")
 
 
-def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> Iterator[str]:
-    """A sentence for each option in a pass's `values` that the installed package would ignore. `where` is the pass's
+def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
+    """An error for each option in a pass's `values` that the installed package would ignore. `where` is the pass's
     place in the recipe. There is none for a package that is not installed."""
     for (kind, name), source in _OPTIONS.items():
         options = values.get(name)
@@ -63,24 +65,27 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
             yield from unlike(surgery, ["surgeon", *surgeons[surgeon.lower()]], place, f"surgeon '{surgeon}'")
         else:
             near = _nearest(surgeon.lower(), surgeons)
-            yield f"'{place}.surgeon' = '{surgeon}': {near or 'the installed olive has ' + ', '.join(surgeons)}"
+            told = near or "the installed olive has " + ", ".join(surgeons)
+            yield ConfigError(told, f"{place}.surgeon", surgeon, code="unknown_name")
 
 
-def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each key at the top of a recipe that Olive does not know; "$schema" is told elsewhere."""
+def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """An error for each key at the top of a recipe that Olive does not know; "$schema" is told elsewhere."""
     known = _fields()
     for key in recipe:
         if known and key not in known and key != "$schema":
-            yield f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
+            told = f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
+            yield ConfigError(told, str(key), recipe[key], code="unknown_key")
 
 
-def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[str]:
-    """A sentence for each of `options` that is not `known`, the last with all that `who` takes; none where nothing is
+def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[ConfigError]:
+    """An error for each of `options` that is not `known`, the last with all that `who` takes; none where nothing is
     known."""
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
         hints = [_nearest(str(option), known), f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
-        yield f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
+        told = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
+        yield ConfigError(told, f"{where}.{option}", code="unknown_key")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

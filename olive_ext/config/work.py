@@ -28,7 +28,7 @@ from olive_ext.config.base import (
 )
 from olive_ext.config.execution import EngineConfig, ExecutionSettings, ProviderOptions, ProviderRequest
 from olive_ext.config.model import ModelConfig
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ContradictionError, MissingError
 
 Limit = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
 
@@ -151,9 +151,9 @@ class ReferenceConfig(ModelConfig):
         """What was recorded ran where it ran."""
         where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
         if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
-            raise ValueError(f"'{given[0]}' cannot go with '{self.path}': records are of where they were made")
+            raise ContradictionError(f"records ('{self.path}') are of where they were made", given[0])
         if self.is_records and self.mode == "resident":
-            raise ValueError(f"'mode' = 'resident' cannot go with '{self.path}', which is recorded")
+            raise ContradictionError(f"'mode' = 'resident' cannot go with '{self.path}', which is recorded", "mode")
         return self
 
     @property
@@ -228,7 +228,7 @@ class WorkSettings(Strict):
     @model_validator(mode="after")
     def _check_turns(self) -> Self:
         if self.fewshot_as_multiturn and self.apply_chat_template is False:
-            raise ValueError("'fewshot_as_multiturn' needs 'apply_chat_template'")
+            raise MissingError("'fewshot_as_multiturn' needs 'apply_chat_template'", "fewshot_as_multiturn")
         return self
 
 
@@ -257,7 +257,7 @@ class ModelWork(Strict):
             given = given.model_dump(exclude_unset=True)
         elif isinstance(given, str | Path):
             if "model" in settings:
-                raise ConfigError(f"{cls.call}: the model is given twice, as '{given}' and as 'model'")
+                raise ContradictionError(f"{cls.call}: the model is given twice, as '{given}' and as 'model'")
             given = {"model": given}
         elif given is not None and not isinstance(given, Mapping):
             raise ConfigError(

@@ -154,7 +154,7 @@ class Request:
         if self.media and self.media[-1].stop > len(self.tokens) - self.num_targets:
             raise OliveExtError("a picture or sound among the targets: only text can be scored")
         if self.generation is None and self.num_targets == 0:
-            raise OliveExtError("a request asks for nothing: give targets or a generation")
+            raise OliveExtError("a request asks for nothing: give targets or a generation", code="wrong_value")
         if self.generation is not None and (not self.tokens or self.generation.max_new_tokens < 1):
             raise OliveExtError("a generation needs at least one token before it and max_new_tokens of at least 1")
 

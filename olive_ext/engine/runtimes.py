@@ -8,7 +8,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from olive_ext.engine.runners.runner import OpenedRunner
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, MissingError
 from olive_ext.model import ResolvedModel, decisions
 from olive_ext.model.decisions import Decision, State, choose_chunk_size
 from olive_ext.model.files.package_config import input_window
@@ -50,9 +50,9 @@ class Genai(Runtime):
         for name in ("adapters", "strict_shapes", "graph_capture"):
             if getattr(config, name) not in (False, [], "auto"):
                 why = f'it is "genai" ({model.runtime_reason})'
-                raise ConfigError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; {why}")
+                raise MissingError(f"'engine.{name}' needs 'engine.runtime' = \"onnxruntime\"; {why}", f"engine.{name}")
         if config.num_slots not in ("auto", 1):
-            raise ConfigError(f"'engine.num_slots' = {config.num_slots}: {ONE_SLOT}; give 1")
+            raise ConfigError(f"{ONE_SLOT}; give 1", "engine.num_slots", config.num_slots)
 
     @override
     def decisions(self, model: ResolvedModel) -> Iterator[Decision]:

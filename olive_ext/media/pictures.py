@@ -63,7 +63,7 @@ def read_picture(given: Given) -> Image.Image:
         if not short:
             raise MediaError(f"{named(given)} has no pixels ({extent})")
         if long > LARGEST_SIDE:
-            raise MediaError(f"{named(given)} has {extent} pixels; a side has {LARGEST_SIDE} at most")
+            raise MediaError(f"{named(given)} has {extent} pixels; a side has {LARGEST_SIDE} at most", code="too_large")
         if long > LARGEST_RATIO * short:
             raise MediaError(f"{named(given)} has {extent} pixels; one side is {LARGEST_RATIO} times the other at most")
         return _of_8_bits(ImageOps.exif_transpose(picture), given).convert("RGB")

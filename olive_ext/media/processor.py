@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.engine.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
-from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, first_line
+from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
@@ -83,7 +83,7 @@ class MediaProcessor:
         taken = next((one for one in self.spec.inputs if one.modality is modality), None)
         if taken is None:
             names = " and ".join(f"{WORDS[taken].kind}s" for taken in self.spec.modalities)
-            raise TaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
+            raise UnfitTaskError(f"the request has a {WORDS[modality].kind}; this model takes {names}")
         read = self._read(modality, given)
         content = content_key(read)
         if content not in self._known:

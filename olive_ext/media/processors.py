@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError, first_line
+from olive_ext.errors import DamagedError, ModelError, NotFoundError, first_line
 from olive_ext.model.files.package_config import read_json
 from olive_ext.model.files.package_files import inside, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
@@ -55,7 +55,7 @@ def load_image_processor(folders: Iterable[Path], named: str | None) -> tuple[An
             if file.is_file() and "processor" in (content := read_json(file)):
                 return _of_extensions(content, file), file
     looked = ", ".join(f"'{folder}'" for folder in folders)
-    raise ModelError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
+    raise NotFoundError(f"no image processor found: none of {', '.join({*HF_FILES, *EXTENSIONS_FILES})} is in {looked}")
 
 
 def load_feature_extractor(folders: Iterable[Path], source: TensorSpec) -> Any:
@@ -211,4 +211,4 @@ def refuse_sizes(content: Any, file: Path, name: str = "") -> None:
         most = LARGEST_SIZES.get(str(key))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if most is not None and is_number and not 1 <= value <= most:
-            raise ModelError(f"'{file}': '{path}' = {value}: give a number from 1 to {most} (LARGEST_SIZES)")
+            raise DamagedError(f"'{file}': give a number from 1 to {most} (LARGEST_SIZES)", path, value)

@@ -214,7 +214,7 @@ class BucketPlan:
         """The plan of steps of any shape, because of `problem`; raises `ConfigError` where buckets are mandatory."""
         if self.is_strict or self.is_captured:
             name = "strict_shapes" if self.is_strict else "graph_capture"
-            raise ConfigError(f"'engine.{name}' = true: {problem}")
+            raise ConfigError(f"'engine.{name}' = true: {problem}", f"engine.{name}")
         return BucketPlan("none", note=f"steps have any shape: {problem}")
 
 

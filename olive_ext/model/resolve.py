@@ -39,7 +39,7 @@ def resolve(
     accelerator names. Raises `ModelError` where there is no such model, or none of its kind."""
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
-        raise ConfigError(f"'engine.num_threads' = {threads}: this machine has {processors} processors")
+        raise ConfigError(f"this machine has {processors} processors", "engine.num_threads", threads)
     path, tokenizer = settings.model, settings.tokenizer
     kind, reason = settings.kind, "the setting 'kind'"
     if kind == "auto":

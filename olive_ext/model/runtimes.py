@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from olive_ext.config import EngineConfig
 from olive_ext.config.base import RUNTIME_GROUP
-from olive_ext.errors import ANY_FAILURE, ConfigError, ModelError, first_line, named_failures
+from olive_ext.errors import ANY_FAILURE, ConfigError, ContradictionError, ModelError, first_line, named_failures
 from olive_ext.model.decisions import Decision
 from olive_ext.model.files.locate import Kind
 from olive_ext.model.types import ModelFiles
@@ -103,7 +103,7 @@ def refuse_settings(model: Resolved) -> list[str]:
         if value != getattr(_DEFAULTS, name)
     ]
     if told and engine.runtime == runtime.name:
-        raise ConfigError(f"{told[0]}: leave it out")
+        raise ContradictionError(f"{told[0]}: leave it out")
     return told
 
 
@@ -136,9 +136,11 @@ def load(name: str) -> Runtime:
         found = list(entry_points(group=RUNTIME_GROUP, name=name))
     where = f"'engine.runtime' = {name!r}"
     if not found:
-        raise ConfigError(f"{where}: no installed package has an entry point of that name in '{RUNTIME_GROUP}'")
-    if len(values := {entry.value for entry in found}) > 1:
         raise ConfigError(
+            f"{where}: no installed package has an entry point of that name in '{RUNTIME_GROUP}'", code="unknown_name"
+        )
+    if len(values := {entry.value for entry in found}) > 1:
+        raise ContradictionError(
             f"{where}: several installed packages bring a runtime of that name: {', '.join(sorted(values))}"
         )
     try:

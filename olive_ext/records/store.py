@@ -73,7 +73,7 @@ class Form:
         kept whole, and so is one of which more than half would be kept."""
         for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
             if value is not None and value < least:
-                raise ConfigError(f"'{name}' = {value}: a number of at least {least}")
+                raise ConfigError(f"a number of at least {least}", name, value)
         fitting = int((SHARE * 4 * vocab_size - 4) / _TOKEN_BYTES)
         top = top or min(TOP, max(LEAST, fitting * TOP // (TOP + DRAWN)))
         drawn = drawn or min(DRAWN, max(LEAST, fitting * DRAWN // (TOP + DRAWN)))
@@ -144,7 +144,7 @@ class Records:
         folder = Path(folder)
         index = read_index(folder)
         if index is None:
-            raise RecordsError(f"'{folder}' holds no records of a reference: it has no '{INDEX}'")
+            raise RecordsError(f"'{folder}' holds no records of a reference: it has no '{INDEX}'", code="not_found")
         return cls(folder, Form(**index["form"]), index["facts"], index["chunks"], writes=False)
 
     @classmethod
@@ -158,7 +158,9 @@ class Records:
             index = read_index(folder) or {"chunks": []}
             return cls(folder, form, facts, index["chunks"], writes=True)
         except OSError as error:
-            raise RecordsError(f"the records in '{folder}' cannot be written: {error}; give another folder") from error
+            raise RecordsError(
+                f"cannot write records in '{folder}': {error}; give another folder", code="no_access"
+            ) from error
 
     @property
     def num_requests(self) -> int:
@@ -217,7 +219,7 @@ class Records:
             self._files.append(chunk)
             self._write_index()
         except OSError as error:
-            raise RunError(f"the records in '{self.folder}' cannot be written: {error}") from error
+            raise RunError(f"the records in '{self.folder}' cannot be written: {error}", code="no_access") from error
         self._fresh, self._records, self._num_fresh = {}, [], 0
         self._requests = self._sorted_requests()
 

@@ -42,7 +42,7 @@ def pack(folder: Path, file: Path, manifest: Mapping[str, Any]) -> int:
             os.fsync(target.fileno())
         draft.replace(file)
     except OSError as error:
-        raise RunError(f"cannot write the records to '{file}': {error.strerror or error}") from error
+        raise RunError(f"cannot write the records to '{file}': {error.strerror or error}", code="no_access") from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -63,13 +63,13 @@ def unpack(file: Path, root: Path) -> tuple[Path, dict[str, Any]]:
     except RecordsError:
         raise
     except FileNotFoundError as error:
-        raise RecordsError(f"the records '{file}': no such file") from error
+        raise RecordsError(f"the records '{file}': no such file", code="not_found") from error
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordsError(
             f"'{file}' is no file of records, or was cut off or changed on its way ({first_line(error)}): copy it again"
         ) from error
     except OSError as error:
-        raise RecordsError(f"the records '{file}' cannot be read: {error.strerror or error}") from error
+        raise RecordsError(f"cannot read the records '{file}': {error.strerror or error}", code="no_access") from error
 
 
 def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from olive_ext.errors import ConfigError
+from olive_ext.errors import NotComparableError
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import Metric, read_metrics
 from olive_ext.report.report import Report
@@ -136,7 +136,7 @@ def check_comparable(reports: Sequence[tuple[str, Report]]) -> None:
     problems = [problem for task in tasks for problem in _problems(task, reports)]
     if problems:
         more = f"; and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
-        raise ConfigError(f"cannot compare {'; '.join(problems[:_MOST_NAMED])}{more}")
+        raise NotComparableError(f"cannot compare {'; '.join(problems[:_MOST_NAMED])}{more}")
 
 
 def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]:

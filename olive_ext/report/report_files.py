@@ -70,11 +70,10 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
     """
     path = Path(directory).absolute()
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
-    where = f"'{setting}' = '{directory}'"
     if not nearest.exists():
-        raise ConfigError(f"{where}: '{nearest}' is a symbolic link to '{nearest.readlink()}', which does not exist")
+        raise ConfigError(f"'{nearest}' is a link to '{nearest.readlink()}', which does not exist", setting, directory)
     if not nearest.is_dir():
-        raise ConfigError(f"{where}: '{nearest}' is not a folder")
+        raise ConfigError(f"'{nearest}' is not a folder", setting, directory, code="no_access")
     probe = nearest / f".olive_ext.{uuid.uuid4().hex}"
     try:
         with probe.open("xb") as file:
@@ -82,7 +81,8 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise ConfigError(f"{where}: cannot write in '{nearest}': {error.strerror or error}") from error
+        told = f"cannot write in '{nearest}': {error.strerror or error}"
+        raise ConfigError(told, setting, directory, code="no_access") from error
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the rep
     names `what`, where the disk refuses, and where a file is a device or a pipe, which a rename would replace.
     """
     if special := next(((path, kind) for path in texts if (kind := special_kind(path))), None):
-        raise RunError(f"cannot write {what} to '{special[0]}': it is {special[1]}, give a file")
+        raise RunError(f"cannot write {what} to '{special[0]}': it is {special[1]}, give a file", code="no_access")
     temporary = {path: path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in texts}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def write_texts(texts: Mapping[Path, str], directory: Path, what: str = "the rep
         for path, written in temporary.items():
             written.replace(path)
     except OSError as error:
-        raise RunError(f"cannot write {what} to '{directory}': {error.strerror or error}") from error
+        raise RunError(f"cannot write {what} to '{directory}': {error.strerror or error}", code="no_access") from error
     finally:
         with suppress(OSError):
             for written in temporary.values():

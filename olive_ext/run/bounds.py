@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from olive_ext.config import Bound, WorkflowSettings
-from olive_ext.errors import ConfigError, counted
+from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import (
@@ -48,7 +48,9 @@ def check_declared(declared: Declared, where: str) -> None:
     """Raises `ConfigError` for a metric of a type that no report can have; to be called before anything runs."""
     for kind, name in declared:
         if kind not in DECLARABLE:
-            raise ConfigError(f"'{where}.metrics' has '{name}' of type '{kind}': give {' or '.join(DECLARABLE)}")
+            raise ConfigError(
+                f"'{where}.metrics' has '{name}' of type '{kind}': give {' or '.join(DECLARABLE)}", f"{where}.metrics"
+            )
 
 
 def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
@@ -84,9 +86,10 @@ def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
     others = ", ".join(name for name in COMPARISON_NAMES if name not in DRAWN_ONLY)
     for task, name in bounds:
         if name.partition(",")[0].rpartition("/")[2] in DRAWN_ONLY:
-            raise ConfigError(
+            raise NotComparableError(
                 f"'{where}': '{name}'{_of(task)} is of the drawn documents alone where 'documents' = 'enough': "
-                f"evaluate 'all', or bound one of {others}"
+                f"evaluate 'all', or bound one of {others}",
+                where,
             )
 
 
@@ -132,14 +135,14 @@ def check_names(
     for task, name in names:
         short = name.partition(",")[0].rpartition("/")[2]
         if short in COMPARISON_NAMES and not compared:
-            raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'")
+            raise MissingError(f"'{where}': no metric '{name}'{_of(task)} is measured: it needs 'reference'", where)
         if tasks is not None:
             _check_name(task, name, known, where)
 
 
 def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str] | None], where: str) -> None:
     if task is not None and task not in known:
-        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}")
+        raise ConfigError(f"'{where}': no task '{task}' is measured{_near(task, known)}", where, code="unknown_name")
     asked = known if task is None else {task: known[task]}
     there = {metric for metrics in asked.values() for metric in metrics or ()}
     if task is None:
@@ -147,7 +150,7 @@ def _check_name(task: str | None, name: str, known: Mapping[str, Collection[str]
     if name not in there and None not in asked.values():
         has_filter = "," in name
         near = _near(name, (each for each in there if ("," in each) == has_filter))
-        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}")
+        raise ConfigError(f"'{where}': no metric '{name}'{_of(task)} is measured{near}", where, code="unknown_name")
 
 
 def _of(task: str | None) -> str:
@@ -182,7 +185,7 @@ def _bounded(bound: Bound, metrics: Sequence[Metric]) -> Metric:
         return matches[0]
     problem = "stands for several metrics" if matches else why_missing(bound.task or bound.metric)
     name = f"'{bound.metric}'{_of(bound.task)}" + (f", filter '{bound.filter}'" if bound.filter else "")
-    raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}")
+    raise ConfigError(f"'require': {name} {problem}: {listed(matches or metrics)}", "require")
 
 
 def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from olive_ext.config import EvaluationConfig, EvaluationSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import MissingError
 from olive_ext.report import Metric
 from olive_ext.report.metrics import NON_FINITE
 
@@ -25,7 +25,7 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     tasks = [task for task in config.tasks if task not in COSTS]
     costs = [name for name in asked_costs(config) if name != SIZE_ON_DISK]
     if costs and not tasks:
-        raise ConfigError(f"'tasks' = {config.tasks}: '{costs[0]}' is told of a run, add a task to be run")
+        raise MissingError(f"'{costs[0]}' is told of a run, add a task to be run", "tasks", config.tasks)
     return tasks
 
 

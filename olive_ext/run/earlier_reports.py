@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, ContradictionError, NotComparableError, TaskError
 from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
@@ -46,7 +46,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     """
     reports = _baseline_first(load(given), baseline)
     if len(reports) < 2:
-        raise ConfigError(f"'{given[0]}' holds one report: give two or more")
+        raise NotComparableError(f"'{given[0]}' holds one report: give two or more")
     _refuse_strangers(reports)
     check_comparable([(item.name, item.report) for item in reports])
     columns = tuple(column_of(item.name, item.report) for item in reports)
@@ -68,7 +68,7 @@ def load(given: Sequence[str]) -> list[Named]:
     named = [Named(name or own, report, file.parent) for (name, file), own, report in lines]
     twice = [item.name for item in named if sum(other.name == item.name for other in named) > 1]
     if twice:
-        raise ConfigError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
+        raise ContradictionError(f"two reports are named '{twice[0]}': give others with NAME=PATH")
     return named
 
 
@@ -95,7 +95,7 @@ def _files_at(text: str) -> list[Path]:
         return [path / REPORT_FILE]
     below = sorted(path.glob(f"*/{REPORT_FILE}")) if path.is_dir() else []
     if not below:
-        raise ConfigError(f"'{text}': give a folder with {REPORT_FILE}, or the file")
+        raise ConfigError(f"'{text}': give a folder with {REPORT_FILE}, or the file", code="not_found")
     return sorted(below, key=lambda file: (_read(file).created, file))
 
 
@@ -103,9 +103,9 @@ def _read(file: Path) -> Report:
     try:
         return from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read '{file}': {error.strerror or error}") from error
+        raise ConfigError(f"cannot read '{file}': {error.strerror or error}", code="no_access") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"'{file}' is no report of olive-ext: {error}") from error
+        raise ConfigError(f"'{file}' is no report of olive-ext: {error}", code="damaged") from error
 
 
 def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
@@ -116,7 +116,7 @@ def _baseline_first(reports: list[Named], baseline: str | None) -> list[Named]:
         if item.name == baseline or path in (item.folder.resolve(), item.folder.resolve() / REPORT_FILE):
             return [item, *reports[:index], *reports[index + 1 :]]
     names = ", ".join(f"'{item.name}'" for item in reports)
-    raise ConfigError(f"'--baseline' = '{baseline}': give one of {names}")
+    raise ConfigError(f"give one of {names}", "--baseline", baseline)
 
 
 def _refuse_strangers(reports: Sequence[Named]) -> None:
@@ -125,7 +125,7 @@ def _refuse_strangers(reports: Sequence[Named]) -> None:
     for name, own in others:
         if (asked or own) and not asked.keys() & own.keys():
             both = "; ".join(", ".join(tasks) or "none" for tasks in (asked, own))
-            raise ConfigError(f"cannot compare '{first}' and '{name}': they have no task in common ({both})")
+            raise NotComparableError(f"cannot compare '{first}' and '{name}': they have no task in common ({both})")
 
 
 def _tasks(report: Report) -> dict[str, None]:
@@ -183,5 +183,5 @@ def _paired(first: Named, other: Named) -> dict[str, Any]:
         pair = one.answers(), two.answers()
         outcomes, flips, lengths = compare_answers(*pair, two.samples, two.tasks, _matters(other))
     except TaskError as error:
-        raise ConfigError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
+        raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     return {"outcomes": outcomes, "flips": flips, "lengths": lengths}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
@@ -235,7 +235,7 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
         return None
     folder = config.sample_log_dir or config.output_dir
     if folder is None:
-        raise ConfigError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
+        raise MissingError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
     return Path(folder)
 
 

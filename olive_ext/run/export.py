@@ -144,7 +144,7 @@ def _make(model: ResolvedModel, target: Path) -> None:
     """Builds and checks; `target` appears with both done. Raises `OliveExtError` with the builder's last line."""
     assert model.size is not None
     if shutil.disk_usage(target.parent).free < _DISK_FACTOR * 2 * model.size:
-        raise OliveExtError(f"the disk of '{target.parent}' is too full")
+        raise OliveExtError(f"the disk of '{target.parent}' is too full", code="failed")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as scratch:
         folder = Path(scratch, "model")
         options = ["-i", str(model.files.directory.resolve()), "-o", str(folder), "-p", "fp32", "-e", "cpu"]
@@ -154,10 +154,10 @@ def _make(model: ResolvedModel, target: Path) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise OliveExtError(f"{BUILDER} has not exported it within {_SECONDS} s") from error
+            raise OliveExtError(f"{BUILDER} has not exported it within {_SECONDS} s", code="failed") from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
-            raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}")
+            raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}", code="failed")
         (folder / _CHECKED).write_text(json.dumps(_compared(model, folder)), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)

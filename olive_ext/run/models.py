@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, first_line
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, RecordsError, first_line
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
@@ -87,7 +87,7 @@ class Models:
             other = resolve(self.given.settings.elsewhere(patch))
             if other.place == self.given.place:
                 what = "name what is another there (execution_provider, provider_options, engine, dtype)"
-                raise ConfigError(f"'reference' = '{reference.path}': both places are the same one: {what}")
+                raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
         return resolve(self.given.settings.of_reference(patch))
 
@@ -126,7 +126,7 @@ class Models:
             with self.clock.phase("export"):
                 return str(float_export(self.given_reference, tell=say if self.progress else logger.info))
         except OliveExtError as error:
-            raise ConfigError(f"'reference.float_model' = '{EXPORT}': {first_line(error)}") from error
+            raise ConfigError(first_line(error), "reference.float_model", EXPORT) from error
 
     @property
     def contexts(self) -> tuple[int, int] | None:

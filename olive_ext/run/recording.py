@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.progress import say
 from olive_ext.config import RECORDS_SUFFIX, SAME_MODEL, EvaluationConfig, ReferenceConfig
-from olive_ext.errors import ConfigError, RunError, counted
+from olive_ext.errors import ConfigError, ContradictionError, RunError, counted
 from olive_ext.records.files import read_index
 from olive_ext.records.journal import read_facts
 from olive_ext.records.store import REQUEST, TARGET
@@ -40,11 +40,11 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
     and the bytes written. What the file will take is told before the model is asked. Raises as `evaluate`."""
     file = Path(file)
     if file.suffix != RECORDS_SUFFIX or file.is_dir():
-        raise ConfigError(f"'--output' = '{file}': a file whose name ends with {RECORDS_SUFFIX}")
+        raise ConfigError(f"a file whose name ends with {RECORDS_SUFFIX}", "--output", file)
     if config.reference is not None:
-        raise ConfigError("'reference' cannot be given: a model that is recorded is a reference itself")
+        raise ContradictionError("a model that is recorded is a reference itself", "reference")
     if not asked_tasks(config):
-        raise ConfigError("'tasks' ask nothing of a model: there is nothing to record")
+        raise ConfigError("'tasks' ask nothing of a model: there is nothing to record", "tasks")
     check_writable(file.parent, "--output")
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".olive-ext-") as root:

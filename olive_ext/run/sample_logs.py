@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from olive_ext.errors import ConfigError, one_line
+from olive_ext.errors import ConfigError, NotComparableError, one_line
 from olive_ext.report import Report, write_texts
 from olive_ext.report.metrics import LENGTHS, MEANS, is_of_samples
 from olive_ext.run.reference.answers import OWN, Answers, Sample, question_of, read_answers, share_cut_off
@@ -144,7 +144,7 @@ class Logs:
                     continue
                 mean = math.fsum(values) / len(values)
                 if abs(mean - known.value) > _SAME:
-                    raise ConfigError(
+                    raise NotComparableError(
                         f"'{log_path(folder, answers.task)}' is of another run than the report beside it: {metric} is "
                         f"{mean:.4f} there and {known.value:.4f} in the report"
                     )
@@ -172,7 +172,9 @@ def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Samp
     try:
         return _restored(json.loads(text), config)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"'{file}', line {number}: no sample of lm-eval ({one_line(error)})") from error
+        raise ConfigError(
+            f"'{file}', line {number}: not lm-eval's sample ({one_line(error)})", code="damaged"
+        ) from error
 
 
 def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:

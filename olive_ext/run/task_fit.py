@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.task_names import Spec
 from olive_ext.config import EvaluationConfig, EvaluationSettings
-from olive_ext.errors import TaskError, warn_ignored
+from olive_ext.errors import UnfitTaskError, warn_ignored
 from olive_ext.model import ResolvedModel
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.model.types import SourceKind
@@ -115,13 +115,13 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
     taken = () if model.media is None else model.media.modalities
     for task in tasks:
         if task.gives_images and Modality.IMAGE not in taken:
-            raise TaskError(f"task '{task.task}' gives pictures, which this model does not take")
+            raise UnfitTaskError(f"task '{task.task}' gives pictures, which this model does not take")
         if task.gives_audio and not is_speech and Modality.AUDIO not in taken:
-            raise TaskError(f"task '{task.task}' gives sound, which this model does not take")
+            raise UnfitTaskError(f"task '{task.task}' gives sound, which this model does not take")
         if is_speech and not task.gives_audio:
-            raise TaskError(f"task '{task.task}' gives no sound ('doc_to_audio'), and this model takes nothing else")
+            raise UnfitTaskError(f"task '{task.task}' gives no sound ('doc_to_audio'); this model takes only sound")
         if task.is_rolling and source is not None:
-            raise TaskError(f"task '{task.task}' scores whole texts: an encoder-decoder has no likelihood of these")
+            raise UnfitTaskError(f"task '{task.task}' scores whole texts; an encoder-decoder cannot")
 
 
 def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:

@@ -19,7 +19,15 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, Source, ThinkingBudget, join_compared
-from olive_ext.errors import ConfigError, MediaError, OliveExtError, TaskError, counted
+from olive_ext.errors import (
+    ConfigError,
+    ContradictionError,
+    MediaError,
+    OliveExtError,
+    TaskError,
+    UnfitTaskError,
+    counted,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.session.encoder_decoder import (
@@ -238,7 +246,7 @@ def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked
     if media is not None:
         return media.insert_items(tokens, request.images, request.audio)
     if request.images:
-        raise TaskError(f"the request gives {counted(len(request.images), 'picture')}, but this model takes text only")
+        raise UnfitTaskError(f"the request has {counted(len(request.images), 'picture')}; this model takes text only")
     if request.audio:
         raise TaskError(NO_SOUND)
     return tokens, ()
@@ -263,7 +271,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
 def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
     """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
     if model.encoding is not None:
-        raise TaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
     prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
@@ -301,7 +309,7 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
     Raises `ConfigError` where no room is left for a prompt at all.
     """
     if problem := too_long("max_new_tokens", max_new_tokens, max_length):
-        raise ConfigError(problem)
+        raise ConfigError(problem, "max_new_tokens", max_new_tokens)
     return tuple(tokens[max_new_tokens - max_length :])
 
 
@@ -325,10 +333,10 @@ class ThinkingEnd:
         special = None if isinstance(end, int) else cls(end, tokenizer)._special_id(end)
         found = end if special is None else special
         if any(token in stop_ids for token in cls(found, tokenizer)._marker):
-            raise ConfigError(f"'think_end_token' = {end!r} ends this model's answers: give what ends its reasoning")
+            raise ConfigError("this model's answers end with it: give what ends its reasoning", "think_end_token", end)
         size = tokenizer.rows.embedding
         if isinstance(found, int) and size is not None and found >= size:
-            raise ConfigError(f"'think_end_token' = {end!r} is beyond the model's vocabulary of {size} tokens")
+            raise ConfigError(f"the model's vocabulary has {size} tokens", "think_end_token", end)
         return cls(found, tokenizer)
 
     def stops(self, stops: Sequence[str]) -> tuple[str, ...]:
@@ -350,12 +358,14 @@ class ThinkingEnd:
             return None
         if isinstance(end, str) and not (marker and end.strip() in self._written):
             raise ConfigError(
-                f"'think_end_token' = {end!r}: the tokenizer writes it as {self._written!r}: give a token's id"
+                f"the tokenizer writes it as {self._written!r}: give a token's id", "think_end_token", end
             )
         if number + len(marker) >= request.max_new_tokens:
-            raise ConfigError(
+            raise ContradictionError(
                 f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
-                f"it must be below the {request.max_new_tokens} new tokens"
+                f"it must be below the {request.max_new_tokens} new tokens",
+                "thinking_budget",
+                number,
             )
         if isinstance(end, int):
             return ThinkingBudget(number, marker)
@@ -502,6 +512,6 @@ def naming(what: str, index: int | None = None) -> Iterator[None]:
     try:
         yield
     except OliveExtError as error:
-        named = type(error)(f"{what}: {error}")
+        named = error.inside(what)
         named.request = index
         raise named from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olive_ext.engine.requests import Source
-from olive_ext.errors import ConfigError, MediaError, TaskError, counted
+from olive_ext.errors import ConfigError, MediaError, MissingError, TaskError, UnfitTaskError, UnsupportedError, counted
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
@@ -40,7 +40,7 @@ class Encoding:
     def begin(self) -> list[int]:
         """`start`; `ConfigError` where it is not known."""
         if not self.start:
-            raise ConfigError(
+            raise MissingError(
                 "no configuration of this model names 'decoder_start_token_id': give the decoder's first tokens as ids"
             )
         return list(self.start)
@@ -55,7 +55,9 @@ def read_encoding(
     (kind, source), files, settings = taken, model.processor_files, model.settings
     if kind is None:
         if settings.language is not None or settings.speech_task is not None:
-            raise ConfigError("'language' and 'speech_task' are for models of speech; this one is a decoder alone")
+            raise UnsupportedError(
+                "it and 'speech_task' are for models of speech; this one is a decoder alone", "language"
+            )
         return None
     takes_features = kind is SourceKind.FEATURES
     start = read_start(tokenizer, files, settings.language, settings.speech_task)
@@ -75,7 +77,7 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
         return request
     messages, images, audio = with_media(prompt, request.images, request.audio)
     if images:
-        raise TaskError(f"the messages hold {counted(len(images), 'picture')}; this model takes sound")
+        raise UnfitTaskError(f"the messages hold {counted(len(images), 'picture')}; this model takes sound")
     contents = [message.get("content") or "" for message in messages]
     parts = [part for content in contents for part in ([{"text": content}] if isinstance(content, str) else content)]
     changes: dict[str, Any] = {name: "".join(part.get("text", "") for part in parts), "audio": audio}
@@ -87,7 +89,7 @@ def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> 
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
     if is_chat(prompt):
-        raise ConfigError("an encoder-decoder takes no chat messages: give a 'source', and a text or ids as 'prompt'")
+        raise UnsupportedError("an encoder-decoder takes no chat messages: give 'source', and text or ids as 'prompt'")
     return list(prompt) or encoding.begin()
 
 
@@ -100,19 +102,21 @@ def make_source(
     """
     if encoding is None:
         if given is not None:
-            raise ConfigError("'source' is for encoder-decoders; this model has no encoder: give it as the prompt")
+            raise UnsupportedError("this model has no encoder: give it as the prompt", "source")
         return None
     if given is None and encoding.takes_features:
         raise MediaError("the request gives no sound; this model takes one in 'audio', or its features in 'source'")
     if given is None:
-        raise ConfigError("this model is an encoder-decoder: 'source' must be a text or token ids")
+        raise UnsupportedError("this model is an encoder-decoder: 'source' must be a text or token ids")
     if isinstance(given, np.ndarray) and given.dtype.kind == "f":
         if not encoding.takes_features:
-            raise ConfigError("'source' is an array of features; the encoder of this model takes a text or token ids")
+            raise ConfigError("an array was given; the encoder of this model takes a text or token ids", "source")
         return Source(given.astype(np.float32, copy=False))
     if encoding.takes_features:
         kind = type(given).__name__
-        raise ConfigError(f"'source' is a {kind}; the encoder of this model takes features: give an array of floats")
+        raise ConfigError(
+            f"a {kind} was given; the encoder of this model takes an array of floats (features)", "source"
+        )
     ids = tokenizer.encode(given) if isinstance(given, str) else list(given)
     return Source(np.array((ids or [tokenizer.prefix_token_id])[-max_length:], np.int64))
 

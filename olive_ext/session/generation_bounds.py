@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from olive_ext.errors import ConfigError, listed
+from olive_ext.errors import ConfigError, UnsupportedError, listed
 from olive_ext.model.files.package_config import GenerationConfig, first_named, named_ends, named_ids, read_json
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
@@ -129,13 +129,12 @@ def _spoken_tokens(files: ModelFiles, language: str | None, task: str) -> list[i
     puts them."""
     languages, tasks = named_ids("lang_to_id", files), named_ids("task_to_id", files)
     if not languages:
-        raise ConfigError("'language' and 'speech_task' are for models whose generation_config.json has 'lang_to_id'")
+        raise UnsupportedError("it is for models whose generation_config.json has 'lang_to_id'", "language")
     names = {name.strip("<|>"): token for name, token in languages.items()}
     if language is None or language.strip("<|>").lower() not in names:
-        given = "'speech_task' needs a 'language'" if language is None else f"'language' = '{language}'"
-        raise ConfigError(f"{given}: give one of {listed(names, 120)}")
+        raise ConfigError(f"give one of {listed(names, 120)}", "language", language)
     if task not in tasks:
-        raise ConfigError(f"'speech_task' = '{task}': this model names {listed(tasks) or 'none'}")
+        raise ConfigError(f"this model names {listed(tasks) or 'none'}", "speech_task", task)
     return [names[language.strip("<|>").lower()], tasks[task], *first_named("no_timestamps_token_id", files)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ContradictionError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.records import Records
@@ -70,7 +70,7 @@ def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> Mo
     if not isinstance(model, ModelSettings):
         return ModelSettings.of({"model": model, **named})
     if named:
-        raise ConfigError(f"'{min(named)}' was given beside a ModelSettings: put it into the settings")
+        raise ContradictionError("it was given beside a ModelSettings: put it into the settings", min(named))
     return model
 
 
@@ -93,7 +93,7 @@ def open_model(
 
 def _refuse_both(reference: object, record_to: object) -> None:
     if reference is not None and record_to is not None:
-        raise ConfigError("'reference' and 'record_to' were both given: a model is a candidate or a reference")
+        raise ContradictionError("'record_to' is for references: leave one of the two out", "reference")
 
 
 def _open_elsewhere(

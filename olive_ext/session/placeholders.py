@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from olive_ext.engine.media.items import ItemLimit, Media, MediaRun, moved
-from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, counted
+from olive_ext.errors import ConfigError, MediaError, ModelError, UnfitTaskError, counted
 from olive_ext.media import MediaProcessor
 from olive_ext.media.pictures import data_of_url, decoded
 from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
@@ -58,7 +58,7 @@ class MediaText:
             if items and modality not in self.markers:
                 problem = self.problems.get(modality, self.processor.spec.problem)
                 given_items, why = counted(len(items), WORDS[modality].kind), f": {problem}" if problem else ""
-                raise TaskError(f"the request gives {given_items}; this model takes none{why}")
+                raise UnfitTaskError(f"the request gives {given_items}; this model takes none{why}")
         markers = {marker.token: modality for modality, marker in self.markers.items()}
         if not any(given.values()) and markers.keys().isdisjoint(tokens):
             self.refuse_placeholders(tokens)
@@ -209,7 +209,7 @@ def _item(part: Mapping[str, Any]) -> tuple[Modality, Any]:
         return Modality.IMAGE, data_of_url(_field(part, kind, "url"))
     if kind == "input_audio":
         if (form := _field(part, kind, "format")) != "wav":
-            raise TaskError(f"'input_audio' is in the format '{form}': only wav is read")
+            raise UnfitTaskError(f"'input_audio' is in the format '{form}': only wav is read", "input_audio")
         return Modality.AUDIO, decoded(str(_field(part, kind, "data")))
     known = "text, image, image_url, audio and input_audio"
     raise ConfigError(f"a message has a part of the type '{kind}'; {known} are understood")

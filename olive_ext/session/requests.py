@@ -19,7 +19,7 @@ import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Beams, FinishReason
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ContradictionError, MissingError
 from olive_ext.stats.compared_fields import Compared
 
 _Value = TypeVar("_Value")
@@ -39,10 +39,10 @@ def checked_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
         ids = tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
     except TypeError:
-        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}") from None
+        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}", name) from None
     for one in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= one < 2**31:
-            raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647")
+            raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647", name)
     return ids
 
 
@@ -57,7 +57,7 @@ def whole_text(name: str, value: _Value) -> _Value:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"'{name}' has half of a surrogate pair at character {error.start}") from error
+            raise ConfigError(f"'{name}' has half of a surrogate pair at character {error.start}", name) from error
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, item in inner:
         whole_text(f"{name}[{key}]", item)
@@ -74,7 +74,7 @@ def checked_source(value: Any) -> SourceInput | None:
 def checked_items(name: str, value: Any) -> tuple[Any, ...]:
     """Pictures or sounds."""
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"'{name}' = {_shown(value)}: a list is expected")
+        raise ConfigError("a list is expected", name, value)
     return tuple(value)
 
 
@@ -83,30 +83,30 @@ def checked_prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prom
     if isinstance(value, str):
         return whole_text(name, value)
     if value is None or not hasattr(value, "__len__") or isinstance(value, Mapping):
-        raise ConfigError(f"'{name}' = {_shown(value)}: text, a list of chat messages, or a list of token ids")
+        raise ConfigError("text, a list of chat messages, or a list of token ids", name, value)
     if len(value) == 0 and may_be_empty:
         return ""
     if len(value) == 0:
-        raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids")
+        raise ConfigError(f"'{name}' is an empty list: give text, chat messages, or token ids", name)
     if not isinstance(value[0], Mapping):
         return checked_ids(name, value)
     for index, message in enumerate(value):
         whole_text(f"{name}[{index}]", message)
         if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'")
+            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'", name)
         if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
-            raise ConfigError(f"'{name}' has a message whose 'content' is {_shown(content)}: text, or a list of parts")
+            raise ConfigError("a message's 'content' is text or a list of parts", name, content)
     return tuple(value)
 
 
 def checked_stops(value: Any) -> tuple[str, ...]:
     """Stop strings; one alone may be given as a text."""
     if not isinstance(value, (str, list, tuple)):
-        raise ConfigError(f"'stop' = {_shown(value)}: a text or a list of texts")
+        raise ConfigError("a text or a list of texts", "stop", value)
     stops = (value,) if isinstance(value, str) else tuple(value)
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character")
+            raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character", "stop")
         whole_text("stop", stop)
     return stops
 
@@ -187,9 +187,9 @@ class GenerationRequest:
         _at_least("top_k", self.top_k, 0, " (0 turns it off)")
         _at_least("seed", self.seed, 0)
         if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
-            raise ConfigError(f"'temperature' = {self.temperature!r}: a number of at least 0 (0 is greedy)")
+            raise ConfigError("a number of at least 0 (0 is greedy)", "temperature", self.temperature)
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise ConfigError(f"'top_p' = {self.top_p!r}: a number above 0 and at most 1 (1 turns it off)")
+            raise ConfigError("a number above 0 and at most 1 (1 turns it off)", "top_p", self.top_p)
         self._check_thinking()
         self._check_beams()
 
@@ -202,31 +202,33 @@ class GenerationRequest:
     def _check_thinking(self) -> None:
         end, budget = whole_text("think_end_token", self.think_end_token), self.thinking_budget
         if end is not None and (isinstance(end, bool) or not (isinstance(end, str | int) and (end or end == 0))):
-            raise ConfigError(f"'think_end_token' = {end!r}: a text of at least one character, or a token id")
+            raise ConfigError("a text of at least one character, or a token id", "think_end_token", end)
         _at_least("think_end_token", 0 if isinstance(end, str) or end is None else end, 0)
         if budget is None:
             return
         _at_least("thinking_budget", budget, 0)
         if end is None:
-            raise ConfigError(f"'thinking_budget' = {budget} needs 'think_end_token', which is put at its end")
+            raise MissingError(f"'thinking_budget' = {budget} needs 'think_end_token', which is put at its end")
         if self.num_beams > 1:
-            raise ConfigError(f"'thinking_budget' = {budget} with 'num_beams' = {self.num_beams}: give 1 beam")
+            raise ContradictionError(f"'thinking_budget' = {budget} with 'num_beams' = {self.num_beams}: give 1 beam")
 
     def _check_beams(self) -> None:
         _at_least("num_beams", self.num_beams, 1, " (1 is no beam search)")
         _at_least("num_return_sequences", self.num_return_sequences, 1)
         if self.num_return_sequences > self.num_beams:
             raise ConfigError(
-                f"'num_return_sequences' = {self.num_return_sequences}: at most 'num_beams', which is {self.num_beams}"
+                f"at most 'num_beams', which is {self.num_beams}", "num_return_sequences", self.num_return_sequences
             )
         if not (_is_number(self.length_penalty) and math.isfinite(self.length_penalty)):
-            raise ConfigError(f"'length_penalty' = {self.length_penalty!r}: a number (1 divides by the length)")
+            raise ConfigError("a number (1 divides by the length)", "length_penalty", self.length_penalty)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise ConfigError(f"'early_stopping' = {self.early_stopping!r}: true, false or \"never\"")
+            raise ConfigError('true, false or "never"', "early_stopping", self.early_stopping)
         if self.num_beams > 1 and self.temperature:
-            raise ConfigError(
+            raise ContradictionError(
                 f"'num_beams' = {self.num_beams} with 'temperature' = {self.temperature}: beams are not drawn; give a "
-                "temperature of 0, or 1 beam"
+                "temperature of 0, or 1 beam",
+                "num_beams",
+                self.num_beams,
             )
 
 
@@ -255,7 +257,7 @@ class ScoringRequest:
         _set(self, "target", checked_text("target", self.target))
         _set(self, "source", checked_source(self.source))
         if not self.target:
-            raise ConfigError("'target' is empty: there is nothing to score")
+            raise ConfigError("'target' is empty: there is nothing to score", "target")
 
 
 @dataclass(frozen=True)
@@ -352,7 +354,7 @@ def _is_number(value: object) -> bool:
 
 def _at_least(name: str, value: object, least: int, note: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"'{name}' = {value!r}: a whole number of at least {least}{note}")
+        raise ConfigError(f"a whole number of at least {least}{note}", name, value)
 
 
 _SETTINGS = tuple(field.name for field in fields(GenerationRequest) if field.name != "prompt")
@@ -372,7 +374,7 @@ def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
     if unknown := [name for name in settings if name not in _SETTINGS]:
         near = difflib.get_close_matches(unknown[0], _SETTINGS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(_SETTINGS)}"
-        raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}")
+        raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}", unknown[0], code="unknown_key")
 
 
 def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -> GenerationRequest:
@@ -381,7 +383,7 @@ def to_generation(item: ToGenerate, settings: Mapping[str, Any] | None = None) -
     if not isinstance(item, GenerationRequest):
         return GenerationRequest(item, **(settings or {}))
     if settings:
-        raise ConfigError(f"'{next(iter(settings))}' beside a GenerationRequest, which has its own: give it there")
+        raise ContradictionError("give it in the GenerationRequest", next(iter(settings)))
     return item
 
 

@@ -18,7 +18,14 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, overload
 
 from olive_ext.engine.requests import KeyedRequest, KeyedResult, Request
-from olive_ext.errors import ConfigError, LostRequestsError, SessionError, TaskError, listed
+from olive_ext.errors import (
+    ConfigError,
+    LostRequestsError,
+    SessionError,
+    UnfitTaskError,
+    UnsupportedError,
+    listed,
+)
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
@@ -234,7 +241,7 @@ class Session(AbstractContextManager["Session"]):
         """
         self._turns.check_open()
         if call not in _ASK:
-            raise ConfigError(f"'call' = {call!r}: give one of {listed(_ASK)}")
+            raise ConfigError(f"give one of {listed(_ASK)}", "call", call)
         return self._in_turn(call, self._completed(Call(self, call, _ASK[call]), slices, whose))
 
     def loglikelihood(
@@ -353,7 +360,7 @@ class Session(AbstractContextManager["Session"]):
                 with naming(f"request {item[0]!r}"):
                     (window, *others), is_cut = call.put(number, request)
                     if others:
-                        raise TaskError(f"its sound has {len(others) + 1} windows: use `generate`")
+                        raise UnfitTaskError(f"its sound has {len(others) + 1} windows: use `generate`")
                 if is_cut:
                     logger.warning("request %r was cut on the left to fit", item[0])
                 yield window
@@ -436,15 +443,15 @@ class _Streamed(Call):
         super().__init__(session, "generate", to_generation)
         if request.think_end_token is not None:
             text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
-            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}")
+            raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
         windows, _ = super().put(0, request)
         self._key, self._request = windows[0]
         if len(windows) > 1:
-            raise ConfigError(f"stream: the sound has {len(windows)} windows: use `generate`")
+            raise UnsupportedError(f"stream: the sound has {len(windows)} windows: use `generate`")
         assert self._request.generation is not None
         self.generation = self._request.generation
         if self.generation.beams is not None:
-            raise ConfigError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
+            raise UnsupportedError("stream: a beam search has no answer before its end: give 1 beam, or use `generate`")
         self.made: SimpleQueue[int | BaseException | GenerationOutput] = SimpleQueue()
         self.is_left = threading.Event()
 

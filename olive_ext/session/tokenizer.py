@@ -20,6 +20,7 @@ from olive_ext.errors import (
     ConfigError,
     ModelError,
     TaskError,
+    UnsupportedError,
     one_line,
     panics_as_errors,
     special_kind,
@@ -56,9 +57,11 @@ def refuse_large_ids(folder: Path) -> None:
         if file.suffix not in _FILES or file.is_dir():
             continue
         if kind := special_kind(file):
-            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files")
+            raise ModelError(f"'{file}' is {kind}: a tokenizer consists of files", code="no_access")
         if file.is_file() and file.stat().st_size > LARGEST_FILE:
-            raise ModelError(f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)")
+            raise ModelError(
+                f"'{file}' has {file.stat().st_size:,} bytes: at most {LARGEST_FILE:,} (LARGEST_FILE)", code="too_large"
+            )
     for name in ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "vocab.json"):
         file = folder / name
         if file.is_file() and _LARGE.search(content := file.read_bytes()):
@@ -359,7 +362,7 @@ class Tokenizer:
         from jinja2.exceptions import TemplateError
 
         if not self.has_chat_template and "chat_template" not in kwargs:
-            raise ConfigError(f"the tokenizer in '{self.where}' has no chat template: give the prompt as text")
+            raise UnsupportedError(f"the tokenizer in '{self.where}' has no chat template: give the prompt as text")
         options = {
             "tokenize": False,
             "add_generation_prompt": add_generation_prompt,

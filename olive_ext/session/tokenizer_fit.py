@@ -17,7 +17,16 @@ from unicodedata import normalize
 from typing_extensions import Self
 
 from olive_ext.engine.requests import Request
-from olive_ext.errors import ConfigError, ModelError, TaskError, first_line, panics_as_errors
+from olive_ext.errors import (
+    ConfigError,
+    DamagedError,
+    MismatchError,
+    ModelError,
+    NotComparableError,
+    TaskError,
+    first_line,
+    panics_as_errors,
+)
 from olive_ext.session.tokenizer import Tokenizer, tokenizer_file
 
 Traits = Mapping[str, Any]
@@ -56,12 +65,12 @@ def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> st
         with panics_as_errors():
             core = Core.from_file(str(file))
     except Exception as error:
-        raise ModelError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
+        raise DamagedError(f"'{file}' is not readable by tokenizers alone: {first_line(error)}") from error
     core.no_truncation()
     core.no_padding()
     asked = config is not None and json.loads(config.read_text(encoding="utf-8-sig")).get("add_bos_token") is True
     if add_bos_token is None and asked and tokenizer.bos_token_id not in tokenizer.encode("a"):
-        raise ModelError(
+        raise MismatchError(
             f"'{config}' says add_bos_token = true, and {by} adds no BOS: set 'add_bos_token' to true or false"
         )
     for text in _PROBES[:-1]:  # the last one's special tokens may be in tokenizer_config.json alone
@@ -83,7 +92,7 @@ def refuse_smaller_vocabulary(tokenizer: Tokenizer, vocab_size: int, model: str)
     added = tokenizer.hf.added_tokens_decoder.keys()
     beyond = [number for number in tokenizer.hf.get_vocab().values() if number >= vocab_size and number not in added]
     if beyond:
-        raise ModelError(
+        raise MismatchError(
             f"the tokenizer in '{tokenizer.where}' has tokens up to {max(beyond)}, and '{model}' has a vocabulary of "
             f"{vocab_size}: they do not belong together; set 'tokenizer' to the model's own"
         )
@@ -100,7 +109,7 @@ def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Contain
         unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
         if unknown is not None:
             text = tokenizer.token_text(unknown)
-            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size} tokens")
+            raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size}", code="contradiction")
 
 
 def refuse_template(tokenizer: Tokenizer, **kwargs: Any) -> None:
@@ -210,7 +219,7 @@ def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, 
     sizes = ""
     if reference.get("num_tokens") != own["num_tokens"]:
         sizes = f" ({reference.get('num_tokens')} and {own['num_tokens']} tokens)"
-    raise ConfigError(
+    raise NotComparableError(
         f"the tokenizer of the reference '{reference_name}' differs from that of '{own_name}' in its "
         f"{', '.join(differing)}{sizes}: their distributions are over different tokens and cannot be compared"
     )

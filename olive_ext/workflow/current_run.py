@@ -13,7 +13,7 @@ from typing import Any
 
 from olive_ext.check.recipe import of_input_model
 from olive_ext.config import AT_HAND, EXPORT, INPUT_MODEL, EvaluationSettings, ReferenceConfig
-from olive_ext.errors import ConfigError, OliveExtError, RequirementError
+from olive_ext.errors import ContradictionError, OliveExtError, RequirementError
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model.files.content import load_graph
 from olive_ext.report import Report
@@ -133,9 +133,11 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
         return reference
     run = running.get()
     if run is None:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference' = '{INPUT_MODEL}' means the model that a workflow started from, and no workflow is running: "
-            "give the model's path"
+            "give the model's path",
+            "reference",
+            INPUT_MODEL,
         )
     return of_input_model(reference, run.input_model.type, run.input_model.config)
 
@@ -145,9 +147,11 @@ def _float_at_hand() -> str | None:
     none. Raises `ConfigError` outside of a run."""
     run = running.get()
     if run is None:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of a workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'"
+            f"workflow is running: give its path, or '{EXPORT}'",
+            "reference.float_model",
+            AT_HAND,
         )
     files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
     return next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)

@@ -13,7 +13,7 @@ from typing import Any
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
 from olive_ext.config import Bound
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, ContradictionError
 from olive_ext.report import Metric, Report, has_several_filters
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, is_open, listed, matching, non_finite_requests
@@ -111,11 +111,12 @@ def _matching(declared: Any, sub_type: Any, report: Report) -> Metric:
         problem = "stands for several metrics" if candidates else why_missing(missing)
         raise ConfigError(
             f"the declared metric '{declared.name}' with sub type '{sub_name}' {problem}; name it as "
-            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}'
+            f'"<task>" or "<task>/<metric>" or "<task>/<metric>,<filter>": {listed(candidates or report.metrics)}',
+            code="unknown_name",
         )
     answer = candidates[0]
     if answer.higher_is_better != bool(sub_type.higher_is_better):
-        raise ConfigError(
+        raise ContradictionError(
             f"the declared metric '{declared.name}' says higher_is_better = {str(sub_type.higher_is_better).lower()}, "
             f"but of {answer.task}/{answer.metric} {'higher' if answer.higher_is_better else 'lower'} values are better"
         )

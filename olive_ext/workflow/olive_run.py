@@ -126,9 +126,9 @@ def cli_run(argv: Sequence[str]) -> int:
         except ValidationError as error:
             raise ConfigError(f"the recipe is not valid: {_problems(error)}") from error
         except json.JSONDecodeError as error:
-            raise ConfigError(f"the recipe is not valid JSON: {error}") from error
+            raise ConfigError(f"the recipe is not valid JSON: {error}", code="damaged") from error
         except FileNotFoundError as error:
-            raise ConfigError(f"'{error.filename}': no such file") from error
+            raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
         last = [run.reports[-1].comparison for run in runs if run.reports and not run.is_search]
         return worst_status(comparison for comparison in last if comparison is not None)

@@ -28,7 +28,7 @@ from olive_ext.config import (
     pass_settings,
     settings_of_pass,
 )
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ContradictionError
 from olive_ext.workflow.current_run import logger, settled
 
 Settings = TypeVar("Settings", bound=Strict)
@@ -94,9 +94,10 @@ def _with_named_reference(
     """`values` with "input_model" replaced by the input model's path: the process that evaluates knows no workflow."""
     settings = kind.parse({name: value for name, value in values.items() if name != FINGERPRINT}, where)
     if settings.reference is not None and settings.reference.float_model == AT_HAND:
-        raise ConfigError(
-            f"'{where}.reference.float_model' = '{AT_HAND}': a PythonEnvironment knows no earlier passes: give a path, "
-            f"or '{EXPORT}'"
+        raise ContradictionError(
+            f"a PythonEnvironment knows no earlier passes: give a path, or '{EXPORT}'",
+            f"{where}.reference.float_model",
+            AT_HAND,
         )
     reference = settings.reference and settled(settings.reference)
     if reference is None:

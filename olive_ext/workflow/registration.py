@@ -25,7 +25,7 @@ from olive.workflows.run import config as run_config
 from olive_ext.config import EVALUATOR_TYPE, settings_of_pass, settled_recipe
 from olive_ext.config.base import word
 from olive_ext.config.pass_options import unknown_keys
-from olive_ext.errors import ConfigError
+from olive_ext.errors import all_in_one
 from olive_ext.registry import load, offered
 from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
@@ -195,7 +195,7 @@ def parse_recipe(recipe: Any, given: dict[str, Any], proceed: Callable[..., Any]
     known = given["file_or_obj"]
     keys = settled_recipe(known if isinstance(known, dict) else load_config_file(known))
     if unknown := list(unknown_keys(keys)):
-        raise ConfigError("; ".join(unknown))
+        raise all_in_one(unknown)
     return proceed(file_or_obj=keys)
 
 

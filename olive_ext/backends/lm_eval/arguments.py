@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from olive_ext.config import ModelSettings, OpenSettings
 from olive_ext.config.base import Int, NonNegativeInt, PositiveInt
-from olive_ext.errors import ConfigError, warn_ignored
+from olive_ext.errors import ContradictionError, MissingError, warn_ignored
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.session.opening import resolved_reference
 
@@ -96,15 +96,15 @@ class OrtLMArguments(OpenSettings):
         if not isinstance(values, Mapping):
             return values
         for name in _OF_OLIVE.keys() & values.keys():
-            raise ValueError(f"'{name}' is an argument of Olive's backend: write '{_OF_OLIVE[name]}'")
+            raise ContradictionError(f"'{name}' is an argument of Olive's backend: write '{_OF_OLIVE[name]}'")
         return {name: value for name, value in values.items() if name not in _IGNORED}
 
     @model_validator(mode="after")
     def _check_thinking(self) -> Self:
         if self.enable_thinking and self.think_end_token is None:
-            raise ValueError("'enable_thinking' needs 'think_end_token', to tell answer from reasoning")
+            raise MissingError("needs 'think_end_token', to tell answer from reasoning", "enable_thinking")
         if self.thinking_budget is not None and self.think_end_token is None:
-            raise ValueError("'thinking_budget' needs 'think_end_token', which is put at its end")
+            raise MissingError("'thinking_budget' needs 'think_end_token', which is put at its end", "thinking_budget")
         return self
 
     @classmethod
@@ -115,11 +115,11 @@ class OrtLMArguments(OpenSettings):
         path = pretrained.settings.model if isinstance(pretrained, ResolvedModel) else pretrained
         given = cls.parse({"pretrained": path, **arguments}, where="OrtLM")
         if has_session == (given.pretrained is not None):
-            raise ConfigError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
+            raise ContradictionError("OrtLM takes either 'pretrained', the path of a model, or an open 'session'")
         opening = (_OPENING | {"reference", "record_to"}) - _HANDED_OVER
         idle = sorted(given.model_fields_set & opening) if has_session else []
         if idle:
-            raise ConfigError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
+            raise ContradictionError(f"OrtLM: {', '.join(idle)} cannot be changed on a session that is open")
         return given
 
     def to_open(self, pretrained: str | ResolvedModel | None) -> tuple[ResolvedModel, Any, Any]:

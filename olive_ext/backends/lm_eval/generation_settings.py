@@ -16,7 +16,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from typing_extensions import Self
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-from olive_ext.errors import TaskError
+from olive_ext.errors import TaskError, UnfitTaskError
 from olive_ext.session.generation_bounds import too_long
 from olive_ext.session.requests import GenerationOutput, GenerationRequest
 
@@ -68,7 +68,7 @@ def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
         except (ValueError, TypeError, OverflowError):
             is_right = False
         if not is_right:
-            raise TaskError(f"generation setting '{name}' = {value!r}: give {words}")
+            raise TaskError(f"generation setting: give {words}", name, value, code="wrong_value")
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class GenerationSettings:
         kwargs = dict(normalize_gen_kwargs(dict(gen_kwargs), default_max_gen_toks))
         for name, value in kwargs.items():
             if name not in _KNOWN and value not in _NEUTRAL.get(name, ()):
-                raise TaskError(f"generation setting '{name}' = {value!r} is not supported; known: {sorted(_KNOWN)}")
+                raise UnfitTaskError(f"this generation setting is unsupported; known: {sorted(_KNOWN)}", name, value)
         until = handle_stop_sequences(list(kwargs["until"]), eos=eos)
         if not all(isinstance(stop, str) for stop in until):
-            raise TaskError(f"generation setting 'until' = {gen_kwargs['until']!r}: give a text or a list of texts")
+            raise TaskError("give a text or a list of texts", "until", gen_kwargs["until"], code="wrong_value")
         unread = () if kwargs["do_sample"] else _GREEDY
         given = {name: value for name, value in kwargs.items() if value is not None and name not in unread}
         types = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
@@ -136,7 +136,7 @@ class GenerationSettings:
         budget = self.max_gen_toks if self.max_length is None else self.max_length - len(prompt)
         if budget < 1:
             longest = f"'max_length' = {self.max_length}"
-            raise TaskError(f"task '{task}': {longest} is no more than the prompt's {len(prompt)} tokens")
+            raise TaskError(f"task '{task}': {longest}, and the prompt has {len(prompt)} tokens", code="contradiction")
         if problem := too_long("max_length", budget, max_length):
             raise TaskError(f"task '{task}': {problem}")
         return GenerationRequest(
@@ -162,13 +162,13 @@ def refuse_generation(
     if config.get("output_type") != "generate_until":
         return
     if not isinstance(own, Mapping):
-        raise TaskError(f"task '{name}' has 'generation_kwargs' = {own!r}: give a mapping")
+        raise TaskError(f"task '{name}': give a mapping", "generation_kwargs", own, code="wrong_value")
     try:
         usual = OrtLMArguments.model_fields["max_gen_toks"].default
         default = 1 if model_args is None else model_args.get("max_gen_toks", usual)
         settings = GenerationSettings.read({**own, **gen_kwargs}, default, eos=None, seed=0)
     except TaskError as error:
-        raise TaskError(f"task '{name}': {error}") from error
+        raise error.inside(f"task '{name}'") from error
     settings.refuse_long(name, length)
     if (config.get("repeats") or 1) > 1 and not settings.is_sampled:
         same = f"'repeats' = {config['repeats']} of a greedy generation is one answer"
@@ -186,9 +186,9 @@ def _beams(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if beams["num_beams"] == 1:
         return {}
     if kwargs["do_sample"] and kwargs.get("temperature") != 0:
-        raise TaskError(f"generation setting 'num_beams' = {beams['num_beams']} with 'do_sample': beams are not drawn")
+        raise TaskError("'do_sample' draws no beams", "num_beams", beams["num_beams"], code="contradiction")
     if (end := beams["early_stopping"]) not in (True, False, "never"):
-        raise TaskError(f"generation setting 'early_stopping' = {end!r}: give true, false or \"never\"")
+        raise TaskError('give true, false or "never"', "early_stopping", end, code="wrong_value")
     return {**beams, "early_stopping": end or False, "length_penalty": float(beams["length_penalty"])}
 
 

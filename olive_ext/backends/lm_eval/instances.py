@@ -173,7 +173,8 @@ def noting(lost: LostRequests, owners: Callable[[int], Iterable[Any]]) -> Iterat
         whose = [] if error.request is None else list(owners(error.request))
         if not whose:
             raise
-        raise type(error)(f"task '{whose[0].task_name}', document {whose[0].doc_id}: {error.__cause__}") from error
+        named = error.__cause__ if isinstance(error.__cause__, OliveExtError) else error
+        raise named.inside(f"task '{whose[0].task_name}', document {whose[0].doc_id}") from error
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.samples import GeneratedText
-from olive_ext.errors import MediaError, SessionError, TaskError, counted
+from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
 from olive_ext.model.spec.media_types import Modality
@@ -158,7 +158,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The conversation as a prompt; without `add_generation_prompt` its last message is left open."""
         if self._arguments.enable_thinking and not add_generation_prompt:
             begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
-            raise TaskError(f"'enable_thinking' cannot go with {begun}: the answer would begin before any thought")
+            raise TaskError(f"{begun} begins the answer before any thought", "enable_thinking", code="contradiction")
         options = self._arguments.template_variables()
         text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
         self._media.note_markers(text, chat_history)
@@ -169,7 +169,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """(log-probability in nats, is greedy) of each continuation; an empty one is certain: (0.0, True)."""
         if self._arguments.enable_thinking:
             names = sorted({str(request.task_name) for request in requests})
-            raise TaskError(f"'enable_thinking' needs tasks that generate; these score continuations: {names}")
+            raise TaskError(
+                f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
+            )
         with self._progress("Scoring", len(requests), disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
             return self._scores(len(requests), slices, requests, advance)
@@ -335,9 +337,11 @@ class TaskMedia:
         media = args[2] if len(args) > 2 else {}
         taken = {name for name, modality in _ARGUMENTS.items() if modality in self._markers}
         if unknown := media.keys() - (taken | {"audio"} if self.is_speech else taken):
-            raise TaskError(f"the task gives {', '.join(sorted(unknown))}, which this model does not take")
+            raise TaskError(
+                f"the task gives {', '.join(sorted(unknown))}, which this model does not take", code="unknown_name"
+            )
         if self.is_speech and "audio" not in media:
-            raise TaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
+            raise UnfitTaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
         fields = {"images": self._images(media.get("visual")), "audio": as_list(media.get("audio"))}
         return {name: tuple(items) for name, items in fields.items() if items}
 

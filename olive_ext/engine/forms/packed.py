@@ -304,7 +304,7 @@ class PackedOnGraph(GraphForm):
     @override
     def refused(cls, model: ResolvedModel, reason: str) -> str:
         if model.settings.engine.scoring == "packed":
-            raise ConfigError(f"'engine.scoring' = \"packed\": {reason}")
+            raise ConfigError(f"'engine.scoring' = \"packed\": {reason}", "engine.scoring")
         return f"{ONE_BY_ONE}: {reason}"
 
     @classmethod
@@ -375,7 +375,7 @@ def _check_step(chunk_size: int | str, device: str, otherwise: str = "") -> None
     """Raises `ConfigError` for steps of more tokens than the device's kernel is known to survive."""
     most = longest_step(device)
     if isinstance(chunk_size, int) and chunk_size > most:
-        raise ConfigError(f"'engine.chunk_size' = {chunk_size}: {_too_long(device, most)}; give {most}{otherwise}")
+        raise ConfigError(f"{_too_long(device, most)}; give {most}{otherwise}", "engine.chunk_size", chunk_size)
 
 
 def _check_whole(spec: DecoderSpec, device: str) -> None:

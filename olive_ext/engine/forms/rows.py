@@ -396,7 +396,7 @@ class RowsOnGraph(GraphForm):
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
         is_demanded, problem = model.settings.engine.scoring == "answers", against_answers(model)
         if is_demanded and problem:
-            raise ConfigError(f"'engine.scoring' = \"answers\": {problem}")
+            raise ConfigError(f"'engine.scoring' = \"answers\": {problem}", "engine.scoring")
         if problem:
             return Decision("scoring", "rows", reason)
         why = "short answers share steps of one token each where that is cheaper by rule"

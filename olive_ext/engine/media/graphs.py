@@ -56,7 +56,7 @@ class ShapeCount:
     def refuse(self, problem: str) -> None:
         """Raises `ConfigError` where shapes must be few, which `problem` speaks against."""
         if self._is_strict:
-            raise ConfigError(f"'engine.strict_shapes' = true: {problem}")
+            raise ConfigError(f"'engine.strict_shapes' = true: {problem}", "engine.strict_shapes")
 
     def note(self, number: int, name: str, shapes: Shapes) -> None:
         """Counts a run that is about to happen. Raises `LateShapeError` where it may not."""

@@ -17,7 +17,7 @@ from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
-from olive_ext.errors import ConfigError
+from olive_ext.errors import NotComparableError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import named_ort_failures
@@ -166,7 +166,7 @@ class _RowsGraph:
 def refuse_other_vocabulary(reference: int, own: int) -> None:
     """Raises `ConfigError` for logits of two sizes."""
     if reference != own:
-        raise ConfigError(
+        raise NotComparableError(
             f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
         )
 

@@ -26,7 +26,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels, shape_of
 from olive_ext.engine.requests import KeyedRequest, Notes, Request, Result, source_key
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import IntArray, Step, StepOutput
-from olive_ext.errors import ConfigError, RecordsError
+from olive_ext.errors import NotComparableError, RecordsError
 from olive_ext.records import Records, request_key, scored_targets
 from olive_ext.stats.compared_fields import COMPARED
 
@@ -123,7 +123,7 @@ class ResidentTap(Tap):
         kinds = [runner.traits.source_kind for runner in (self._reference, candidate)]
         if kinds[0] is not kinds[1]:
             names = [kind.value if kind else "none" for kind in kinds]
-            raise ConfigError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
+            raise NotComparableError(f"the reference's encoder takes {names[0]} and the model's {names[1]}")
         self._reference.residency = candidate.residency
         self.runners, self.kernels = (self._reference,), kernels
         self._own_item = lru_cache(maxsize=KEPT_ITEMS)(own_item)

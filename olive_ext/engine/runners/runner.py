@@ -140,7 +140,7 @@ class Runner(ABC):
         if num_beams > self.capacity.num_slots:
             why = self.describe().get("num_slots_origin", "engine.num_slots")
             found = f"the session has {self.capacity.num_slots} ({why})"
-            raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}")
+            raise OliveExtError(f"'num_beams' = {num_beams} needs a slot for each beam; {found}", "num_beams")
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
         """Runs encoders beforehand on `items` of every shape, and what brings features to rows of `most` tokens."""

@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.errors import ModelError, first_line, understood
+from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, understood
 from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.model.files.package_files import named_files, within
 from olive_ext.model.spec.tensor_names import Outline
@@ -141,11 +141,11 @@ def weight_files(decoder: Path, locations: Iterable[str]) -> dict[str, Path]:
     for location in sorted(set(locations)):
         relative = PurePosixPath(os.path.normpath(location).replace("\\", "/"))
         if relative.is_absolute() or relative.parts[:1] == ("..",):
-            raise ModelError(f"'{decoder}' keeps weights in '{location}', outside its own folder")
+            raise ModelError(f"'{decoder}' keeps weights in '{location}', outside its own folder", code="untrusted")
         candidates = (decoder.parent / relative, decoder.resolve().parent / relative)
         file = next((path for path in candidates if path.is_file()), None)
         if file is None:
-            raise ModelError(f"'{decoder}' keeps weights in '{location}', and '{candidates[0]}' does not exist")
+            raise NotFoundError(f"'{decoder}' keeps weights in '{location}', and '{candidates[0]}' does not exist")
         files[location] = within(file, *(path.parent for path in (decoder, decoder.resolve())))
     return files
 
@@ -154,7 +154,7 @@ def refuse_short(decoder: Path, file: Path, needed: int) -> None:
     """Raises `ModelError` for external data of fewer bytes than the graph reads, or a pointer of Git LFS."""
     refuse_pointer(file)
     if (size := file.stat().st_size) < needed:
-        raise ModelError(f"'{file}' has {size:,} bytes, and '{decoder}' reads {needed:,} of it: it is cut off")
+        raise DamagedError(f"'{file}' has {size:,} bytes, and '{decoder}' reads {needed:,} of it: it is cut off")
 
 
 def refuse_pointer(file: Path) -> None:
@@ -164,7 +164,7 @@ def refuse_pointer(file: Path) -> None:
             return
         text = _LFS + content.read(400)
     size = next((line[5:].decode() for line in text.splitlines() if line.startswith(b"size ")), "?")
-    raise ModelError(
+    raise DamagedError(
         f"'{file}' is a pointer of Git LFS ({file.stat().st_size} bytes) in place of a file of {size} bytes: run `git "
         "lfs pull`"
     )
@@ -181,7 +181,7 @@ def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, d
     try:
         folder = Path(os.path.commonpath([file.parent for file in files.values()]))
     except ValueError as error:
-        raise ModelError(f"the weights of '{decoder}' lie on different drives") from error
+        raise MismatchError(f"the weights of '{decoder}' lie on different drives") from error
     moved = {location: file.relative_to(folder).as_posix() for location, file in files.items()}
     return folder, {old: new for old, new in moved.items() if old != new}
 
@@ -217,14 +217,14 @@ def load_graph(path: Path) -> onnx.ModelProto:
         refuse_pointer(path)
         model = onnx.load(path, format="protobuf", load_external_data=False)
     except OSError as error:
-        raise ModelError(f"'{path}' cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"'{path}' cannot be read: {error.strerror or error}", code="no_access") from error
     except ModelError:
         raise
     except Exception as error:  # protobuf's DecodeError, which only protobuf itself could name here
-        raise ModelError(f"'{path}' is a broken graph: {first_line(error)} ({path.stat().st_size} bytes)") from error
+        raise DamagedError(f"'{path}' is a broken graph: {first_line(error)} ({path.stat().st_size} bytes)") from error
     if not model.graph.node or not model.graph.output or not model.opset_import:
         reason = "it has no nodes, no outputs or no opset"
-        raise ModelError(f"'{path}' is a broken graph: {reason} ({path.stat().st_size} bytes)")
+        raise DamagedError(f"'{path}' is a broken graph: {reason} ({path.stat().st_size} bytes)")
     return model
 
 
@@ -254,5 +254,5 @@ def _external_range(path: Path, tensor: onnx.TensorProto) -> tuple[str, int]:
         if min(offset, length) < 0 or not isinstance(location, str):  # bytes where it is no UTF-8
             raise ValueError(location)
     except (KeyError, ValueError) as error:
-        raise ModelError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
+        raise DamagedError(f"'{path}' is a broken graph: the external data of '{tensor.name}' are {entries}") from error
     return location, offset + length

@@ -63,6 +63,9 @@ _SCALAR_READERS = ("Add", "Sub", "Mul", "Div", "Pow", "Clip", "Min", "Max", "Top
 _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
 
+_ROWS = 1 << 14
+"""Of a rotary table that are computed at a time."""
+
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
@@ -80,16 +83,15 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
     for part, graph in graphs.items():
-        own, other = constants_of(graph), constants_of(others[part]) if part in others else None
-        constants, named = own.floats(), {}
-        if other is not None:
-            known, named = _renamed(other.floats(), constants), differing_numbers(other, own)
-        else:
-            known = floats
-            if config and not part:
-                known, named = floats | rotary_tables(config, constants), numbers_against(config, own.model)
-        far = {} if other is None else outliers(distances(other, own))
-        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | named
+        own, known, far, numbers = constants_of(graph), floats, {}, {}
+        constants = own.floats()
+        if part in others:
+            other = constants_of(others[part])
+            known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
+            numbers = differing_numbers(other, own)
+        elif config and not part:
+            known, numbers = floats | rotary_tables(config, constants), numbers_against(config, own.model)
+        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return told
 
@@ -140,8 +142,12 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
         if not half or len(own) < 2 or all(half != int(size * share) // 2 for share in shares):
             continue
         turn = np.cos if _turn(name) == "cos" else np.sin
-        base = min(bases, key=lambda one: float(np.abs(turn(one ** -(np.arange(half) / half)) - own[1]).max()))
-        tables[name] = turn(np.outer(np.arange(len(own)), base ** -(np.arange(half) / half))).astype(np.float32)
+        angles = [base ** -(np.arange(half) / half) for base in bases]
+        nearest = angles[int(np.argmin([np.abs(turn(one) - own[1]).max() for one in angles]))]
+        tables[name] = np.empty(own.shape, np.float32)
+        for first in range(0, len(own), _ROWS):
+            rows = np.arange(first, min(first + _ROWS, len(own)))
+            tables[name][rows] = turn(np.outer(rows, nearest))
     return tables
 
 
@@ -202,9 +208,9 @@ def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[s
     have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
-    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon"))]
-    queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head"))]
-    shared = [value for key, value in fields if key.endswith("heads")]
+    epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
+    queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
+    shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
     caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
     kinds = _by_kind(model)
     has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
@@ -238,7 +244,7 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, has_windows: bool
     """The windows that an attention may have by config.json, where some of the graph have one or none has; empty where
     it does not say, and where a mask may hold the window."""
     types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
-    if node.op_type != "GroupQueryAttention" or any(node.input[_ATTENTION_BIAS:][:1]):
+    if node.op_type != "GroupQueryAttention" or any(node.input[_ATTENTION_BIAS:][:1]) or not isinstance(window, int):
         return []
     if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
         return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]

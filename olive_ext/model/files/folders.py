@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError, counted, listed, special_kind
+from olive_ext.errors import ModelError, NotFoundError, counted, listed, special_kind
 from olive_ext.model.files.package_config import read_json
 from olive_ext.model.files.package_files import inside, refuse_shards_outside, refuse_strangers, within
 from olive_ext.model.types import ModelFiles
@@ -46,9 +46,9 @@ def real_path(path: str | Path) -> Path:
     expanded = Path(path).expanduser()
     if not expanded.exists():
         reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
-        raise ModelError(f"model path '{path}' {reason}")
+        raise NotFoundError(f"model path '{path}' {reason}")
     if kind := special_kind(expanded):
-        raise ModelError(f"model path '{path}' is {kind}: give a file or a folder")
+        raise ModelError(f"model path '{path}' is {kind}: give a file or a folder", code="no_access")
     return expanded.resolve() if expanded.is_dir() else expanded.parent.resolve() / expanded.name
 
 
@@ -131,7 +131,7 @@ def find_tokenizer(
         if is_hub_name(name, needs_owner=True):
             return name, f"{origin} (a hub name)"
     looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
-    raise ModelError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer' to its folder")
+    raise NotFoundError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'")
 
 
 def _from_option(option: str) -> tuple[str, str]:
@@ -139,10 +139,10 @@ def _from_option(option: str) -> tuple[str, str]:
     if folder := _folder(path):
         return str(folder), "the setting 'tokenizer'"
     if path.exists():
-        raise ModelError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}")
+        raise NotFoundError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}", "tokenizer", option)
     if is_hub_name(option):
         return option, "the setting 'tokenizer' (a hub name)"
-    raise ModelError(f"'tokenizer' = '{option}' does not exist")
+    raise NotFoundError(f"'tokenizer' = '{option}' does not exist", "tokenizer", option)
 
 
 def _folder(path: Path) -> Path | None:
@@ -167,7 +167,7 @@ def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, A
         if file is not None and file.is_file():
             graphs[part] = (file, f"genai_config.json's {key}")
         elif file is not None and section in _TEXT_SECTIONS:
-            raise ModelError(f"genai_config.json names '{name}' for {key}; '{file}' does not exist")
+            raise NotFoundError(f"genai_config.json names '{name}' for {key}; '{file}' does not exist")
     return graphs
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.errors import ModelError, listed
+from olive_ext.errors import MismatchError, ModelError, NotFoundError, listed
 from olive_ext.model.files import folders
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
 from olive_ext.model.files.folders import GENAI_CONFIG, OLIVE_RECORD
@@ -98,21 +98,21 @@ def _companions(
 
     graphs = {file: read_outline(file) for file, _ in named.values()}
     if (made := sorted(EMBEDDING_NAMES & outline.outputs.keys())) and not outline.has_logits:
-        raise ModelError(f"'{decoder}' is to be the decoder; by the graph it is the embedding: it returns '{made[0]}'")
+        raise MismatchError(f"'{decoder}' is to be the decoder; it is the embedding, because it returns '{made[0]}'")
     takes = min(EMBEDDING_NAMES & outline.inputs.keys(), default=None)
     if takes and "embedding" not in named and root.is_dir():
         others = (file for pattern in _GRAPHS for file in folders.graphs_below(root, pattern) if file != decoder)
         graphs |= {file: graph for file in sorted(others) if (graph := _readable(file)) is not None}
     if not takes and named.get("embedding", (None, ""))[1] == _BY_USER:
-        raise ModelError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
+        raise MismatchError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
     settled = settle(named, find_parts(outline, graphs))
     if takes and "embedding" in named and takes not in graphs[named["embedding"][0]].outputs:
         file, rule = named["embedding"]
         shown = listed(graphs[file].outputs)
-        raise ModelError(f"by {rule} '{file}' is the part 'embedding'; it returns {shown}: not the decoder's '{takes}'")
+        raise MismatchError(f"by {rule} '{file}' is the part 'embedding'; it returns {shown}, not '{takes}'")
     for part, (file, rule) in named.items():
         if file == decoder and rule == _BY_USER:
-            raise ModelError(f"'components.{part}' = '{file}' is the decoder itself: name the graph of that part")
+            raise MismatchError("it is the decoder itself: name the graph of that part", f"components.{part}", file)
     return {part: (file, graphs[file], rule) for part, (file, rule) in settled.items()}
 
 
@@ -120,7 +120,7 @@ def _component(root: Path, part: str, name: str) -> Named:
     folder = root.parent if root.is_file() else root
     file = folder / name
     if not file.is_file():
-        raise ModelError(f"'components.{part}' = '{name}' is not in '{folder}': {folders.contents(folder)}")
+        raise NotFoundError(f"it is not in '{folder}': {folders.contents(folder)}", f"components.{part}", name)
     return folders.real_path(file), _BY_USER
 
 
@@ -159,16 +159,16 @@ def model_kind(path: str | Path) -> Kind:
 def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
     if component is not None:
         if onnx_file_name is not None and component[0] != root / onnx_file_name:
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', and {_BY_USER} has the decoder '{component[0]}'")
+            raise MismatchError(f"{_BY_USER} has the decoder '{component[0]}'", "onnx_file_name", onnx_file_name)
         return component
     if root.is_file():
         _refuse_others(root)
         if onnx_file_name and Path(onnx_file_name).name != root.name:
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}', but the model path is the file '{root}'")
+            raise MismatchError(f"the model path is the file '{root}'", "onnx_file_name", onnx_file_name)
         return root, "the model path"
     if onnx_file_name:
         if not (root / onnx_file_name).is_file():
-            raise ModelError(f"'onnx_file_name' = '{onnx_file_name}' is not in '{root}': {folders.contents(root)}")
+            raise NotFoundError(f"it is not in '{root}': {folders.contents(root)}", "onnx_file_name", onnx_file_name)
         return root / onnx_file_name, "the setting 'onnx_file_name'"
     named, rule = _genai_decoder(root)
     if named is not None:
@@ -176,7 +176,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
     if recorded := _olive_decoder(root):
         return recorded, f"Olive's {OLIVE_RECORD}"
     if rule:
-        raise ModelError(f"{rule}; set 'onnx_file_name'")
+        raise ModelError(f"{rule}; set 'onnx_file_name'", "onnx_file_name", code="missing")
     return _only_decoder(root)
 
 
@@ -216,7 +216,7 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
     graphs = next(filter(None, (folders.graphs_below(root, pattern) for pattern in _GRAPHS)), [])
     names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
     if not graphs:
-        raise ModelError(f"no .onnx file in '{root}': {folders.contents(root)}")
+        raise NotFoundError(f"no .onnx file in '{root}': {folders.contents(root)}")
     if len(graphs) == 1:
         return graphs[0], "the only .onnx file"
     decoders = [graph for graph in graphs if (outline := _readable(graph)) is not None and outline.has_logits]
@@ -226,7 +226,7 @@ def _only_decoder(root: Path) -> tuple[Path, str]:
         return picked
     if len(decoders) > 1:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
-        raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one")
+        raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one", code="missing")
     return decoders[0], f"the only one of {names} that returns logits"
 
 

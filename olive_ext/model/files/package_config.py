@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
 from olive_ext.config.base import Strict, not_bool
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, DamagedError
 from olive_ext.model.files.package_files import json_object
 from olive_ext.model.types import ModelFiles
 
@@ -151,7 +151,7 @@ def mistakes_in(file: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ModelError(f"'{file}': {error}") from error
+        raise DamagedError(f"'{file}': {error}") from error
 
 
 def _without_null(value: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from olive_ext.errors import ModelError, first_line, keys_once, special_kind
+from olive_ext.errors import DamagedError, ModelError, first_line, keys_once, special_kind
 
 LARGEST = 16 * 2**20
 """Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
@@ -36,12 +36,14 @@ def inside(folder: Path, name: str, key: str) -> Path:
     written = PurePosixPath(name.replace("\\", "/"))
     if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
         raise ModelError(
-            f"'{folder}' names '{name}' for {key}, which is not inside of the folder: no model names other files"
+            f"'{folder}' names '{name}' for {key}, which is not inside of the folder: no model names other files",
+            code="untrusted",
         )
     if _leads_out(folder / name, folder):
         raise ModelError(
             f"'{folder}' names '{name}' for {key}, a link that leads out of the folder, to "
-            f"'{(folder / name).resolve()}'"
+            f"'{(folder / name).resolve()}'",
+            code="untrusted",
         )
     return folder / name
 
@@ -52,7 +54,7 @@ def within(path: Path, *folders: Path) -> Path:
     if _leads_out(path, *(folders or (path.parent,))):
         raise ModelError(f"'{path}' leads out of the model's folder, to '{path.resolve()}': put the file itself there")
     if kind := special_kind(path):
-        raise ModelError(f"'{path}' is {kind}: a model consists of files and folders")
+        raise ModelError(f"'{path}' is {kind}: a model consists of files and folders", code="no_access")
     return path
 
 
@@ -66,7 +68,7 @@ def refuse_strangers(folder: Path) -> None:
                 if not (path.name.startswith(".") or ".onnx" in path.name or stat.S_ISDIR(_mode(path))):
                     within(path, folder)
     except OSError as error:
-        raise ModelError(f"the model's folder '{folder}' cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"cannot read the folder '{folder}': {error.strerror or error}", code="no_access") from error
 
 
 def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) -> dict[str, Any]:
@@ -79,17 +81,19 @@ def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) 
     try:
         size = path.stat().st_size
         if size > largest:
-            raise ModelError(f"'{path}' has {size:,} bytes: no configuration has more than {largest:,}")
+            raise ModelError(f"'{path}' has {size:,} bytes: at most {largest:,} are read", code="too_large")
         text = path.read_text(encoding="utf-8-sig")
         value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
         if "\\ud" in text.lower():  # half of a character, which names no file
             json.dumps(value, ensure_ascii=False).encode()
+    except ModelError:
+        raise
     except RecursionError as error:
-        raise ModelError(f"'{path}' is not readable JSON: it is nested too deeply") from error
+        raise DamagedError(f"'{path}' is not readable JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"'{path}' is not readable JSON: {first_line(error)}") from error
+        raise DamagedError(f"'{path}' is not readable JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
+        raise DamagedError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
     return value
 
 

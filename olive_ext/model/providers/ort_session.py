@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.config import EngineConfig, ExecutionSettings
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, joined_lines, special_kind
+from olive_ext.errors import (
+    ConfigError,
+    DamagedError,
+    ModelError,
+    OliveExtError,
+    ProviderError,
+    joined_lines,
+    special_kind,
+)
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.resolution import plugin_devices
@@ -125,14 +133,16 @@ def read_adapter(path: str) -> onnxruntime.AdapterFormat:
     import onnxruntime
 
     if kind := special_kind(Path(path)):
-        raise ModelError(f"adapter '{path}' in engine.adapters is {kind}: give a file")
+        raise ModelError(f"adapter '{path}' in engine.adapters is {kind}: give a file", code="no_access")
     try:
         with Path(path).open("rb"):
             return onnxruntime.AdapterFormat.read_adapter(path)
     except OSError as error:
-        raise ModelError(f"adapter '{path}' in engine.adapters cannot be read: {error.strerror or error}") from error
+        raise ModelError(
+            f"cannot read '{path}': {error.strerror or error}", "engine.adapters", code="no_access"
+        ) from error
     except RuntimeError as error:
-        raise ModelError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
+        raise DamagedError(f"'{path}' in engine.adapters is no .onnx_adapter file, or is damaged") from error
 
 
 def _session_options(folder: Path | None, config: EngineConfig, prefix: Path | None, level: str | None) -> Any:
@@ -177,7 +187,7 @@ def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
     for name in unknown:
         if near := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
             told = f"'engine.session_options' has '{name}', which ONNX Runtime ignores"
-            raise ConfigError(f"{told}: did you mean '{near[0]}'?")
+            raise ConfigError(f"{told}: did you mean '{near[0]}'?", code="unknown_name")
     if unknown:
         logger.warning(
             "engine.session_options: this ONNX Runtime has no entry %s, as far as can be told, and ignores such",

@@ -56,8 +56,7 @@ def operators_library(genai_config: Mapping[str, Any], file: Path, *, is_trusted
     settings = list(_untrusted(genai_config, ""))
     if settings and not is_trusted:
         key, value, what = settings[0]
-        shown = str(value) if len(str(value)) <= 80 else f"{str(value)[:77]}..."
-        raise ModelError(f"'{file}' sets '{key}' = '{shown}', {what}: {NOT_TRUSTED}")
+        raise ModelError(f"'{file}' sets {what}: {NOT_TRUSTED}", key, value, code="untrusted")
     return next((str(value) for _, value, what in settings if what == _OPERATORS), None)
 
 

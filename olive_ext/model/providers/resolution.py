@@ -64,7 +64,7 @@ def resolve_providers(
     for asked, asked_options in written:
         row = _row(asked, names, origin)
         if any(row.name == provider.name for provider in providers):
-            raise ProviderError(f"{origin} names {row.name} twice")
+            raise ProviderError(f"{origin} names {row.name} twice", code="contradiction")
         if row.name not in names:
             missing = (
                 f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
@@ -166,7 +166,8 @@ def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> 
         if len(installed) > 1:
             raise ProviderError(
                 f"{' and '.join(installed)} are installed together and exclude each other: "
-                f"uninstall all of them, then install one"
+                f"uninstall all of them, then install one",
+                code="contradiction",
             )
 
 
@@ -195,7 +196,7 @@ def _pairs(value: Any, origin: str) -> list[Written]:
             case [str() as name, Mapping() as options]:
                 pairs.append((name, options))
             case _:
-                raise ProviderError(f"{origin} has the entry {item!r}: expected a name or a pair (name, options)")
+                raise ProviderError(f"{origin} has {item!r}: give a name or a pair (name, options)", code="wrong_value")
     return pairs
 
 
@@ -206,7 +207,8 @@ def _with_options(written: list[Written], options: Any, origin: str) -> list[Wri
     if len(extra) != len(written):
         raise ProviderError(
             f"provider_options has {len(extra)} entries for {len(written)} provider(s) from {origin} "
-            f"({', '.join(name for name, _ in written)}); expected one each"
+            f"({', '.join(name for name, _ in written)}); expected one each",
+            code="wrong_value",
         )
     merged: list[Written] = []
     for (name, own), more in zip(written, extra, strict=True):
@@ -224,7 +226,7 @@ def _row(asked: str, available: Iterable[str], origin: str) -> ProviderRow:
         return ProviderRow(asked, asked)
     near = difflib.get_close_matches(asked.lower(), ROWS, n=1)
     hint = f"did you mean '{ROWS[near[0]].short}'?" if near else f"known: {', '.join(row.short for row in TABLE)}"
-    raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}")
+    raise ProviderError(f"{origin} names the unknown execution provider '{asked}': {hint}", code="unknown_name")
 
 
 def _text(key: str, value: Any, provider: str) -> str:
@@ -232,7 +234,9 @@ def _text(key: str, value: Any, provider: str) -> str:
         return str(int(value))
     if isinstance(value, (str, int, float)):
         return str(value)
-    raise ProviderError(f"option '{key}' of {provider} = {value!r}: expected a string, a number or a boolean")
+    raise ProviderError(
+        f"option '{key}' of {provider} = {value!r}: give a string, number or boolean", code="wrong_value"
+    )
 
 
 def _library_path(name: str, written: str) -> str:
@@ -240,7 +244,7 @@ def _library_path(name: str, written: str) -> str:
     if path.is_file():
         return _resolved(path)
     if not written.isidentifier() or importlib.util.find_spec(written) is None:
-        raise ProviderError(f"provider library '{name}' = '{written}': neither a file nor an installed Python package")
+        raise ProviderError(f"no library '{name}' = '{written}': neither a file nor a Python package", code="not_found")
     package = importlib.import_module(written)
     if not hasattr(package, "get_library_path"):
         raise ProviderError(f"provider library '{name}': the package '{written}' has no get_library_path()")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import MismatchError, ModelError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model.types import KvTensor, TensorSpec
 
@@ -171,7 +171,7 @@ def refuse_rotary(graph: onnx.GraphProto, head_sizes: Mapping[str, int]) -> None
             f"the rotary tables '{cosines}' {list(dims[cosines])} and '{sines}' {list(dims[sines])} of '{node.name}'"
         )
         if dims[cosines] != dims[sines]:
-            raise ModelError(f"{tables} differ in shape, which {node.op_type} refuses")
+            raise MismatchError(f"{tables} differ in shape, which {node.op_type} refuses")
         width, rotated = dims[cosines][-1], attribute(node, "rotary_embedding_dim", 0)
         if node.op_type == "RotaryEmbedding":
             if rotated and not node.domain and width != rotated // 2:  # the other one takes half of a head as well

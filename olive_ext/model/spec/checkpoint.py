@@ -64,7 +64,7 @@ def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
     `ModelError` where none says it."""
     known = {origin: int(limit) for origin, limit in limits.items() if limit}
     if not known:
-        raise ModelError("the context length is unknown: neither a config nor the graph states it; set max_length")
+        raise ModelError("no config and no graph states the context length; give it", "max_length", code="missing")
     winner = min(known, key=known.__getitem__)
     others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
     told = f"the context length {known[winner]} is that of {winner}"

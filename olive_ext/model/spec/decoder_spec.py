@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from olive_ext.errors import ModelError, listed
+from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.model.spec import attention, checkpoint, tensor_names
 from olive_ext.model.spec.attention import AttentionNodes, refuse_rotary, rotary_rows
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
@@ -208,7 +208,7 @@ class _Reader:
             configured = int(self._decoder_config[key])
             stored = self._attention.stored(tensor.name, configured) if key == "head_size" else configured
             if from_graph is not None and from_graph != stored:
-                raise ModelError(f"genai_config.json says {key} {configured}; the graph's attention has {from_graph}")
+                raise MismatchError(f"genai_config.json says {key} {configured}, the graph's attention {from_graph}")
             return stored
         if from_graph is None:
             raise ModelError(f"input '{tensor.name}' has the symbolic {key} '{size}'; no genai_config.json states it")
@@ -226,7 +226,7 @@ class _Reader:
         candidates = [output for output in self._outputs if output.startswith("logits")]
         if len(candidates) != 1:
             listing = f"several could be meant: {listed(candidates)}" if candidates else listed(self._outputs)
-            raise ModelError(f"the decoder has no output '{name}'; {'' if candidates else 'it returns '}{listing}")
+            raise MismatchError(f"the decoder has no output '{name}'; {'' if candidates else 'it returns '}{listing}")
         self._note(f"the logits are '{candidates[0]}', the only output whose name starts with 'logits'")
         return self._outputs[candidates[0]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from olive_ext.errors import ModelError, listed
+from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.model.spec import tensor_names
 from olive_ext.model.spec.attention import graph_inputs
 from olive_ext.model.spec.media_types import MEDIA_PARTS, Modality, modalities_of, modality_of
@@ -229,7 +229,7 @@ def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, 
         if real.name in named:
             continue
         if real.name in settled:
-            raise ModelError(
+            raise MismatchError(
                 f"both '{settled[real.name][0]}' and '{file}' are '{real.name}' by the graphs: name one in 'components'"
             )
         settled[real.name] = (file, real.why)

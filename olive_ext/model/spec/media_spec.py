@@ -292,11 +292,12 @@ def _placeholder(
     unmet = [origin for origin, number in known.items() if compared and number not in compared]
     if unmet or len(set(known.values())) > 1:
         told = f"; the embedding graph compares ids with {sorted(compared)}" if unmet else ""
-        raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{told}")
+        raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{told}", code="missing")
     if not known:
         raise ModelError(
             f"the token that '{name}' replaces is unknown: neither does the embedding graph compare the ids "
-            f"with one, nor does a configuration have {listed(PLACEHOLDER_KEYS[modality])}"
+            f"with one, nor does a configuration have {listed(PLACEHOLDER_KEYS[modality])}",
+            code="missing",
         )
     return next(iter(known.values()))
 

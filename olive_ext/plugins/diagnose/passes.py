@@ -16,7 +16,7 @@ from olive.model import CompositeModelHandler, ONNXModelHandler
 from olive_ext.config import EvaluationSettings
 from olive_ext.config.model import ModelConfig
 from olive_ext.config.work import NEEDS_ONNX
-from olive_ext.errors import ConfigError
+from olive_ext.errors import UnsupportedError
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.folders import GENAI_CONFIG
@@ -51,7 +51,7 @@ def opening_values(model: Any, settings: LocationSettings, execution_providers: 
     where it is no ONNX model."""
     kind, handler = handler_of(model)
     if kind != "onnx":
-        raise ConfigError(NEEDS_ONNX)
+        raise UnsupportedError(NEEDS_ONNX)
     settings = settings.model_copy(update={"reference": settled(settings.reference)})
     opened = onnx_config(handler, EvaluationSettings(**settings.shared(EvaluationSettings)), execution_providers)
     return {**settings.own(), **{name: getattr(opened, name) for name in opened.model_fields_set}}

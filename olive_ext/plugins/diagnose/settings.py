@@ -14,6 +14,7 @@ from olive_ext.config.base import Place, PositiveInt, Strict, Word, not_bool, wo
 from olive_ext.config.certain import Bound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, WorkSettings
+from olive_ext.errors import ContradictionError
 
 
 class LocationSettings(PassSettings):
@@ -41,9 +42,9 @@ class LocationSettings(PassSettings):
     @model_validator(mode="after")
     def _check_place(self) -> Self:
         if self.reference.mode == "resident":
-            raise ValueError("'reference.mode' = 'resident': a loss map reads the reference's records")
+            raise ContradictionError("'reference.mode' = 'resident': a loss map reads the reference's records")
         if self.workers is not None or self.isolation == "process":
-            raise ValueError("'workers' and 'isolation' = 'process': a loss map is measured in its own process")
+            raise ContradictionError("'workers' and 'isolation' = 'process': a loss map is measured in its own process")
         return self
 
     def shared(self, other: type[WorkSettings]) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _bytes(value: Any) -> Any:
     match = _SIZE.fullmatch(value.strip())
     unit = _UNITS.get(match.group(2).upper()) if match else None
     if match is None or unit is None:
-        raise ValueError("give bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB")
+        raise ContradictionError("give bytes, or a number with kB, MB, GB, TB, KiB, MiB or GiB")
     return round(float(match.group(1)) * unit)
 
 
@@ -117,18 +118,16 @@ class MendingSettings(LocationSettings):
     @model_validator(mode="after")
     def _check_goal(self) -> Self:
         if type(self) is MendingSettings and self.output_dir is not None:
-            raise ValueError("'output_dir': the model of a pass goes where Olive puts it")
+            raise ContradictionError("'output_dir': the model of a pass goes where Olive puts it", "output_dir")
         if self.by != "node":
-            raise ValueError(f"'by' = '{self.by}': weights are mended one by one")
+            raise ContradictionError("weights are mended one by one", "by", self.by)
         for bound in self.require:
             if bound.metric != "kl_mean" or bound.max is None or bound.task not in (None, "all"):
-                raise ValueError(
-                    f"'require': '{bound.metric}' is not bounded by this pass: it takes 'max' of 'kl_mean'"
-                )
+                raise ContradictionError(f"'{bound.metric}' is not bounded here: give 'max' of 'kl_mean'", "require")
         if self.at_most is not None and self.like is not None:
-            raise ValueError("'at_most' and 'like' both give a size: give one of them")
+            raise ContradictionError("'at_most' and 'like' both give a size: give one of them", "at_most")
         if self.within is None and self.at_most is None and self.like is None and not self.require:
-            raise ValueError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
+            raise ContradictionError("give what the mended model is to keep: 'within', 'at_most' or 'like'")
         return self
 
     @property

@@ -11,7 +11,15 @@ from typing import Any
 
 from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
 from olive_ext.config.model import ModelConfig
-from olive_ext.errors import ANY_FAILURE, ConfigError, OliveExtError, first_line
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ContradictionError,
+    MissingError,
+    OliveExtError,
+    UnsupportedError,
+    first_line,
+)
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
@@ -42,21 +50,26 @@ def refuse_stages(models: Models) -> None:
         return
     if reference.is_records or reference.is_same:
         if reference.float_model or reference.provider_stage:
-            raise ConfigError(
-                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage"
+            raise ContradictionError(
+                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage",
+                "reference",
+                reference.path,
             )
         return
     is_hf = models.given_reference.kind == "hf"
     if reference.float_model == AT_HAND:
-        raise ConfigError(
+        raise ContradictionError(
             f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of an Olive workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'"
+            f"workflow is running: give its path, or '{EXPORT}'",
+            "reference.float_model",
+            AT_HAND,
         )
     if reference.float_model is None:
         if reference.provider_stage and is_hf:
-            raise ConfigError(
+            raise MissingError(
                 f"'reference.provider_stage' = true needs 'reference.float_model': '{reference.path}' is a Hugging "
-                "Face model"
+                "Face model",
+                "reference.provider_stage",
             )
         return
     where = f"'reference.float_model' = '{reference.float_model}'"
@@ -66,7 +79,7 @@ def refuse_stages(models: Models) -> None:
         )
     model = _float_model(models)
     if model is not None and model.kind != "onnx":
-        raise ConfigError(f"{where} is no ONNX model")
+        raise UnsupportedError(f"{where} is no ONNX model")
     if model is not None and (operator := quantizing_operator(load_graph(model.files.decoder))):
         raise ConfigError(f"{where} is quantized ({operator}): give the float model that it was made of")
 

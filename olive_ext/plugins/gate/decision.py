@@ -21,7 +21,16 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.config import Certain, EvaluationConfig
-from olive_ext.errors import ConfigError, TaskError, counted, first_line, keys_once, special_kind
+from olive_ext.errors import (
+    ConfigError,
+    MissingError,
+    NotComparableError,
+    TaskError,
+    counted,
+    first_line,
+    keys_once,
+    special_kind,
+)
 from olive_ext.plugins.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
 from olive_ext.report import Metric, Report, to_json, write_texts
 from olive_ext.report.comparison import Comparison
@@ -105,11 +114,11 @@ def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | N
     if baseline is not None:
         return gate_report(named[0], file, baseline, within)
     if named[0].report.comparison is not None and named[0].report.comparison.certainty is not None:
-        raise ConfigError(f"'{run}' has drawn documents alone: a baseline needs all of them ('documents' = \"all\")")
+        raise MissingError(f"'{run}' has drawn documents alone: a baseline needs all of them ('documents' = \"all\")")
     answers = complete_answers(named[0])
     if faults := len(named[0].report.missing) + non_finite_requests(named[0].report.metrics):
         without = counted(faults, "request")
-        raise ConfigError(f"'{run}' has {without} without a finite answer: a baseline needs an answer to each")
+        raise MissingError(f"'{run}' has {without} without a finite answer: a baseline needs an answer to each")
     made = baseline_of(named[0].report, answers)
     write_texts({Path(file): to_json(made)}, Path(file).parent, "the baseline")
     return made
@@ -119,10 +128,10 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     """The decision on a report with its logs."""
     report, logs = run.report, run.logs
     if report.comparison is not None and report.comparison.certainty is not None:
-        raise ConfigError(f"'{run.name}' has drawn its documents by another reference: give the gate its settings file")
+        raise NotComparableError(f"'{run.name}' has drawn documents by another reference: give its settings file")
     own = [keyed(item) for item in complete_answers(run) if item.judged]
     if not own:
-        raise ConfigError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
+        raise MissingError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
@@ -162,7 +171,7 @@ def gate_answers(
     for first, second in pairs:
         numbers = _common(first, second)
         if not numbers:
-            raise ConfigError(f"task '{second.task}': '{names[0]}' and '{names[1]}' have no documents in common{dates}")
+            raise NotComparableError(f"task '{second.task}': '{names[0]}' and '{names[1]}' share no documents{dates}")
         one, two = first.of(numbers), second.of(numbers)
         common.append((one, two))
         most = max(len(first.by_document), len(second.by_document))
@@ -179,7 +188,7 @@ def gate_answers(
         both = [one for one, _ in common], [two for _, two in common]
         outcomes, _, lengths = compare_answers(*both, samples, tasks, faults.matters)
     except TaskError as error:
-        raise ConfigError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
+        raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
     comparison = replace(faults, outcomes=outcomes, texts=texts, lengths=lengths, missing=missing)
     return _decided(comparison, tuple(dict.fromkeys(notes)))
@@ -209,9 +218,11 @@ def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: t
             if what == "tasks"
             else [", ".join(sorted(item - other)) or "no other" for item, other in ((one, two), (two, one))]
         )
-        raise ConfigError(
+        raise NotComparableError(
             f"'--baseline' = '{names[0]}' has the {what} {both[0]}, and '{names[1]}' {both[1]}: evaluate the same, or "
-            "write the baseline anew with --update-baseline"
+            "write the baseline anew with --update-baseline",
+            "--baseline",
+            names[0],
         )
 
 
@@ -225,14 +236,14 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     from olive_ext.run.reference.sampled_run import SampledRun
 
     if certain.metric != "accuracy_difference":
-        raise ConfigError(f"'certain.metric' = '{certain.metric}': a baseline has answers alone: 'accuracy_difference'")
+        raise ConfigError("a baseline has answers alone: 'accuracy_difference'", "certain.metric", certain.metric)
     config = config.model_copy(update={"documents": "enough", "certain": certain})
     models, seeds = Models(config, progress=True), Seeds.of(config.seed)
     before = [item for item in baseline.answers() if item.metrics]  # a claim is about answers alone
     tasks = asked_task_objects(models, None, seeds)
     asked = set() if tasks is None else set(tasks.tasks)
     if tasks is None or asked != {item.task for item in before}:
-        raise ConfigError(
+        raise NotComparableError(
             f"the baseline has the tasks {', '.join(sorted({item.task for item in before}))}, and the settings "
             f"{', '.join(sorted(asked)) or 'none'}: evaluate the same, or write it anew with --update-baseline"
         )
@@ -381,7 +392,7 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
     """Raises `ConfigError` where a task is no longer asked and scored as the baseline's."""
     now, known = definitions(results), baseline.definitions
     if other := [item.task for item in baseline.documents if now.get(item.task) != known.get(item.task)]:
-        raise ConfigError(
+        raise NotComparableError(
             f"task '{other[0]}' is asked or scored otherwise than the baseline's (version, choices, targets, "
             "generation settings, filters, metrics): write the baseline anew with --update-baseline"
         )
@@ -395,7 +406,7 @@ def _records(reference: Mapping[str, Any]) -> dict[str, str]:
 def read_baseline(file: Path) -> Baseline:
     """The baseline in `file`. Raises `ConfigError` for anything else."""
     if kind := special_kind(file):
-        raise ConfigError(f"'--baseline' = '{file}' is {kind}: give a file")
+        raise ConfigError(f"it is {kind}: give a file", "--baseline", file, code="no_access")
     try:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         read = TypeAdapter(Baseline).validate_python(content)
@@ -404,13 +415,14 @@ def read_baseline(file: Path) -> Baseline:
         read.answers()
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read '--baseline' = '{file}': {error.strerror or error}{hint}") from error
+        told = f"cannot read it: {error.strerror or error}{hint}"
+        raise ConfigError(told, "--baseline", file, code="no_access") from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "as a whole"
-        raise ConfigError(f"'--baseline' = '{file}' is no baseline of olive-ext: {where}: {problem['msg']}") from error
+        raise ConfigError(f"no baseline: {where}: {problem['msg']}", "--baseline", file, code="damaged") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"'--baseline' = '{file}' is no baseline of olive-ext: {first_line(error)}") from error
+        raise ConfigError(f"no baseline: {first_line(error)}", "--baseline", file, code="damaged") from error
     return read
 
 

@@ -86,7 +86,9 @@ def write_forms(gated: Gated, junit_file: str | None, environment: Mapping[str, 
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(markdown(gated))
         except OSError as error:
-            raise ConfigError(f"cannot write '{SUMMARY}' = '{summary}': {error.strerror or error}") from error
+            raise ConfigError(
+                f"cannot write it: {error.strerror or error}", SUMMARY, summary, code="no_access"
+            ) from error
 
 
 def _headline(gated: Gated) -> str:

@@ -122,7 +122,7 @@ def make_azureml_job(recipe: str | Path, compute: str, output: str | Path, num_n
     output, written = Path(output), read_recipe(recipe)
     refuse(mistakes(written))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"'--output' = '{output}': is there already; give a folder that is new or empty")
+        raise ConfigError("is there already; give a folder that is new or empty", "--output", output, code="exists")
     moved = portable(written, num_nodes)
     name = Path(recipe).resolve().stem
     name = Path(recipe).resolve().parent.name if name == "recipe" else name  # "recipe" says nothing, its folder does

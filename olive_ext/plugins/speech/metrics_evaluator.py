@@ -24,7 +24,7 @@ from olive.model import ONNXModelHandler
 
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
-from olive_ext.errors import ConfigError, OliveExtError, TaskError, first_line, listed
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
@@ -100,7 +100,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                 return self._embeddings(model, declared, execution_providers, device)
             written = [metric.to_json() for metric in declared]
             if wrong := list(metric_mistakes({}, METRICS_TYPE, written, self.settings)):
-                raise ConfigError("; ".join(wrong))
+                raise all_in_one(wrong)
             models = self._generative(model, declared, execution_providers, device)
             own = [metric for metric in declared if models is not None and is_of_generations(metric)]
             others = [metric for metric in declared if metric not in own]
@@ -251,7 +251,7 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
     """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
     rate. Raises `TaskError` where there is no document."""
     if not answers.texts:
-        raise TaskError(f"'metrics.{metric.name}': its data config has no documents")
+        raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)
     beside: dict[str, float] = {}
     for name, values_D in values_by_document(metric, answers).items():
@@ -379,12 +379,12 @@ def _batch(metric: Any, session: Session, settings: MetricSettings) -> Sequence[
         requests = list(islice((request for request in found if request is not None), size))
     else:
         if session.encoding is not None:
-            raise ConfigError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
+            raise MissingError(f"'metrics.{name}.data_config' is missing: this model needs a source to answer to")
         most = max(1, min(_NEW_TOKENS, session.max_length // 2))
         prompts = [_PROMPT] if data is None else [_ids(given, name) for given, _ in islice(items_of(data), size)]
         requests = [GenerationRequest(prompt, max_new_tokens=most) for prompt in prompts]
     if not requests:
-        raise TaskError(f"'metrics.{name}': its data config has no documents")
+        raise TaskError(f"'metrics.{name}': its data config has no documents", f"metrics.{name}")
     return requests
 
 

@@ -4,7 +4,6 @@ wrong with them as they are written. Imports no Olive, whose names of types and 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from olive_ext.check.recipe import mapping, mappings
 from olive_ext.config import EvaluatorSettings
 from olive_ext.config.base import NonNegativeInt, word
 from olive_ext.config.embeddings import EmbeddingSettings
-from olive_ext.errors import ConfigError, listed
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, OliveExtError, listed
 
 METRICS_TYPE = "OrtEvaluator"
 
@@ -73,7 +72,7 @@ class MetricSettings(EmbeddingSettings, EvaluatorSettings):
     def _check_reference(self) -> Self:
         for name in _OF_DISTRIBUTIONS:
             if self.reference is not None and name in self.reference.model_fields_set:
-                raise ValueError(f"'reference.{name}': the answers alone are compared here, take it out")
+                raise ContradictionError(f"'reference.{name}': the answers alone are compared here, take it out")
         return self
 
 
@@ -109,32 +108,36 @@ def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list
     for number, item in enumerate(metrics):
         if isinstance(item, str) and item not in known:
             has = f"which has {listed(known)}" if known else "which the recipe does not have"
-            raise ConfigError(f"'evaluators.{evaluator}.metrics.{number}' = '{item}': not in 'metrics', {has}")
+            raise ConfigError(f"not in 'metrics', {has}", f"evaluators.{evaluator}.metrics.{number}", item)
     return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
 
 
-def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings) -> Iterator[str]:
-    """A sentence for each mistake in the metrics, as a recipe or Olive writes them, and for a bound on what none of
+def metric_mistakes(
+    recipe: Mapping[str, Any], where: str, metrics: Any, settings: MetricSettings
+) -> Iterator[OliveExtError]:
+    """An error for each mistake in the metrics, as a recipe or Olive writes them, and for a bound on what none of
     them gives; `where` is the section's place in the recipe. Tasks need none. Loads no data."""
     if settings.tasks:
         return
     if not isinstance(metrics, list) or not metrics:
-        yield f"'{where}.metrics' is missing: give Olive's metrics, of wer or exact_match for instance"
+        told = "missing: give Olive's metrics, of wer or exact_match for instance"
+        yield MissingError(told, f"{where}.metrics")
         return
     data = {str(item.get("name")): item for item in mappings(recipe.get("data_configs"))}
     measured: dict[str, list[str]] = {}
     for number, metric in enumerate(metrics):
         if not isinstance(metric, Mapping):
             if not isinstance(metric, str):  # whose mistake is where names are looked up
-                text = json.dumps(metric)
-                yield f"'{where}.metrics.{number}' = {text}: give a mapping, or the name of one in 'metrics'"
+                told = "give a mapping, or the name of one in 'metrics'"
+                yield ConfigError(told, f"{where}.metrics.{number}", metric)
             continue
         place, names = f"{where}.metrics.{metric.get('name', number)}", _sub_types(metric)
         yield from _kind(place, metric, names)
         yield from _data(place, metric.get("data_config"), names, data)
         given = _measured(metric, names)
         if twice := [name for name in given if name in measured]:
-            yield f"'{where}.metrics' has '{twice[0]}' twice (a wer of 'm' is also 'm_sentences'): rename one"
+            told = f"'{twice[0]}' is there twice (a wer of 'm' is also 'm_sentences'): rename one"
+            yield ContradictionError(told, f"{where}.metrics")
         measured |= given
     if settings.require and len(mappings(metrics)) == len(metrics):
         bounds = [(bound.task, bound.metric) for bound in settings.require]
@@ -146,7 +149,7 @@ def metric_mistakes(recipe: Mapping[str, Any], where: str, metrics: Any, setting
         try:
             check_names(bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")
         except ConfigError as error:
-            yield str(error)
+            yield error
 
 
 def sentences_of(name: str) -> str:
@@ -178,32 +181,35 @@ def _sub_types(metric: Mapping[str, Any]) -> list[str]:
     return [str(item.get("name")) for item in mappings(metric.get("sub_types"))]
 
 
-def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[OliveExtError]:
     if "name" not in metric:
-        yield f"missing key '{place}.name': a name that goals and results are called by"
+        yield MissingError("missing: goals and results are called by it", f"{place}.name")
     kind = str(metric.get("type"))
     if kind not in SUB_TYPES:
-        yield f"'{place}.type' = '{kind}': give {', '.join(SUB_TYPES)}"
+        yield ConfigError(f"give {', '.join(SUB_TYPES)}", f"{place}.type", metric.get("type"))
         return
     accepted = SUB_TYPES[kind]
     if accepted and not names and kind != "size_on_disk":
-        yield f"'{place}.sub_types' is missing: give {', '.join(accepted)}"
+        yield MissingError(f"missing: give {', '.join(accepted)}", f"{place}.sub_types")
     if metric.get("backend", "torch_metrics") == "torch_metrics" and accepted:
         for name in (name for name in names if name not in accepted):
             near = difflib.get_close_matches(name, accepted, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"a metric of type '{kind}' has {', '.join(accepted)}"
-            yield f"'{place}.sub_types' has '{name}': {hint}"
+            yield ConfigError(hint, f"{place}.sub_types", name, code="unknown_name")
     kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
     if kind == "accuracy" and len(kinds) > 1:
-        yield f"'{place}.sub_types' = {', '.join(names)}: put {' and '.join(kinds[0])} into a metric of their own"
+        told = f"put {' and '.join(kinds[0])} into a metric of their own"
+        yield ContradictionError(told, f"{place}.sub_types", names)
 
 
-def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[OliveExtError]:
     asks = next((kind for kind in (_SPEECH, _VISION) if set(kind) & set(names)), None)
     if data is None and asks:
-        yield f"'{place}.data_config' is missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+        told = f"missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+        yield MissingError(told, f"{place}.data_config")
     if isinstance(data, str) and data not in known:
-        yield f"'{place}.data_config' = '{data}': not in 'data_configs', which has {', '.join(known) or 'none'}"
+        told = f"not in 'data_configs', which has {', '.join(known) or 'none'}"
+        yield ConfigError(told, f"{place}.data_config", data, code="unknown_name")
     written = mapping(known.get(data) if isinstance(data, str) else data)
     component = mapping(written.get("pre_process_data_config"))
     given = {**component, **mapping(component.get("params"))}
@@ -211,9 +217,11 @@ def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[s
     for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
         if near := difflib.get_close_matches(key, accepted, n=1):
             place_of_key = f"{where}.pre_process_data_config.params.{key}"
-            yield f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
+            told = f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
+            yield ConfigError(told, place_of_key, given[key], code="unknown_key")
     task = given.get("task")
     for name in names if asks is _VISION and task is not None else ():
         if VISION_TASKS.get(str(task)) != name:
             pairs = ", ".join(f"{kind} of '{other}'" for other, kind in VISION_TASKS.items())
-            yield f"'{place}.sub_types' has '{name}', and its data the task '{task}': Olive measures {pairs}"
+            told = f"its data has the task '{task}': Olive measures {pairs}"
+            yield ContradictionError(told, f"{place}.sub_types", name)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from olive_ext.config.base import not_bool
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ModelError, NotFoundError
 from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, mistakes_in, read_json
 from olive_ext.model.files.package_files import inside
 
@@ -161,7 +161,7 @@ def blank_penalty(config: Mapping[str, Any], folder: Path) -> float:
     """What is taken from the blank's logit. Raises `ModelError` where the section `search` has no number there."""
     with mistakes_in(folder / "genai_config.json"):
         if not isinstance(section := config.get("search", {}), Mapping):
-            raise ConfigError(f"'search' = {section!r}: give a mapping")
+            raise ConfigError("give a mapping", "search", section)
         return _Search.parse(section, "search").blank_penalty
 
 
@@ -169,7 +169,7 @@ def graph_file(folder: Path, name: str, part: str) -> Path:
     """The graph of a part. Raises `ModelError` where it is not in the folder."""
     found = inside(folder, name, f"model.{part}.filename")
     if not found.is_file():
-        raise ModelError(f"'model.{part}.filename' = '{name}' in genai_config.json: no such file in '{folder}'")
+        raise NotFoundError(f"'model.{part}.filename' = '{name}' in genai_config.json: no such file in '{folder}'")
     return found
 
 

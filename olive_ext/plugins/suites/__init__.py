@@ -28,7 +28,7 @@ plugin = Plugin(
 def evalution_command(arguments: Namespace) -> int:
     """Runs a specification of Evalution and writes its result. Imports Evalution, which is an extra, here only."""
     if not Path(arguments.spec).is_file():
-        raise ConfigError(f"'{arguments.spec}': no such file")
+        raise ConfigError(f"'{arguments.spec}': no such file", code="not_found")
     try:
         from olive_ext.plugins.suites.evalution import run_spec
     except ModuleNotFoundError as error:

@@ -150,7 +150,8 @@ def check_same_questions(reference: Answers, candidate: Answers, *, has_same_pro
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(
             f"task '{candidate.task}' asked the two models differently ({what}), so their answers cannot be compared: "
-            "its prompts change from run to run, or the models' chat templates differ"
+            "its prompts change from run to run, or the models' chat templates differ",
+            code="not_comparable",
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.config import Certain
-from olive_ext.errors import RunError, TaskError
+from olive_ext.errors import RunError, TaskError, UnfitTaskError
 from olive_ext.report.comparison import ACCURACY, ALL
 from olive_ext.run.reference.answers import Answers, check_same_questions, telling_answers
 from olive_ext.run.reference.observer import Generated, Observer
@@ -79,7 +79,7 @@ def question_of(
         return _accuracy(certain, answers)
     if observer is None:
         metric = f"'certain.metric' = '{certain.metric}'"
-        raise TaskError(f"{metric}: distributions are compared on this package's engine only")
+        raise UnfitTaskError(f"{metric}: distributions are compared on this package's engine only")
     return _positions(certain, answers, observer, generated, lost)
 
 
@@ -115,7 +115,8 @@ def _check_binary(values: Mapping[Document, float]) -> None:
         if value not in (0, 1) and not math.isnan(value):
             raise TaskError(
                 f"'documents' = 'enough': task '{task}', document {number}: the reference's answers are right or "
-                f"wrong, and the model's is {value:g}: evaluate 'all'"
+                f"wrong, and the model's is {value:g}: evaluate 'all'",
+                "documents",
             )
 
 
@@ -126,7 +127,8 @@ def _first_binary(answers: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
         raise TaskError(
             f"'documents' = 'enough': task '{without[0]}' has no answers that are right or wrong, so "
             "'accuracy_difference' cannot be sampled: evaluate it by itself, or give 'certain.metric' = 'kl_mean' or "
-            "'top1_agreement'"
+            "'top1_agreement'",
+            "documents",
         )
     return firsts
 
@@ -164,7 +166,7 @@ def _positions(
         counts[document] += number
         sureness.append(total / number if number else 0.0)
     if not any(counts.values()):
-        raise TaskError(f"'certain.metric' = '{certain.metric}': the tasks gave no targets to compare")
+        raise TaskError("the tasks gave no targets to compare", "certain.metric", certain.metric)
     is_kl = certain.metric == "kl_mean"
     highest = max(CUT_NATS, 4 * certain.bound) if is_kl else 1.0
     population = mean_population([counts[document] for document in documents], highest, sureness)

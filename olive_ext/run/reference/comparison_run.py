@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from olive_ext.config import INPUT_MODEL, ReferenceConfig
-from olive_ext.errors import ConfigError, RecordsError
+from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.folders import is_same_path
 from olive_ext.registry import hook
@@ -258,8 +258,10 @@ def comparer_of(
     if reference is None:
         return None
     if reference.is_input_model:
-        raise ConfigError(
-            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path"
+        raise ContradictionError(
+            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path",
+            "reference",
+            INPUT_MODEL,
         )
     is_same = is_same_path(config.model.path, reference.path)
     is_foreign = lm is not None
@@ -267,10 +269,10 @@ def comparer_of(
         return Comparer(models, "recording", tasks, seeds)
     if (file := models.records_file) is not None:
         if is_foreign:
-            raise ConfigError(f"'reference' = '{file.path}': records are for models that this package runs")
+            raise UnsupportedError("records are for models that this package runs", "reference", file.path)
         file.refuse_other_tasks(tasks.tasks)
         if models.asked_otherwise is not None:
-            raise RecordsError(f"'reference' = '{file.path}': {models.asked_otherwise.sentence()}")
+            raise RecordsError(f"{models.asked_otherwise.sentence()}", "reference", file.path, code="not_comparable")
     if is_same and (is_foreign or models.given.kind == "hf"):
         if is_foreign or reference.mode != "recorded":
             return None
@@ -287,7 +289,7 @@ def mode_of(models: Models, reference: ReferenceConfig) -> Mode:
         return "file"
     costs = [name for name in asked_costs(models.config) if name in (PEAK_MEMORY, TOKENS_PER_SECOND)]
     if reference.mode == "resident" and costs:
-        raise ConfigError(f"'{costs[0]}' cannot be told with both models open: set 'reference.mode' to 'recorded'")
+        raise ContradictionError("needs one open model: set 'reference.mode' to 'recorded'", costs[0])
     if reference.mode != "auto" or reference.is_same:
         return "resident" if reference.mode == "auto" else reference.mode
     return "resident" if not costs and _fits(models.own, models.other) else "recorded"

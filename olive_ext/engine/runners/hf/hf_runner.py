@@ -74,7 +74,7 @@ class HfRunner(Runner):
         self._facts = facts
         own = context_length(model.config)
         if max_length is not None and own is not None and max_length > own:
-            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens")
+            raise ModelError(f"max_length = {max_length}: the model's context is {own} tokens", code="too_large")
         length = max_length or own or DEFAULT_LENGTH
         self.capacity = Capacity(1, length)
         self._parameters = parameters = inspect.signature(model.forward).parameters

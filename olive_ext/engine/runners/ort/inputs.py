@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.step import IntArray, Row, Step
-from olive_ext.errors import ModelError
+from olive_ext.errors import MismatchError
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
@@ -137,7 +137,7 @@ class Adapters:
         for path, adapter in self._read:
             for name, value in adapter.get_parameters().items():
                 if name in self._origins:
-                    raise ModelError(
+                    raise MismatchError(
                         f"'{self._origins[name]}' and '{path}' in engine.adapters both give '{name}'; give one of them"
                     )
                 self._origins[name] = path
@@ -148,10 +148,10 @@ class Adapters:
         taken = {value.name: value for value in (*session.get_inputs(), *session.get_overridable_initializers())}
         for name, value in self._values.items():
             if name not in taken:
-                raise ModelError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
+                raise MismatchError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
             wanted, shape = taken[name], value.shape()
             if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
-                raise ModelError(
+                raise MismatchError(
                     f"adapter '{self._origins[name]}' gives '{name}' as {value.data_type()} {shape}; the decoder takes "
                     f"{wanted.type} {wanted.shape}"
                 )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from olive_ext.engine.runners.hf.hf_model import EMBEDDED, NORMED, PlainPass, Rotated, States
 from olive_ext.engine.runners.ort.plain_graph import PlainGraph
-from olive_ext.errors import ConfigError, ModelError, first_line
+from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
@@ -146,11 +146,11 @@ def _placed(agreement: Agreement, scored: _Scored, first: int) -> Agreement:
 
 def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
     if checkpoint.kind != "hf":
-        raise ConfigError(
+        raise UnsupportedError(
             f"'{checkpoint.settings.model}' is no checkpoint: give a Hugging Face model, in a folder or by name"
         )
     if model.kind != "onnx" or not model.runtime.runs_graph:
-        raise ConfigError(f"'{model.settings.model}': only an ONNX model can be held against a checkpoint")
+        raise UnsupportedError(f"'{model.settings.model}': only an ONNX model can be held against a checkpoint")
     if model.source is not None or checkpoint.source is not None:
         raise ModelError(
             f"'{model.name}' cannot be held against a checkpoint: only models of text alone can, and its "

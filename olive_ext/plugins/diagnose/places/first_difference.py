@@ -3,7 +3,7 @@ nodes that differ with its weights, their inputs, and a script that shows it in 
 
 Both places run one text in one step. The graph is cut where little is read across, and each piece is given in one
 place what the other one has at the cut: no error is carried on, and each piece shows its own
-(docs/first_difference.md).
+(docs/places.md).
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def first_difference(
     known that makes it, and `ModelError` for models of another kind, or without values of the same name.
     """
     if not 0 <= position < len(tokens):
-        raise ConfigError(f"'position' = {position}: the document has {len(tokens)} tokens")
+        raise ConfigError(f"the document has {len(tokens)} tokens", "position", position)
     if repro is not None and repro.exists() and (not repro.is_dir() or any(repro.iterdir())):
-        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder")
+        raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder", "repro", code="exists")
     runs = Runs()
     own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
     (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()

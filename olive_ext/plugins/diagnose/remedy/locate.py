@@ -19,7 +19,7 @@ from onnx import helper
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
 from olive_ext.backends.task_names import refuse_unknown, task_folders
-from olive_ext.errors import ConfigError, ModelError
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
 from olive_ext.graph.nodes import NodeWriter, attribute, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
@@ -259,16 +259,16 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
     """The quantized model and the float one, with one tokenizer and one context length. Raises `ConfigError`."""
     own, other = models.given, models.given_reference
     if own.kind != "onnx" or not own.runtime.runs_graph:
-        raise ConfigError(f"'model' = '{own.settings.model}': a loss is located in a quantized ONNX model")
+        raise ConfigError("a loss is located in a quantized ONNX model", "model", own.settings.model)
     other = models.other
     if not other.runtime.runs_graph:
         note = models.export_note(other.settings.model).get("export", "is run by another library than ONNX Runtime")
-        raise ConfigError(f"'reference' = '{other.settings.model}': {note}; give the float ONNX model")
+        raise ConfigError(f"{note}; give the float ONNX model", "reference", other.settings.model)
     if own.digest == other.digest:
-        raise ConfigError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
+        raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
     tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
-        raise ConfigError(
+        raise NotComparableError(
             f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "
             "they are not comparable"
         )

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from olive_ext.backends.progress import say
-from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError
+from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
@@ -228,7 +228,7 @@ def split(documents: Sequence[Document], tasks: Sequence[str]) -> tuple[list[int
     choosing = [number for number, digest in enumerate(digests) if digest in chosen]
     held_out = [number for number, digest in enumerate(digests) if digest not in chosen]
     if min(len(choosing), len(held_out)) < LEAST_DOCUMENTS:
-        raise ConfigError(
+        raise MissingError(
             f"too few documents, {len(documents)} of which {len(set(digests))} differ: {len(choosing)} choose and "
             f"{len(held_out)} check, and {LEAST_DOCUMENTS} of each are needed; raise 'limit' or name more tasks"
         )

@@ -128,7 +128,7 @@ def _data_file(
 def refuse_filled(output: Path) -> None:
     """Raises `ConfigError` for a folder that has files, or cannot be made."""
     if output.is_dir() and any(output.iterdir()):
-        raise ConfigError(f"'output_dir' = '{output}': has files already; give a folder that is new or empty")
+        raise ConfigError("has files already; give a folder that is new or empty", "output_dir", output, code="exists")
     check_writable(output)
 
 
@@ -146,7 +146,7 @@ def copy_of(model: ResolvedModel, folder: Path) -> ResolvedModel:
 def refuse_inside(model: ResolvedModel, output: Path, why: str = "which is copied as a whole") -> None:
     """Raises `ConfigError` for a place in the model's folder."""
     if _named(model).is_dir() and output.resolve().is_relative_to(_named(model).resolve()):
-        raise ConfigError(f"'output_dir' = '{output}': lies in the model's folder, {why}")
+        raise ConfigError(f"lies in the model's folder, {why}", "output_dir", output)
 
 
 def moved(work: Path, output: Path) -> None:

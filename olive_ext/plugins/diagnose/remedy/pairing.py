@@ -318,4 +318,4 @@ def refuse_nothing(pairing: Pairing, num_weights: int) -> None:
         raise ModelError("no weight of the model is stored otherwise than in the reference: there is nothing to locate")
     name, why = next(iter(pairing.unpaired.items()))
     whole = counted(num_weights or len(pairing.unpaired), "weight")
-    raise ModelError(f"no weight can be paired with the reference's: of {whole} '{name}': {why}")
+    raise ModelError(f"no weight can be paired with the reference's: of {whole} '{name}': {why}", code="not_comparable")

@@ -20,7 +20,7 @@ from evalution.engines import base
 from evalution.engines.continuous import RequestQueue, stream_request_results
 
 from olive_ext.config.yaml_files import yaml_bytes
-from olive_ext.errors import ConfigError, TaskError
+from olive_ext.errors import ConfigError, MissingError, TaskError, UnsupportedError
 from olive_ext.session import Session
 from olive_ext.session import open as open_session
 from olive_ext.session.requests import (
@@ -248,7 +248,7 @@ def _refuse(model: Model, *, trusts_code: bool) -> None:
         ),
     }
     if problems := [text for text, is_given in refused.items() if is_given]:
-        raise ConfigError("; ".join(problems))
+        raise UnsupportedError("; ".join(problems))
 
 
 def register() -> None:
@@ -275,7 +275,7 @@ def run_spec(spec: Path) -> dict[str, Any]:
     Raises `ConfigError` for a specification that Evalution refuses.
     """
     if not spec.is_file():
-        raise ConfigError(f"there is no file '{spec}'")
+        raise ConfigError(f"there is no file '{spec}'", code="not_found")
     with redirect_stdout(sys.stderr):
         register()
         try:
@@ -347,7 +347,7 @@ class RequestEncoder:
             return str(request.prompt)
         if request.input_ids:
             return self.tokenizer.decode(request.input_ids, skip_special_tokens=False)
-        raise ConfigError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
+        raise MissingError("a generation request needs a 'prompt', 'messages' or 'input_ids'")
 
     def _contexts(self, texts: Collection[str]) -> dict[str, list[int]]:
         """Ids by text, with the tokenizer's special tokens where the text does not begin with the prefix token."""

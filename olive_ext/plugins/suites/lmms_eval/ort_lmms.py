@@ -15,7 +15,7 @@ from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.errors import TaskError
+from olive_ext.errors import TaskError, UnfitTaskError
 from olive_ext.session.requests import GenerationOutput
 
 _OF_OTHERS = ("image_aspect_ratio", "modality")
@@ -95,7 +95,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         try:
             conversation = [_opened(message, media) for message in messages]
         except TaskError as error:
-            raise TaskError(f"task '{whose}', document {request.doc_id}: {error}") from error
+            raise error.inside(f"task '{whose}', document {request.doc_id}") from error
         given = {name: items for name, items in media.items() if items}
         context = self._context(conversation)
         return TextInstance(kind, {}, (context, second, given), place, metadata=(whose, request.doc_id, 1))
@@ -166,7 +166,7 @@ def _opened(message: Mapping[str, Any], media: Mapping[str, list[Any]]) -> dict[
                 media[name].append(_samples(part["url"]))
                 break
         else:
-            raise TaskError(f"a part of its messages is of type '{kind}': text, image and audio are accepted")
+            raise UnfitTaskError(f"a part of its messages is of type '{kind}': text, image and audio are accepted")
         parts.append({"type": kind})
     return {**message, "content": parts}
 

@@ -61,7 +61,7 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
         from olive_ext.plugins.suites.mteb import mteb_models
     except ImportError as error:
         raise ConfigError(
-            f"'tasks' need mteb, which is not installed ({error}): pip install 'olive-ext[mteb]'"
+            f"'tasks' need mteb, which is not installed ({error}): pip install 'olive-ext[mteb]'", code="needs_package"
         ) from error
 
     def scored(one: ResolvedModel, own: EmbeddingSettings) -> tuple[Any, ...]:

@@ -103,7 +103,7 @@ def load_tasks(names: Sequence[str]) -> list[Any]:
     try:
         return [mteb.get_task(name) for name in names]
     except KeyError as error:
-        raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}") from error
+        raise ConfigError(f"'tasks': mteb {mteb.__version__}: {error.args[0]}", "tasks") from error
 
 
 def keep_queries(tasks: Sequence[Any]) -> dict[str, dict[tuple[str, str, str], float]]:

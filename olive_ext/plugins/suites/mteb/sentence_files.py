@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olive_ext.errors import ModelError
+from olive_ext.errors import DamagedError, ModelError
 from olive_ext.model.files.package_config import read_json
 
 _POOLINGS = {
@@ -66,9 +66,9 @@ def _modules(file: Path) -> list[Mapping[str, Any]]:
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"'{file}' cannot be read: {error}") from error
+        raise ModelError(f"'{file}' cannot be read: {error}", code="no_access") from error
     if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
-        raise ModelError(f"'{file}' is no list of modules")
+        raise DamagedError(f"'{file}' is no list of modules")
     return modules
 
 

@@ -86,9 +86,7 @@ class FeatureGraph:
         """[N, H]: the `pooling` of each text's hidden states; "graph" takes the graph's own embeddings."""
         output = self.pooled_output if pooling == "graph" else self._states
         if output is None:
-            raise ModelError(
-                f"'pooling' = '{pooling}': the graph returns no hidden states, only '{self.pooled_output}'"
-            )
+            raise ModelError(f"the graph returns no hidden states, only '{self.pooled_output}'", "pooling", pooling)
         return self._each(texts, output, pooling)
 
     def scores(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> Array:
@@ -319,7 +317,7 @@ class TextEncoder:
         vectors = self.states.pooled(self.tokens([prompt + text for text in distinct]), self.pooling)
         size = self.settings.truncate_dim
         if size is not None and size > vectors.shape[1]:
-            raise ConfigError(f"'truncate_dim' = {size}: the model's embeddings have {vectors.shape[1]} dimensions")
+            raise ConfigError(f"the model's embeddings have {vectors.shape[1]} dimensions", "truncate_dim", size)
         vectors = vectors[:, :size]
         if self.settings.normalize:
             vectors = unit(vectors)

@@ -51,7 +51,7 @@ class YesNoReranker:
         try:
             self._answers = found.answers or self._yes_no(files.tokenizer)
             if (room := self.max_length - len(self._before) - len(self._behind)) < 1:
-                raise ConfigError(f"'max_length' = {self.max_length}: the template alone has {self.max_length - room}")
+                raise ConfigError(f"the template alone has {self.max_length - room}", "max_length", self.max_length)
         except (ModelError, ConfigError):
             self.close()
             raise

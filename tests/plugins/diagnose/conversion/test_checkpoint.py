@@ -260,6 +260,22 @@ def test_quantized_model_is_not_charged_to_the_conversion() -> None:
     assert "quantization and conversion cannot be told apart without the float model" in found.sentence()
 
 
+def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
+    """Its distance says little: its files are held against the checkpoint's."""
+
+    def another_epsilon(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for entry in (entry for entry in node.attribute if entry.name == "epsilon"):
+                entry.f = 0.1
+
+    package = export("llama-genai-0.14-int4")
+    for path, expected in ((package.path, 0), (edited(package.path, tmp_path / "model", another_epsilon), 5)):
+        config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
+        problems = check_model(config, against=str(package.hf)).problems
+        assert len(problems) == expected
+        assert all("has 'epsilon' 0.1, config.json 1e-06" in problem for problem in problems)
+
+
 def test_wrong_checkpoint_differs_from_the_embeddings_on(tmp_path: Path) -> None:
     hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
     random = np.random.default_rng(1)

@@ -1,0 +1,29 @@
+"""How tests ask for an error: by its class, code, field and value, and by names and numbers that its sentence holds.
+The sentence itself is free; `tests/test_errors.py` shows some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from olive_ext.errors import OliveExtError
+
+Kind = TypeVar("Kind", bound=OliveExtError)
+
+
+@contextmanager
+def refused(
+    kind: type[Kind], code: str, field: str = "", value: Any = ..., *, holds: str | tuple[str, ...] = ()
+) -> Iterator[pytest.ExceptionInfo[Kind]]:
+    """Passes where the block raises an error of this `kind`. `value` is compared where one is given; `holds` are names
+    and numbers, in any order."""
+    with pytest.raises(kind) as raised:
+        yield raised
+    error = raised.value
+    text = str(error)
+    assert (error.code, error.field) == (code, field), text
+    assert value is ... or error.value == value, text
+    assert not [name for name in ([holds] if isinstance(holds, str) else holds) if name not in text], text
