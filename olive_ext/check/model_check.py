@@ -375,8 +375,7 @@ def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Se
     add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
     if largest > LARGEST_DIFFERENCE:
         raise ModelError(
-            f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
-            "set engine.graph to 'untouched' and report this model"
+            f"the scoring head is up to {largest:.3g} nats off: set engine.graph to 'untouched', and report this model"
         )
 
 

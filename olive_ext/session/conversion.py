@@ -362,8 +362,7 @@ class ThinkingEnd:
             )
         if number + len(marker) >= request.max_new_tokens:
             raise ContradictionError(
-                f"'thinking_budget' = {number} leaves no room for an answer: with the {len(marker)} of the end marker "
-                f"it must be below the {request.max_new_tokens} new tokens",
+                f"its end takes {len(marker)} of {request.max_new_tokens} new tokens: none is left",
                 "thinking_budget",
                 number,
             )

@@ -9,6 +9,7 @@ import pytest
 
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
+from tests.refusals import refused
 
 AUTO_OR_COUNT = 'give an integer from 1 to 65536 or "auto"'
 
@@ -57,7 +58,7 @@ def test_long_value_is_cut_in_the_message() -> None:
 
 
 def test_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^missing key 'tasks'; missing key 'model\.path'$"):
+    with refused(ConfigError, "missing", "tasks", holds="model.path"):
         EvaluationConfig.parse({"model": {}})
 
 

@@ -147,10 +147,7 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
     """
     array = arrays.get(tensor.name, arrays.get(_ALIASES.get(tensor.name, "")))
     if array is None:
-        raise ModelError(
-            f"'{spec.files.graph}' takes '{tensor.name}'; the processor gives {', '.join(sorted(arrays))}: another one "
-            "is needed"
-        )
+        raise ModelError(f"'{spec.files.graph}' takes '{tensor.name}'; the processor gives {', '.join(sorted(arrays))}")
     shape = array.shape
     if len(shape) == len(tensor.shape) + 1 and shape[0] == 1:
         array = array[0]

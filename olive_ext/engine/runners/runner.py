@@ -177,8 +177,7 @@ def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorS
     )
     if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
         raise OliveExtError(
-            f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
-            f"of shape {list(declared)}"
+            f"the source is {source.array.dtype} {list(shape)}; the encoder takes {kind.value} {list(declared)}"
         )
 
 

@@ -13,6 +13,7 @@ from olive_ext.engine.runners.genai.genai_runner import Continues, GenaiRunner, 
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from tests.engine.fake_runner import VOCAB, logits_of, oracle
+from tests.refusals import refused
 
 CONTEXT = 96
 ALL = GeneratorTraits(Continues.BY_MANY, returns_all_rows=True, rewinds=True)
@@ -237,7 +238,7 @@ def test_failure_names_the_step_and_leaves_the_engine_usable() -> None:
     model = FakeModel(ALL)
     engine = Engine(GenaiRunner(model, {}), 64)
     model.is_broken = True
-    with pytest.raises(RunError, match="a step of 9 tokens behind 0 positions: out of memory"):
+    with refused(RunError, "failed", holds=("9", "0")):
         engine.run([Request(tuple(range(10)), 1)])
     model.is_broken = False
     assert engine.run(requests()[:3])[1].is_greedy == oracle(requests()[1]).is_greedy

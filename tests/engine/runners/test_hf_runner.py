@@ -17,6 +17,7 @@ from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
+from tests.refusals import refused
 
 VOCAB = 96
 SHAPE = {
@@ -191,7 +192,7 @@ def test_context_is_the_configurations_or_shorter() -> None:
     assert HfRunner(model, {}, max_length=50).traits.context_length == 50
     assert context_length(make("mamba").config) is None
     assert HfRunner(make("mamba"), {}).traits.context_length == 2048
-    with pytest.raises(ModelError, match="max_length = 129: the model's context is 128 tokens"):
+    with refused(ModelError, "too_large", holds=("max_length", "129", "128")):
         HfRunner(model, {}, max_length=129)
 
 
@@ -206,9 +207,7 @@ def test_a_source_is_refused_and_so_is_what_cannot_be_loaded(tmp_path: Any) -> N
 def test_beams_are_refused_by_name() -> None:
     runner = HfRunner(make("llama"), {"num_slots_origin": "a reason"})
     asked = Request((1, 2), 0, Generation(3, beams=Beams(2)))
-    with pytest.raises(
-        OliveExtError, match=r"'num_beams' = 2 needs a slot for each beam; the session has 1 \(a reason\)"
-    ):
+    with refused(OliveExtError, "unsupported", "num_beams", holds=("2", "1")):
         Engine(runner, 64).run([asked])
 
 
@@ -223,5 +222,5 @@ def test_a_model_is_loaded_in_the_wanted_type(tmp_path: Any) -> None:
 
 def test_a_failing_device_is_a_run_error_with_the_step() -> None:
     runner = HfRunner(make("llama"), {})
-    with pytest.raises(RunError, match="transformers failed on a step of 1 tokens behind 0 positions: index"):
+    with refused(RunError, "failed", holds=("1", "0")):
         runner.run(Step((Row(0, 0, (VOCAB + 5,)),), (LogitsRow(0, 0),)))

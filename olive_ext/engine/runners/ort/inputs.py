@@ -151,10 +151,8 @@ class Adapters:
                 raise MismatchError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
             wanted, shape = taken[name], value.shape()
             if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
-                raise MismatchError(
-                    f"adapter '{self._origins[name]}' gives '{name}' as {value.data_type()} {shape}; the decoder takes "
-                    f"{wanted.type} {wanted.shape}"
-                )
+                told = f"gives '{name}' as {value.data_type()} {shape}; the decoder takes {wanted.type} {wanted.shape}"
+                raise MismatchError(f"adapter '{self._origins[name]}' {told}")
         if device.kind != "cpu":
             self._values = {
                 name: ort.OrtValue.ortvalue_from_numpy(value.numpy(), device.kind, device.index)

@@ -342,8 +342,7 @@ class Sessions:
         companion = self.model.files.companions.get("embedding")
         if companion is None:
             raise ModelError(
-                f"'{self.model.files.decoder}' takes '{spec.embeddings[0]}' instead of token ids, and no "
-                "genai_config.json names the graph that computes it (model.embedding.filename)"
+                f"no genai_config.json names the graph of '{spec.embeddings[0]}' (model.embedding.filename)"
             )
         proto = load_graph(companion.graph)
         clips_as_max(proto.graph)

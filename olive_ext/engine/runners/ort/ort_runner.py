@@ -394,8 +394,7 @@ class OrtRunner(Runner):
             slots, blocks = self._kv.num_slots, self._kv.blocks.number
             if not self._kv.halve():
                 raise MemoryShortageError(
-                    f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
-                    "a smaller 'max_length'"
+                    f"no memory for a KV cache of {capacity} positions ({first_line(error)}): lower 'max_length'"
                 ) from error
             what = f"{blocks} blocks of the KV cache" if blocks else f"{slots} KV slots of {capacity} positions"
             logger.warning("no memory for %s, half as many now", what)

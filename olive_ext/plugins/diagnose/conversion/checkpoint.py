@@ -56,8 +56,7 @@ class _Scored:
         plain = PlainPass(checkpoint)
         if plain.vocab_size != model.spec.vocab_size:
             raise ModelError(
-                f"'{model.name}' has {model.spec.vocab_size} tokens and '{checkpoint.name}' {plain.vocab_size}: it was "
-                "not made of this checkpoint"
+                f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             )
         texts = _texts(model, checkpoint, plain)
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
@@ -152,10 +151,7 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
     if model.kind != "onnx" or not model.runtime.runs_graph:
         raise UnsupportedError(f"'{model.settings.model}': only an ONNX model can be held against a checkpoint")
     if model.source is not None or checkpoint.source is not None:
-        raise ModelError(
-            f"'{model.name}' cannot be held against a checkpoint: only models of text alone can, and its "
-            "decoder is fed by an encoder"
-        )
+        raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
 
 
 def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass) -> list[Text]:

@@ -260,8 +260,7 @@ def register() -> None:
     registry = getattr(evalution.yaml, "_ENGINE_REGISTRY", None)
     if not isinstance(registry, dict):
         raise ConfigError(
-            f"evalution {evalution.__version__} keeps its engines where olive_ext does not find them: "
-            "use evalution.run(engine=OrtEngine(...))"
+            f"evalution {evalution.__version__} hides its engines: use evalution.run(engine=OrtEngine(...))"
         )
     spec = getattr(evalution.yaml, "_EngineSpec", None)
     name = OrtEngine.__name__
