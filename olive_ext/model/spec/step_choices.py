@@ -27,7 +27,7 @@ from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
 from olive_ext.graph.nodes import attribute, subgraphs
-from olive_ext.model.spec.role_inputs import StepArrays, input_array
+from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
 Array = npt.NDArray[Any]
@@ -193,7 +193,7 @@ class PositionalNodes:
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
-            arrays = _arrays_of(rows)
+            arrays = arrays_of(rows)
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
             step |= made_up | {name: np.array(is_beyond) for name in given}
             step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
@@ -216,7 +216,7 @@ class PositionalNodes:
         return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
 
     def _sizes(self, rows: Rows) -> dict[str, int]:
-        arrays = _arrays_of(rows)
+        arrays = arrays_of(rows)
         sizes: dict[str, int] = {}
         for entry in self._inputs.values():
             shape = input_array(entry, arrays).shape
@@ -247,14 +247,6 @@ _BOUNDED = (
     _bounded(Expand, lambda value, shape: _product(shape)),
     _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
 )
-
-
-def _arrays_of(rows: Rows) -> StepArrays:
-    past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
-    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
-    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
-    return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:
