@@ -82,16 +82,16 @@ def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
     ("specs", "include_path", "named"),
     [
         (
-            [{"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"}],
+            ["tasks/nothing.yaml"],
             None,
             {"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"},
         ),
         (
             ["arc_easy"],
-            {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
+            "no_such_folder",
             {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
         ),
-        ([{{"code": "missing", "holds": "dataset_path"}: "x"}], None, {"code": "missing", "holds": "dataset_path"}),
+        ([{"dataset_path": "x"}], None, {"code": "missing", "holds": "dataset_path"}),
     ],
 )
 def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_edited_data_are_read_whatever_their_size_and_time(tmp_path: Path, monke
     file, times = tmp_path / "data.json", (1_700_000_000, 1_700_000_000)
     inline = {
         "task": "inline",
-        {"code": "missing", "holds": "dataset_path"}: "json",
+        "dataset_path": "json",
         "dataset_kwargs": {"data_files": {"test": str(file)}},
         "test_split": "test",
         "output_type": "loglikelihood_rolling",
