@@ -33,7 +33,7 @@ from olive_ext.model.spec.media_types import MediaEncoderSpec
 from olive_ext.registry import hook
 
 if TYPE_CHECKING:
-    from olive_ext.media import MediaProcessor
+    from olive_ext.media.processor import MediaProcessor
     from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
     from olive_ext.session.texts import Texts
@@ -267,9 +267,9 @@ def _add_media(model: ResolvedModel, tokenizer: Tokenizer | None, add: Callable[
     media = model.media
     if media is None:
         return
-    from olive_ext.engine.media.encoder import FEATURE_BYTES
     from olive_ext.engine.opening import item_limit
-    from olive_ext.media import MediaProcessor
+    from olive_ext.media.encoder import FEATURE_BYTES
+    from olive_ext.media.processor import MediaProcessor
 
     if media.problem:
         add("refused", media.problem, "text runs without encoders")
@@ -375,8 +375,7 @@ def verify_graphs(model: ResolvedModel, add: Add, open_session: Callable[..., Se
     add("largest difference", f"{largest:.3g} nats", f"at most {LARGEST_DIFFERENCE:g} is rounding")
     if largest > LARGEST_DIFFERENCE:
         raise ModelError(
-            f"the scoring head's log-probabilities differ from the untouched graph's by up to {largest:.3g} nats; "
-            "set engine.graph to 'untouched' and report this model"
+            f"the scoring head is up to {largest:.3g} nats off: set engine.graph to 'untouched', and report this model"
         )
 
 

@@ -138,14 +138,10 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
     logits = _output(model, logits_name)
     rank = len(logits.type.tensor_type.shape.dim) if logits.type.tensor_type.HasField("shape") else 3
     if rank not in (2, 3):
-        raise ModelError(
-            f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary] or "
-            "[tokens, vocabulary]"
-        )
+        raise ModelError(f"output '{logits_name}' has rank {rank}; 2 and 3 are scored: [batch,] positions, vocabulary")
     if (rank == 3 and _static_dim(logits, 1) == 1) or _is_cut_to_last(model.graph, logits_name):
         raise ModelError(
-            f"output '{logits_name}' holds the logits of the last position only (a pruned LM head), which cannot "
-            "score a text; export the model without pruning its logits"
+            f"output '{logits_name}' has the last position only (a pruned LM head): export the model without it"
         )
 
 

@@ -225,10 +225,7 @@ class GenerationRequest:
             raise ConfigError('true, false or "never"', "early_stopping", self.early_stopping)
         if self.num_beams > 1 and self.temperature:
             raise ContradictionError(
-                f"'num_beams' = {self.num_beams} with 'temperature' = {self.temperature}: beams are not drawn; give a "
-                "temperature of 0, or 1 beam",
-                "num_beams",
-                self.num_beams,
+                f"beams are not drawn: their 'temperature' is 0, not {self.temperature}", "num_beams", self.num_beams
             )
 
 

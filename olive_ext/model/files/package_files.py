@@ -35,16 +35,9 @@ def inside(folder: Path, name: str, key: str) -> Path:
     for one with "..", and for a symbolic link that leads out of the folder."""
     written = PurePosixPath(name.replace("\\", "/"))
     if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, which is not inside of the folder: no model names other files",
-            code="untrusted",
-        )
+        raise ModelError(f"'{folder}' names '{name}' for {key}, which is not inside of the folder", code="untrusted")
     if _leads_out(folder / name, folder):
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, a link that leads out of the folder, to "
-            f"'{(folder / name).resolve()}'",
-            code="untrusted",
-        )
+        raise ModelError(f"'{folder}' names '{name}' for {key}, a link that leads out of the folder", code="untrusted")
     return folder / name
 
 

@@ -436,8 +436,7 @@ def complete_answers(run: Named) -> list[Answers]:
         most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
         if logged < most:
             raise ConfigError(
-                f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': evaluate with "
-                "'sample_log_num' of all documents"
+                f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all", "sample_log_num"
             )
     return answers
 

@@ -124,10 +124,7 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
     rooms = {served.models[OWN].room for served in crew.all_served}
     if len(rooms) > 1:
         crew.stop()
-        raise RunError(
-            f"the workers have room for different numbers of sequences ({'; '.join(sorted(rooms))}), so that their "
-            "numbers would differ by rounding: set 'engine.num_slots'"
-        )
+        raise RunError(f"the workers have room for {'; '.join(sorted(rooms))} sequences: set 'engine.num_slots'")
     return crew
 
 

@@ -139,8 +139,7 @@ class _GeneratorTrial:
         place = min(len(self._tokens), len(window)) - 1
         if len(rows_SV) != len(window) or place < 0 or not self._is_close(rows_SV[place]):
             raise ModelError(
-                "onnxruntime-genai gives different logits for the same tokens, depending on how they are fed to this "
-                "model: the package does not fit the release that is installed"
+                "onnxruntime-genai gives different logits for the same tokens: the package fits another release"
             )
 
     def _fed(self, tokens: Sequence[int]) -> GenaiGenerator:
@@ -200,8 +199,7 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
     if not (runner.traits.chunked_prefill or opened.traits.returns_all_rows):
         opened.close()
         raise ModelError(
-            "a text's numbers depend on how it is cut, and onnxruntime-genai gives the logits of its last token only: "
-            "'engine.runtime' = \"onnxruntime\" reads all of them at once"
+            "onnxruntime-genai gives logits of the last token only: set 'engine.runtime' to \"onnxruntime\""
         )
     return OpenedRunner(runner, choose_chunk_size(config)[0])
 
@@ -436,8 +434,7 @@ class GenaiModel:
         device = str(self._model.device_type)
         if wanted.device != "cpu" and device.upper() == "CPU":
             raise ProviderError(
-                f"onnxruntime-genai runs on the CPU, and {wanted.origin} asks for {wanted.name}; "
-                f"'allow_cpu_fallback' would allow that"
+                f"onnxruntime-genai has the CPU only, not {wanted.name} ({wanted.origin}); see 'allow_cpu_fallback'"
             )
 
     def describe(self) -> Mapping[str, Any]:
@@ -491,8 +488,7 @@ def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
     decoder = (files.genai_config.get("model") or {}).get("decoder")
     if not isinstance(decoder, Mapping):
         raise ModelError(
-            f"onnxruntime-genai needs a genai_config.json that describes a decoder, and '{files.directory}' has none; "
-            f"set 'engine.runtime' to \"onnxruntime\""
+            f"'{files.directory}' has no genai_config.json with a decoder; set 'engine.runtime' to \"onnxruntime\""
         )
     return decoder
 

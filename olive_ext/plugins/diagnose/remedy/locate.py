@@ -268,10 +268,7 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
     tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
-        raise NotComparableError(
-            f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "
-            "they are not comparable"
-        )
+        raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
     return own.patched(length), other.patched({**tokenizer, **length})
 

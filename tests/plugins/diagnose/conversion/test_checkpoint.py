@@ -22,8 +22,8 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hold_against
-from olive_ext.plugins.diagnose.conversion.checkpoint import Hypothesis
+from olive_ext.plugins.diagnose import conversion
+from olive_ext.plugins.diagnose.conversion import Agreement, Hypothesis, hold_against
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
 
@@ -232,7 +232,7 @@ def test_half_precision_that_overflows_in_transformers_excuses_nothing(monkeypat
         def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
             return super().logprobs(tokens) * (np.nan if self.overflows else 1)
 
-    monkeypatch.setattr(checkpoint, "PlainPass", Overflowing)
+    monkeypatch.setattr(conversion, "PlainPass", Overflowing)
     package = export("llama-genai-0.18-fp16-cpu")
     found = held(package.path, package.hf)
     assert found.bound == LARGEST_DIFFERENCE
@@ -244,7 +244,7 @@ def test_configuration_that_transformers_refuse_is_passed_over(tmp_path: Path, m
         Hypothesis("a kind that is not there", {"rope_parameters": {"rope_type": "none", "rope_theta": 1e4}}),
         Hypothesis("a head of another size", {"head_dim": 7}),
     ]
-    monkeypatch.setattr(checkpoint, "hypotheses", lambda config: refused)
+    monkeypatch.setattr(conversion, "hypotheses", lambda config: refused)
     damaged = edited(
         genai_export("llama"), tmp_path / "damaged", lambda model: change(weight(model, "down_proj"), np.negative)
     )
@@ -351,10 +351,10 @@ def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
-    monkeypatch.setattr(checkpoint, "PlainGraph", lambda *_: graph)
+    monkeypatch.setattr(conversion, "PlainGraph", lambda *_: graph)
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
-        checkpoint.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+        conversion.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "phi"])
