@@ -12,7 +12,7 @@ import pytest
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, VISION_TASKS, with_named_metrics
-from tests.refusals import refused
+from tests.refusals import assert_says, refused
 
 METRIC: dict[str, Any] = {
     "name": "speech",
@@ -65,40 +65,142 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (METRICS, [], "'evaluators.e.metrics' is missing"),
-        (METRICS, [3], "'evaluators.e.metrics.0' = 3: give a mapping"),
-        (METRICS, ["speech"], "'evaluators.e.metrics.0' = 'speech': not in 'metrics', which the recipe does not have"),
-        ((*FIRST, "type"), "acuracy", "speech.type' = 'acuracy': give accuracy, latency"),
-        ((*FIRST, "sub_types"), [], "speech.sub_types' is missing: give wer, rtfx, exact_match"),
-        ((*FIRST, "sub_types", 0, "name"), "werr", "speech.sub_types' has 'werr': did you mean 'wer'"),
-        ((*FIRST, "sub_types", 0, "name"), "zz", "has 'zz': a metric of type 'accuracy' has wer, rtfx, exact_match"),
-        ((*FIRST, "sub_types", 0, "name"), "exact_match", "= exact_match, rtfx: put wer and rtfx into"),
-        ((*FIRST, "data_config"), "tone", "speech.data_config' = 'tone': not in 'data_configs', which has tones"),
-        ((*FIRST, "data_config"), None, "speech.data_config' is missing: name one of 'data_configs'"),
-        (PARAMS, {"audio_cols": "a"}, "pre_process_data_config.params.audio_cols': did you mean 'audio_col'? Olive"),
-        (METRICS, [METRIC, METRIC], "'evaluators.e.metrics' has 'speech' twice"),
-        (METRICS, [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}], "has 'speech_sentences' twice"),
+        (METRICS, [], {"code": "missing", "field": "evaluators.e.metrics"}),
+        (METRICS, [3], {"code": "wrong_value", "field": "evaluators.e.metrics.0", "value": 3}),
+        (METRICS, ["speech"], {"code": "wrong_value", "field": "evaluators.e.metrics.0", "value": "speech"}),
+        (
+            (*FIRST, "type"),
+            "acuracy",
+            {
+                "code": "wrong_value",
+                "field": "evaluators.e.metrics.speech.type",
+                "value": "acuracy",
+                "holds": "speech.type",
+            },
+        ),
+        (
+            (*FIRST, "sub_types"),
+            [],
+            {
+                "code": "missing",
+                "field": "evaluators.e.metrics.speech.sub_types",
+                "holds": ("speech.sub_types", "exact_match"),
+            },
+        ),
+        (
+            (*FIRST, "sub_types", 0, "name"),
+            "werr",
+            {
+                "code": "unknown_name",
+                "field": "evaluators.e.metrics.speech.sub_types",
+                "value": "werr",
+                "holds": "speech.sub_types",
+            },
+        ),
+        (
+            (*FIRST, "sub_types", 0, "name"),
+            "zz",
+            {
+                "code": "unknown_name",
+                "field": "evaluators.e.metrics.speech.sub_types",
+                "value": "zz",
+                "holds": ("accuracy", "exact_match"),
+            },
+        ),
+        (
+            (*FIRST, "sub_types", 0, "name"),
+            "exact_match",
+            {
+                "code": "contradiction",
+                "field": "evaluators.e.metrics.speech.sub_types",
+                "value": ["exact_match", "rtfx"],
+            },
+        ),
+        (
+            (*FIRST, "data_config"),
+            "tone",
+            {
+                "code": "unknown_name",
+                "field": "evaluators.e.metrics.speech.data_config",
+                "value": "tone",
+                "holds": ("data_configs", "speech.data_config"),
+            },
+        ),
+        (
+            (*FIRST, "data_config"),
+            None,
+            {
+                "code": "missing",
+                "field": "evaluators.e.metrics.speech.data_config",
+                "holds": ("data_configs", "speech.data_config"),
+            },
+        ),
+        (
+            PARAMS,
+            {"audio_cols": "a"},
+            {
+                "code": "unknown_key",
+                "field": "data_configs.tones.pre_process_data_config.params.audio_cols",
+                "value": "a",
+                "holds": "pre_process_data_config.params.audio_cols",
+            },
+        ),
+        (METRICS, [METRIC, METRIC], {"code": "contradiction", "field": "evaluators.e.metrics", "holds": "speech"}),
+        (
+            METRICS,
+            [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}],
+            {"code": "contradiction", "field": "evaluators.e.metrics", "holds": "speech_sentences"},
+        ),
         (
             METRICS,
             [{**METRIC, "sub_types": [{"name": "exact_match"}], "data_config": {"pre_process_data_config": OCR}}],
-            "has 'exact_match', and its data the task 'vision-ocr': Olive measures exact_match of 'vision-vqa', ",
+            {
+                "code": "contradiction",
+                "field": "evaluators.e.metrics.speech.sub_types",
+                "value": "exact_match",
+                "holds": ("vision-ocr", "vision-vqa"),
+            },
         ),
         (
             REQUIRE,
             [{"task": "speech", "metric": "were", "max": 1}],
-            "no metric 'were' of task 'speech' is measured",
+            {"code": "unknown_name", "field": "evaluators.e.require", "holds": ("were", "speech")},
         ),
-        (REQUIRE, [{"metric": "accuracy_difference", "min": 0}], "it needs 'reference'"),
-        (("evaluators", "e", "reference"), {"path": "x", "top": 4}, "reference.top': the answers alone are compared"),
-        (("evaluators", "e", "langage"), "de", "unknown key 'evaluators.e.langage': did you mean 'language'?"),
-        (("evaluators", "e", "tasks"), "STS17", "'evaluators.e.tasks'"),
-        (("evaluators", "e", "user_script"), "none.py", "'evaluators.e.user_script' = 'none.py': does not exist"),
-        (("evaluators", "e", "type"), "OrtEvaluater", "did you mean 'OrtEvaluator'?"),
+        (
+            REQUIRE,
+            [{"metric": "accuracy_difference", "min": 0}],
+            {"code": "missing", "field": "evaluators.e.require", "holds": "reference"},
+        ),
+        (
+            ("evaluators", "e", "reference"),
+            {"path": "x", "top": 4},
+            {"code": "contradiction", "field": "evaluators.e", "holds": "reference.top"},
+        ),
+        (
+            ("evaluators", "e", "langage"),
+            "de",
+            {"code": "unknown_key", "field": "evaluators.e.langage", "value": "de", "holds": "language"},
+        ),
+        (
+            ("evaluators", "e", "tasks"),
+            "STS17",
+            {"code": "wrong_value", "field": "evaluators.e.tasks", "value": "STS17"},
+        ),
+        (
+            ("evaluators", "e", "user_script"),
+            "none.py",
+            {"code": "not_found", "field": "evaluators.e.user_script", "value": "none.py"},
+        ),
+        (
+            ("evaluators", "e", "type"),
+            "OrtEvaluater",
+            {"code": "unknown_name", "field": "evaluators.e.type", "value": "OrtEvaluater", "holds": "OrtEvaluator"},
+        ),
     ],
 )
-def test_mistake_is_named(path: tuple[Any, ...], value: Any, problem: str) -> None:
-    (found,) = map(str, mistakes(changed(*path, value=value), has_model=False))
-    assert problem in found
+def test_mistake_is_named(path: tuple[Any, ...], value: Any, problem: dict[str, Any]) -> None:
+    (error,) = mistakes(changed(*path, value=value), has_model=False)
+    assert_says(error, **problem)
 
 
 def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
