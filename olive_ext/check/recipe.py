@@ -379,7 +379,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
         try:
             refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))
         except TaskError as error:
-            yield error.inside(f"'{block.where}.tasks'", f"{block.where}.tasks")
+            yield error.inside(f"'{block.where}.tasks'").about(f"{block.where}.tasks", error.value)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, Row, Step, StepOutput
+from olive_ext.media.items import border, chunk_end
 
 
 def halve(step: Step, *, splits_rows: bool = True) -> tuple[Step, Step] | None:

@@ -5,7 +5,6 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media.items import Media
 from olive_ext.errors import OliveExtError
+from olive_ext.media.items import Media, Source
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
@@ -104,25 +103,6 @@ class Generation:
     def num_slots(self) -> int:
         """Sequences that are followed at a time."""
         return 1 if self.beams is None else self.beams.num_beams
-
-
-@dataclass(frozen=True)
-class Source:
-    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
-
-    Two are equal when their content is.
-    """
-
-    array: npt.NDArray[Any] = field(compare=False)
-    key: str = field(init=False)
-    """Digest of type, shape and content."""
-
-    def __post_init__(self) -> None:
-        content = np.ascontiguousarray(self.array)
-        digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
-        digest.update(content.data)
-        object.__setattr__(self, "array", content)
-        object.__setattr__(self, "key", digest.hexdigest())
 
 
 def source_key(source: Source | None) -> str:
@@ -265,7 +245,7 @@ class Counters:
     tokens_fed: int = 0
     steps: int = 0
     idle_rows: int = 0
-    steps_ahead: int = 0
+    steps_overlapped: int = 0
     """Overlapped steps: those that began before the step before them had been read."""
 
     rows_dropped: int = 0

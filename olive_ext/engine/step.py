@@ -17,8 +17,8 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from olive_ext.engine.capacity import UNLIMITED
-from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Notes, Source, integers
+from olive_ext.engine.requests import Notes, integers
+from olive_ext.media.items import Media, Source
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from olive_ext.engine.media.items import Media
-from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, Source, ThinkingBudget, join_compared
+from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, ThinkingBudget, join_compared
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -28,6 +27,7 @@ from olive_ext.errors import (
     UnfitTaskError,
     counted,
 )
+from olive_ext.media.items import Media, Source
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.session.encoder_decoder import (

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError, MediaError, MissingError, TaskError, UnfitTaskError, UnsupportedError, counted
+from olive_ext.media.items import Source
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed

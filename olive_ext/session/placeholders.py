@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from olive_ext.engine.media.items import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, UnfitTaskError, counted
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import ItemLimit, Media, MediaRun, moved
 from olive_ext.media.pictures import data_of_url, decoded
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer

@@ -32,7 +32,7 @@ EVERY = [*NAMES, *(pytest.param(name, marks=pytest.mark.exporters) for name in O
 SETTINGS: list[dict[str, Any]] = [
     {"num_slots": 1, "chunk_size": 256},
     {"num_slots": 3, "chunk_size": 7, "graph": "untouched"},
-    {"num_slots": 8, "chunk_size": 64, "decode_ahead": True},
+    {"num_slots": 8, "chunk_size": 64, "overlaps_steps": True},
 ]
 NATS = 1e-4
 NUM_TOKENS = 12

@@ -86,7 +86,7 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
     assert (_wanted(planning), _wanted(plain)) == ("all", "none")
     assert (_wanted(planning, shapes="any"), _wanted(plain, shapes="bucketed")) == ("none", "all")
-    assert (_wanted(planning, scoring="branches"), _wanted(plain, strict_shapes=True)) == ("none", "all")
+    assert (_wanted(planning, scoring="tree"), _wanted(plain, strict_shapes=True)) == ("none", "all")
     assert _wanted(planning, exposes_rows=True) == "none"
 
 
@@ -98,12 +98,12 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
             {"code": "contradiction", "field": "engine.strict_shapes", "holds": "shapes"},
         ),
         (
-            {"scoring": "branches", "shapes": "bucketed"},
+            {"scoring": "tree", "shapes": "bucketed"},
             {"code": "contradiction", "field": "engine", "holds": ("shapes", "scoring")},
         ),
         (
-            {"decode_ahead": True, "strict_shapes": True},
-            {"code": "contradiction", "field": "engine", "holds": ("strict_shapes", "decode_ahead")},
+            {"overlaps_steps": True, "strict_shapes": True},
+            {"code": "contradiction", "field": "engine", "holds": ("strict_shapes", "overlaps_steps")},
         ),
         (
             {"graph": "untouched", "graph_capture": True},

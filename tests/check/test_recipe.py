@@ -292,6 +292,16 @@ def test_arguments_for_an_onnx_input_model_are_ours_without_a_model_class(tmp_pa
     assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
 
 
+def test_model_is_resolved_as_an_evaluation_opens_it_with_its_arguments(tmp_path: Path) -> None:
+    recipe = {
+        **copy.deepcopy(RECIPE),
+        "input_model": {"type": "OnnxModel", "model_path": str(put_model(tmp_path / "m"))},
+    }
+    recipe["evaluators"]["ours"] |= {"model_args": {"execution_provider": "cudda"}, "max_length": 64}
+    problems = check_recipe(put(tmp_path, recipe)).problems
+    assert "names the unknown execution provider 'cudda': did you mean 'cuda'?" in problems[0]
+
+
 PUBLIC: dict[str, Any] = {
     "model_class": "hf",
     "model_args": {"past_present_share_buffer": True},

@@ -166,3 +166,8 @@ def test_folder_with_the_name_of_a_word_is_never_taken_for_the_word(
 def test_answers_to_a_document_have_the_bounds_of_a_tasks_own_number(number: object) -> None:
     """lm-eval makes a request for each: millions by a slip are told before, not after hours."""
     assert refusal(repeats=number) == f"'repeats' = {number!r}: give an integer from 1 to 10000"
+
+
+def test_earlier_names_of_engine_settings_are_taken() -> None:
+    settings = EvaluationSettings.parse({"tasks": ["a"], "engine": {"decode_ahead": True, "scoring": "branches"}})
+    assert (settings.engine.overlaps_steps, settings.engine.scoring) == (True, "tree")

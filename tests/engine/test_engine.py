@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling
 from olive_ext.engine.runners.runner import Capacity
 from olive_ext.errors import MemoryShortageError, OliveExtError
+from olive_ext.media.items import Source
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
 from tests.refusals import refused
@@ -98,7 +99,7 @@ def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows:
     num_slots=st.integers(1, 4),
     chunk_size=st.integers(1, 40),
 )
-def test_branches_equal_oracle_and_fill_every_step(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
+def test_tree_batches_equal_oracle_and_fill_steps(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
     runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
     engine = Engine(runner, chunk_size)
     for requests in calls:

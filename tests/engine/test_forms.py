@@ -200,16 +200,16 @@ def _form(model: ResolvedModel) -> tuple[type[GraphForm], str]:
 
 
 def test_form_follows_settings_device_and_graph_and_says_why() -> None:
-    assert _form(_model())[1] == "branches"
+    assert _form(_model())[1] == "tree"
     assert choose(_model(scoring="rows"))[1] == Decision("scoring", "rows", "engine.scoring")
     assert choose(_model(scoring="answers"))[1].value == "answers"
-    assert choose(_model(shapes="bucketed"))[1].reason.startswith("branches have any shape, and steps have few")
+    assert choose(_model(shapes="bucketed"))[1].reason.startswith("tree batches have any shape, and steps have few")
     with refused(ConfigError, "wrong_value", "engine.scoring", holds="CUDA"):
         choose(_model(scoring="packed"))
 
 
 def test_form_that_failed_is_not_asked_again_and_its_problem_is_the_reason() -> None:
-    _, decision = choose(_model(), {"branches": "planted"})
+    _, decision = choose(_model(), {"tree": "planted"})
     assert (decision.value, decision.reason.split(";")[0]) == ("answers", "planted")
 
 

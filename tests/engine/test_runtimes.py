@@ -13,9 +13,9 @@ import pytest
 import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
-from olive_ext.engine.runners.genai.genai_runner import input_window
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
+from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import put_graph
@@ -197,9 +197,9 @@ def test_setting_that_the_named_runtime_does_not_follow_is_refused_with_those_th
 
 
 def test_setting_that_a_chosen_runtime_does_not_follow_is_told() -> None:
-    settings = EngineConfig(decode_ahead=True, num_threads=1)
+    settings = EngineConfig(overlaps_steps=True, num_threads=1)
     (told,) = refuse_settings(resolved(settings, ("a", "b")))
-    assert told.startswith("'engine.decode_ahead' = true changes nothing on 'genai' (auto: genai_config.json makes")
+    assert told.startswith("'engine.overlaps_steps' = true changes nothing on 'genai' (auto: genai_config.json makes")
     (told,) = refuse_settings(resolved(settings, kind="hf"))
     assert told.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
     assert refuse_settings(resolved(settings)) == []

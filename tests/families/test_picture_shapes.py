@@ -17,11 +17,11 @@ from PIL import Image
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.engine.media.encoder import MediaEncoder
-from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount
-from olive_ext.engine.media.items import MediaItem, token_bucket, token_buckets
 from olive_ext.errors import LostItemError, LostRequestsError, RunError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.encoder import MediaEncoder
+from olive_ext.media.graphs import ItemGraphs, ShapeCount
+from olive_ext.media.items import MediaItem, token_bucket, token_buckets
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import MediaEncoderSpec, Modality

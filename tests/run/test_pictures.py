@@ -144,7 +144,7 @@ def test_steps_that_are_run_again_in_halves_encode_no_picture_again(package: Pat
     answered = [GenerationRequest("<image> is", max_new_tokens=6, images=[one]) for one in pictures]
     with olive_ext.open(package, engine={"num_slots": 4}) as session:
         expected = session.loglikelihood(asked), session.generate(answered)
-    with olive_ext.open(package, engine={"num_slots": 4, "decode_ahead": False}) as session:
+    with olive_ext.open(package, engine={"num_slots": 4, "overlaps_steps": False}) as session:
         runner = session.executor.runner
         run, failed = runner.run, []
 

@@ -26,10 +26,10 @@ from olive_ext.engine.requests import (
     Request,
     Result,
     Sampling,
-    Source,
     Suppressed,
 )
 from olive_ext.errors import RecordsError
+from olive_ext.media.items import Source
 from olive_ext.session.answer_journal import answer_key, in_chunks, read_result, written
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.session import Session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olive_ext.engine.media.items import ItemLimit
 from olive_ext.errors import TaskError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import ItemLimit
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model.spec.media_types import MediaInput, MediaSpec, Modality
 from olive_ext.session.placeholders import MediaText, read_markers
 from tests.refusals import refused

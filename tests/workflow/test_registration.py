@@ -232,15 +232,6 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
     assert Path(evaluator.user_script).read_text().endswith("restore_run()\n")
 
 
-def test_option_that_the_builder_would_ignore_is_refused_before_anything_runs(model: ModelConfig) -> None:
-    engine = new_engine()
-    options = {"int4_algo_config": "rtn", "algo_config": "k_quant"}
-    config = RunPassConfig(type="ModelBuilder", config={"precision": "int4", "extra_options": options})
-    engine.input_passes_configs = {"q": [config]}
-    with refused(ConfigError, "unknown_key", "passes.q.extra_options.algo_config", holds="int4_algo"):
-        engine(ours()).run(model)
-
-
 def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> None:
     with refused(ConfigError, "unknown_key", "evalutor", "ours", holds="evaluator"):
         parse_recipe(None, {"file_or_obj": {"evalutor": "ours"}}, lambda **_: None)
@@ -257,53 +248,43 @@ def test_pass_in_a_python_environment_is_told_the_input_models_path(model: Model
     assert config.config["reference"]["path"] == model.config["model_path"]
 
 
-@pytest.mark.parametrize(
-    ("type_name", "message"),
-    [
-        (
-            "OrtLMEvaluatoin",
-            {"code": "unknown_name", "field": "passes.m.type", "value": "ortlmevaluatoin", "holds": "OrtLMEvaluation"},
-        ),
-        ("Foo", {"code": "unknown_name", "field": "passes.m.type", "value": "foo"}),
-    ],
-)
-def test_unknown_pass_is_refused_before_anything_runs(
-    model: ModelConfig, type_name: str, message: dict[str, Any]
-) -> None:
+def test_pass_that_is_in_no_table_of_the_run_is_refused(model: ModelConfig) -> None:
     engine = new_engine()
-    engine.input_passes_configs = {"m": [RunPassConfig(type=type_name)]}
-    with refused(ConfigError, **message):
+    engine.input_passes_configs = {"m": [RunPassConfig(type="Foo")]}
+    with refused(ConfigError, "unknown_name", "passes.m.type", "foo"):
         engine().run(model)
 
 
 OURS = {"type": EVALUATOR_TYPE, "tasks": ["arc_easy"]}
 SCORE = {"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
 TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
+BUILDER = {"type": "ModelBuilder", "extra_options": {"int4_algo_config": "rtn", "algo_config": "k_quant"}}
 LOSS_MAP = {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}
 
 
 @pytest.mark.parametrize(
-    ("evaluator", "passes", "sentence"),
+    ("evaluator", "passes", "code", "field"),
     [
-        ({"tasks": ["arc_esy_"]}, {}, "'evaluators.e.tasks': unknown task 'arc_esy_': did you mean 'arc_easy'"),
-        ({"tasks": ["no.yaml"]}, {}, "'evaluators.e.tasks' = 'no.yaml': does not exist"),
-        ({"limts": 1}, {}, "unknown key 'evaluators.e.limts': did you mean 'limit'?"),
-        ({"reference": "no/such/model"}, {}, "'evaluators.e.reference' = 'no/such/model': no such file or folder"),
-        ({"require": [{"metric": "kl_mean", "max": 1}]}, {}, "'evaluators.e.require': no metric 'kl_mean' is measured"),
-        ({"metrics": [SCORE]}, {}, "'evaluators.e.metrics': no metric 'u' is meas"),
-        ({"metrics": [TIME]}, {}, "'evaluators.e.metrics' has 'time' of type 'latency': give a"),
-        ({"model_class": "ort", "model_args": {"ep": "cpu"}}, {}, "evaluators.e.model_args: 'ep' is an argument of Ol"),
-        ({}, {"q": {"type": "OnnxKQuantQuantizaton"}}, "'passes.q.type' = 'OnnxKQuantQuantizaton': did you mean 'Onnx"),
-        ({}, {"q": {"type": "OnnxKQuantQuantization", "bits_": 4}}, "unknown key 'passes.q.bits_': did you mean 'bits"),
-        (
-            {},
-            {"m": {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}},
-            "'passes.m': a loss is ",
-        ),
+        ({"tasks": ["arc_esy_"]}, {}, "unknown_name", "evaluators.e.tasks"),
+        ({"tasks": ["no.yaml"]}, {}, "not_found", "evaluators.e.tasks"),
+        ({"limit": "x"}, {}, "wrong_value", "evaluators.e.limit"),
+        ({"limts": 1}, {}, "unknown_key", "evaluators.e.limts"),
+        ({"reference": "no/such/model"}, {}, "not_found", "evaluators.e.reference"),
+        ({"require": [{"metric": "kl_mean", "max": 1}]}, {}, "missing", "evaluators.e.require"),
+        ({"require": [{"metric": "ac_", "max": 1}]}, {}, "unknown_name", "evaluators.e.require"),
+        ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, {}, "unknown_name", "evaluators.e.require"),
+        ({"metrics": [SCORE]}, {}, "unknown_name", "evaluators.e.metrics"),
+        ({"metrics": [TIME]}, {}, "wrong_value", "evaluators.e.metrics"),
+        ({"model_class": "ort", "model_args": {"ep": "cpu"}}, {}, "contradiction", "evaluators.e.model_args"),
+        ({}, {"q": {"type": "OnnxKQuantQuantizaton"}}, "unknown_name", "passes.q.type"),
+        ({}, {"q": {"type": "OnnxKQuantQuantization", "bits_": 4}}, "unknown_key", "passes.q.bits_"),
+        ({}, {"m": {"type": "OrtLMEvaluatoin"}}, "unknown_name", "passes.m.type"),
+        ({}, {"q": BUILDER}, "unknown_key", "passes.q.extra_options.algo_config"),
+        ({}, {"m": LOSS_MAP}, "unsupported", "passes.m"),
     ],
 )
 def test_check_and_olives_engine_tell_the_same_mistake(
-    tmp_path: Path, model: ModelConfig, evaluator: dict[str, Any], passes: dict[str, Any], sentence: str
+    tmp_path: Path, model: ModelConfig, evaluator: dict[str, Any], passes: dict[str, Any], code: str, field: str
 ) -> None:
     written = {
         "input_model": {"type": "HfModel", "model_path": str(tmp_path)},
@@ -311,14 +292,14 @@ def test_check_and_olives_engine_tell_the_same_mistake(
         "evaluator": "e",
         "passes": passes,
     }
-    (problem,) = check_recipe(saved(tmp_path, written)).problems
-    assert problem.startswith(sentence)
+    (known,) = check_recipe(saved(tmp_path, written)).errors
+    assert (known.code, known.field) == (code, field), known
     kind = new_engine()
     kind.input_passes_configs = {name: [RunPassConfig(**keys)] for name, keys in passes.items()}
     engine = kind(OliveEvaluatorConfig(name="e", **written["evaluators"]["e"]))
-    with pytest.raises(OliveExtError) as raised:
+    with refused(OliveExtError, code, field) as raised:
         engine.run(model)
-    assert str(raised.value).lower() == problem.lower()  # Olive's types of passes are in lower case
+    assert str(raised.value).lower() == str(known).lower()  # Olive's types of passes are in lower case
     assert engine.num_evaluations == 0
 
 
@@ -354,35 +335,18 @@ def test_metric_names_that_olive_made_paths_of_are_put_right(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"limits": 1}, {"code": "unknown_key", "field": "evaluators.e.limits", "value": 1, "holds": "limit"}),
-        ({"limit": "x"}, {"code": "wrong_value", "field": "evaluators.e.limit", "value": "x"}),
-        (
-            {"model_class": "ort", "model_args": {"ep": "cpu"}},
-            {"code": "contradiction", "field": "evaluators.e.model_args", "holds": "ep"},
-        ),
-        (
-            {"metrics": [{"name": "m", "type": "latency", "sub_types": [{"name": "avg"}]}]},
-            {"code": "wrong_value", "field": "evaluators.e.metrics", "holds": "latency"},
-        ),
-    ],
-)
-def test_run_refuses_wrong_keys_before_it_starts(
-    model: ModelConfig, settings: dict[str, Any], message: dict[str, Any]
-) -> None:
-    engine = new_engine()(ours(**settings))
-    with refused(ConfigError, **message):
-        engine.run(model)
-    assert engine.num_evaluations == 0
-
-
-@pytest.mark.parametrize(
     ("kind", "path"), [("HfModel", "recipes/quickstart/modle"), ("ONNXModel", "model.onnx"), ("HfModel", "/nowhere")]
 )
 def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
     with pytest.raises(ModelError, match=f"'input_model.model_path' = '{path}': no such file or folder"):
         new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
+
+
+def test_reference_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'reference' = 'input_model': the input model is of type pytorchmodel"):
+        new_engine()(ours(reference="input_model")).run(
+            ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)})
+        )
 
 
 def test_run_without_our_types_is_left_alone() -> None:
@@ -466,31 +430,6 @@ def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
     with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
         evaluate(engine, model, ours(require=[STRICT]))
     assert evaluate(engine, model, ours()) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"require": [{"metric": "ac", "max": 1}]}, "'evaluators.e.require': no metric 'ac' is measured: did you mean"),
-        ({"require": [{"metric": "kl_mean", "max": 1}]}, "no metric 'kl_mean' is measured: it needs 'reference'"),
-        ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, "no task 'u' is measured; there are t"),
-        ({"reference": "input_model"}, "'reference' = 'input_model': the input model is of type pytorchmodel"),
-        ({"reference": "no/such/model"}, "'evaluators.e.reference' = 'no/such/model': no such file or folder"),
-        (
-            {"metrics": [{"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}]},
-            "'evaluators.e.metrics': no metric 'u' is measured",
-        ),
-    ],
-)
-def test_run_refuses_metrics_and_references_that_will_not_be_there(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    task = {"task": "t", "metric_list": [{"metric": "acc"}]}
-    engine = new_engine()(ours(tasks=[task], **settings))
-    with pytest.raises(OliveExtError) as raised:
-        engine.run(ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)}))
-    assert message in str(raised.value)
-    assert engine.num_evaluations == 0
 
 
 def test_process_of_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:

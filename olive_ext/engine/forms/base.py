@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
-from olive_ext.engine.media.items import chunk_end
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
+from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
@@ -206,7 +206,7 @@ class ScoringRule:
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringRule:
         """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
-        is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
+        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
 
 

@@ -44,7 +44,7 @@ from olive_ext.engine.forms.graph_form import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.kv_store import KeptBinding, KvPlace, KvStore, Pool
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore, Pool
 from olive_ext.engine.forms.paged_attention import (
     KERNELS,
     PackedInputs,
@@ -62,6 +62,7 @@ from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.standalone_graphs import RowTensor, copy_positions_graph, move_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import BLOCK_SIZE, Decision, against_buckets, against_capture, planned_positions
+from olive_ext.model.providers.bindings import KeptBinding
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import EmbeddingSpec
 from olive_ext.model.spec.role_inputs import ceiling

@@ -25,16 +25,16 @@ from typing_extensions import override
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
 from olive_ext.engine.forms.graph_form import TARGETS, OpenedDecoder, Text, disagreement
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore, StackedPart, Stacker, Values, zeros
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import RowsOnGraph
-from olive_ext.engine.media.items import runs_within
-from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, RunError
 from olive_ext.graph.standalone_graphs import RowTensor
+from olive_ext.media.items import Source, runs_within
 from olive_ext.model import ResolvedModel
+from olive_ext.model.providers.bindings import StackedPart, Stacker, Values, zeros
 
 
 @dataclass(frozen=True)

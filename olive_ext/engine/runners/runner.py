@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
-from olive_ext.engine.media.items import ItemLimit, Media, MediaItem
-from olive_ext.engine.requests import Source
 from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
+from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
@@ -164,21 +163,6 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the model's memory."""
-
-
-def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
-    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
-    if source is None:
-        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
-    declared, shape = wanted.shape[1:], source.array.shape
-    is_features = source.array.dtype.kind == "f"
-    fits = len(shape) == len(declared) and all(
-        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
-    )
-    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
-        raise OliveExtError(
-            f"the source is {source.array.dtype} {list(shape)}; the encoder takes {kind.value} {list(declared)}"
-        )
 
 
 class OpenedRunner(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from olive_ext.engine.forms.graph_form import TARGETS, Text, disagreement
-from olive_ext.engine.requests import Source
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import RunError
 from olive_ext.graph.standalone_graphs import INPUTS, OUTPUT, attention_graph
+from olive_ext.media.items import Source
 from olive_ext.model.decisions import SHORT_STEP, is_attention_at_risk
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import DecoderSpec, SourceKind

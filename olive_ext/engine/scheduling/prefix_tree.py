@@ -21,11 +21,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from olive_ext.engine.media.items import border
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.scheduling.sequences import PendingAnswer, Read, Sequence
 from olive_ext.engine.step import ONE_SIDE, Side
 from olive_ext.errors import RunError
+from olive_ext.media.items import border
 
 _ITEM = 4
 """Bytes of a token in an input's key."""

@@ -136,7 +136,7 @@ class Scheduler:
                     completed.append(sequence.answer)
         self._counters.tokens_generated += num_generated
         overlapped, self._overlapped = self._overlapped, None
-        self._counters.steps_ahead += overlapped is not None
+        self._counters.steps_overlapped += overlapped is not None
         self._found = output.greedy_ids
         self._present = None if overlapped is None else self._committed(overlapped)
         return completed

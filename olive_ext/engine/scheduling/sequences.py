@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media.items import Media
 from olive_ext.engine.requests import (
     FinishReason,
     Generation,
@@ -27,11 +26,11 @@ from olive_ext.engine.requests import (
     Notes,
     Result,
     Sampling,
-    Source,
     TokenArray,
     integers,
 )
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Ban, PlainRows, Row, Side
+from olive_ext.media.items import Media, Source
 
 PROBE = -1
 """Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is

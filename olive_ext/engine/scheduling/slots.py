@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.media.items import Media, border
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.scheduling.sequences import Sequence
 from olive_ext.engine.step import Columns, Copy, IntArray, Row
+from olive_ext.media.items import Media, border
 
 LAST = 7
 """Tokens that are compared before a whole slot is."""

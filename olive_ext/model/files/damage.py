@@ -143,7 +143,7 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
             continue
         turn = np.cos if _turn(name) == "cos" else np.sin
         angles = [base ** -(np.arange(half) / half) for base in bases]
-        nearest = min(angles, key=lambda one, own=own, turn=turn: float(np.abs(turn(one) - own[1]).max()))
+        nearest = angles[int(np.argmin([np.abs(turn(one) - own[1]).max() for one in angles]))]
         tables[name] = np.empty(own.shape, np.float32)
         for first in range(0, len(own), _ROWS):
             rows = np.arange(first, min(first + _ROWS, len(own)))

@@ -19,15 +19,10 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
-from onnx.reference.ops.op_constant_of_shape import ConstantOfShape
-from onnx.reference.ops.op_expand import Expand
-from onnx.reference.ops.op_range import Range
-from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
 from olive_ext.graph.nodes import attribute, subgraphs
-from olive_ext.model.spec.role_inputs import StepArrays, input_array
+from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
 Array = npt.NDArray[Any]
@@ -54,9 +49,6 @@ _DEFAULT = ("", "ai.onnx")
 
 _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: what they make is not read."""
-
-MOST_VALUES = 2**24
-"""Numbers of a tensor that an operator may make of sizes that it reads."""
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -189,11 +181,11 @@ class PositionalNodes:
         graph = helper.make_graph(nodes, "positions", names, outputs, weights)
         opsets, functions = self._model.opset_import, self._model.functions
         cut = helper.make_model(graph, opset_imports=opsets, functions=functions)
-        run = ReferenceEvaluator(cut, new_ops=list(_BOUNDED)).run
+        run = ReferenceEvaluator(cut).run
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
-            arrays = _arrays_of(rows)
+            arrays = arrays_of(rows)
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
             step |= made_up | {name: np.array(is_beyond) for name in given}
             step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
@@ -216,45 +208,12 @@ class PositionalNodes:
         return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
 
     def _sizes(self, rows: Rows) -> dict[str, int]:
-        arrays = _arrays_of(rows)
+        arrays = arrays_of(rows)
         sizes: dict[str, int] = {}
         for entry in self._inputs.values():
             shape = input_array(entry, arrays).shape
             sizes |= {dim: size for dim, size in zip(entry.tensor.shape, shape, strict=True) if isinstance(dim, str)}
         return sizes
-
-
-def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
-    """`operator`, which fails where it would make more than `MOST_VALUES` numbers, by `size` of its inputs."""
-
-    plain: Any = operator._run
-
-    def run(self: OpRun, *inputs: Array, **attributes: Any) -> Any:
-        if size(*inputs) > MOST_VALUES:
-            raise ValueError(f"{operator.__name__} of {size(*inputs):g} numbers")
-        return plain(self, *inputs, **attributes)
-
-    return type(operator.__name__, (operator,), {"op_domain": "", "_run": run})
-
-
-def _product(sizes: Array) -> float:
-    return float(np.prod(sizes, dtype=np.float64))
-
-
-_BOUNDED = (
-    _bounded(Range, lambda start, limit, step: float(np.max(np.divide(limit - start, step)))),
-    _bounded(ConstantOfShape, _product),
-    _bounded(Expand, lambda value, shape: _product(shape)),
-    _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
-)
-
-
-def _arrays_of(rows: Rows) -> StepArrays:
-    past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
-    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
-    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
-    return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.forms.kv_store import Device
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
-from olive_ext.engine.requests import Generation, Request, Result, Source, join_compared
+from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
 from olive_ext.engine.step import SHARED_PREFIX, Copy, LogitsRow, Move, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
+from olive_ext.media.items import Source
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import SourceKind
 from olive_ext.records import Form, Records
 from tests.engine.fake_runner import (

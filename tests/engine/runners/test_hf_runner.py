@@ -12,11 +12,12 @@ import torch
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.tree import TreeForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Source
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request
 from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
 from olive_ext.errors import ModelError, OliveExtError, RunError
+from olive_ext.media.items import Source
 from tests.refusals import refused
 
 VOCAB = 96
@@ -96,7 +97,7 @@ def test_shared_prefixes_are_computed_once_where_the_cache_can_be_cut() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_branches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
+def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) -> None:
     model = make("llama")
     model.set_attn_implementation(attention)
     runner = HfRunner(model, {})
@@ -126,7 +127,7 @@ def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
 
 
 @pytest.mark.parametrize("family", ["sliding", "mamba"])
-def test_models_that_cannot_be_told_what_a_token_sees_have_no_branches(family: str) -> None:
+def test_models_that_cannot_be_told_what_a_token_sees_have_no_tree_batches(family: str) -> None:
     assert not isinstance(HfRunner(make(family), {}).traits.form, TreeForm)
 
 
@@ -152,10 +153,10 @@ class Deaf(torch.nn.Module):
         )
 
 
-def test_model_that_scores_branches_wrongly_is_found_by_trying() -> None:
+def test_model_that_scores_tree_batches_wrongly_is_found_by_trying() -> None:
     runner = HfRunner(Deaf(), {})
     assert not isinstance(runner.traits.form, TreeForm)
-    assert "branches score" in runner.describe()["notes"][0]
+    assert "tree batches score" in runner.describe()["notes"][0]
 
 
 def test_rows_of_logits_are_exposed_and_at_least_one() -> None:

@@ -81,7 +81,7 @@ def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind()
     facts = engine.describe()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]
-    assert (facts["decode_ahead"], facts["scoring"], facts["batching"]) == (False, "branches", "range")
+    assert (facts["overlaps_steps"], facts["scoring"], facts["batching"]) == (False, "tree", "range")
 
 
 def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:

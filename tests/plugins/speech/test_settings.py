@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.check import check_recipe, mistakes
-from olive_ext.errors import ConfigError
+from olive_ext.check import check_recipe, mistakes, refuse
+from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, VISION_TASKS, with_named_metrics
-from tests.refusals import assert_says, refused
+from tests.refusals import refused
 
 METRIC: dict[str, Any] = {
     "name": "speech",
@@ -50,7 +50,11 @@ def changed(*path: Any, value: Any) -> dict[str, Any]:
 METRICS = ("evaluators", "e", "metrics")
 FIRST = (*METRICS, 0)
 REQUIRE = ("evaluators", "e", "require")
-OCR = {"type": "vision_vqa_pre_process", "params": {"task": "vision-ocr"}}
+PICTURES = {
+    **METRIC,
+    "sub_types": [{"name": "exact_match"}],
+    "data_config": {"pre_process_data_config": {"type": "vision_vqa_pre_process", "params": {"task": "vision-ocr"}}},
+}
 PARAMS = ("data_configs", 0, "pre_process_data_config", "params")
 
 
@@ -62,145 +66,50 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
     assert "evaluators.e  OrtEvaluator, metrics: speech (wer, rtfx) of tones" in findings.text()
 
 
+M, D = "evaluators.e.metrics", "data_configs.tones.pre_process_data_config.params"
+
+
 @pytest.mark.parametrize(
-    ("path", "value", "problem"),
+    ("path", "value", "code", "field", "holds"),
     [
-        (METRICS, [], {"code": "missing", "field": "evaluators.e.metrics"}),
-        (METRICS, [3], {"code": "wrong_value", "field": "evaluators.e.metrics.0", "value": 3}),
-        (METRICS, ["speech"], {"code": "wrong_value", "field": "evaluators.e.metrics.0", "value": "speech"}),
-        (
-            (*FIRST, "type"),
-            "acuracy",
-            {
-                "code": "wrong_value",
-                "field": "evaluators.e.metrics.speech.type",
-                "value": "acuracy",
-                "holds": "speech.type",
-            },
-        ),
-        (
-            (*FIRST, "sub_types"),
-            [],
-            {
-                "code": "missing",
-                "field": "evaluators.e.metrics.speech.sub_types",
-                "holds": ("speech.sub_types", "exact_match"),
-            },
-        ),
-        (
-            (*FIRST, "sub_types", 0, "name"),
-            "werr",
-            {
-                "code": "unknown_name",
-                "field": "evaluators.e.metrics.speech.sub_types",
-                "value": "werr",
-                "holds": "speech.sub_types",
-            },
-        ),
-        (
-            (*FIRST, "sub_types", 0, "name"),
-            "zz",
-            {
-                "code": "unknown_name",
-                "field": "evaluators.e.metrics.speech.sub_types",
-                "value": "zz",
-                "holds": ("accuracy", "exact_match"),
-            },
-        ),
-        (
-            (*FIRST, "sub_types", 0, "name"),
-            "exact_match",
-            {
-                "code": "contradiction",
-                "field": "evaluators.e.metrics.speech.sub_types",
-                "value": ["exact_match", "rtfx"],
-            },
-        ),
-        (
-            (*FIRST, "data_config"),
-            "tone",
-            {
-                "code": "unknown_name",
-                "field": "evaluators.e.metrics.speech.data_config",
-                "value": "tone",
-                "holds": ("data_configs", "speech.data_config"),
-            },
-        ),
-        (
-            (*FIRST, "data_config"),
-            None,
-            {
-                "code": "missing",
-                "field": "evaluators.e.metrics.speech.data_config",
-                "holds": ("data_configs", "speech.data_config"),
-            },
-        ),
-        (
-            PARAMS,
-            {"audio_cols": "a"},
-            {
-                "code": "unknown_key",
-                "field": "data_configs.tones.pre_process_data_config.params.audio_cols",
-                "value": "a",
-                "holds": "pre_process_data_config.params.audio_cols",
-            },
-        ),
-        (METRICS, [METRIC, METRIC], {"code": "contradiction", "field": "evaluators.e.metrics", "holds": "speech"}),
+        (METRICS, [], "missing", M, "wer"),
+        (METRICS, [3], "wrong_value", f"{M}.0", "mapping"),
+        (METRICS, ["speech"], "unknown_name", f"{M}.0", "'speech'"),
+        ((*FIRST, "type"), "acuracy", "wrong_value", f"{M}.speech.type", "accuracy"),
+        ((*FIRST, "sub_types"), [], "missing", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
+        ((*FIRST, "sub_types", 0, "name"), "werr", "unknown_name", f"{M}.speech.sub_types", "'wer'"),
+        ((*FIRST, "sub_types", 0, "name"), "zz", "unknown_name", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
+        ((*FIRST, "sub_types", 0, "name"), "exact_match", "contradiction", f"{M}.speech.sub_types", "wer and rtfx"),
+        ((*FIRST, "data_config"), "tone", "unknown_name", f"{M}.speech.data_config", "tones"),
+        ((*FIRST, "data_config"), None, "missing", f"{M}.speech.data_config", "'data_configs'"),
+        (PARAMS, {"audio_cols": "a"}, "unknown_key", f"{D}.audio_cols", "'audio_col'"),
+        (METRICS, [METRIC, METRIC], "contradiction", M, "'speech' is there twice"),
         (
             METRICS,
             [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}],
-            {"code": "contradiction", "field": "evaluators.e.metrics", "holds": "speech_sentences"},
+            "contradiction",
+            M,
+            "_sentences'",
         ),
         (
             METRICS,
-            [{**METRIC, "sub_types": [{"name": "exact_match"}], "data_config": {"pre_process_data_config": OCR}}],
-            {
-                "code": "contradiction",
-                "field": "evaluators.e.metrics.speech.sub_types",
-                "value": "exact_match",
-                "holds": ("vision-ocr", "vision-vqa"),
-            },
+            [PICTURES],
+            "contradiction",
+            f"{M}.speech.sub_types",
+            ("exact_match of 'vision-vqa'", "'vision-ocr'"),
         ),
-        (
-            REQUIRE,
-            [{"task": "speech", "metric": "were", "max": 1}],
-            {"code": "unknown_name", "field": "evaluators.e.require", "holds": ("were", "speech")},
-        ),
-        (
-            REQUIRE,
-            [{"metric": "accuracy_difference", "min": 0}],
-            {"code": "missing", "field": "evaluators.e.require", "holds": "reference"},
-        ),
-        (
-            ("evaluators", "e", "reference"),
-            {"path": "x", "top": 4},
-            {"code": "contradiction", "field": "evaluators.e", "holds": "reference.top"},
-        ),
-        (
-            ("evaluators", "e", "langage"),
-            "de",
-            {"code": "unknown_key", "field": "evaluators.e.langage", "value": "de", "holds": "language"},
-        ),
-        (
-            ("evaluators", "e", "tasks"),
-            "STS17",
-            {"code": "wrong_value", "field": "evaluators.e.tasks", "value": "STS17"},
-        ),
-        (
-            ("evaluators", "e", "user_script"),
-            "none.py",
-            {"code": "not_found", "field": "evaluators.e.user_script", "value": "none.py"},
-        ),
-        (
-            ("evaluators", "e", "type"),
-            "OrtEvaluater",
-            {"code": "unknown_name", "field": "evaluators.e.type", "value": "OrtEvaluater", "holds": "OrtEvaluator"},
-        ),
+        (REQUIRE, [{"task": "speech", "metric": "were", "max": 1}], "unknown_name", "evaluators.e.require", "'were'"),
+        (REQUIRE, [{"metric": "accuracy_difference", "min": 0}], "missing", "evaluators.e.require", "'reference'"),
+        (("evaluators", "e", "reference"), {"path": "x", "top": 4}, "contradiction", "evaluators.e", "reference.top"),
+        (("evaluators", "e", "langage"), "de", "unknown_key", "evaluators.e.langage", "'language'"),
+        (("evaluators", "e", "tasks"), "STS17", "wrong_value", "evaluators.e.tasks", "STS17"),
+        (("evaluators", "e", "user_script"), "none.py", "not_found", "evaluators.e.user_script", "none.py"),
+        (("evaluators", "e", "type"), "OrtEvaluater", "unknown_name", "evaluators.e.type", "'OrtEvaluator'"),
     ],
 )
-def test_mistake_is_named(path: tuple[Any, ...], value: Any, problem: dict[str, Any]) -> None:
-    (error,) = mistakes(changed(*path, value=value), has_model=False)
-    assert_says(error, **problem)
+def test_mistake_is_named(path: tuple[Any, ...], value: Any, code: str, field: str, holds: str) -> None:
+    with refused(OliveExtError, code, field, holds=holds):
+        refuse(mistakes(changed(*path, value=value), has_model=False))
 
 
 def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
@@ -210,7 +119,7 @@ def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
     assert settled["evaluators"]["e"]["metrics"] == [METRIC]
     assert "metrics" not in settled
     assert (settled["evaluator"], settled["evaluate_input_model"]) == ("e", True)
-    with refused(ConfigError, "wrong_value", "evaluators.e.metrics.0", "speech"):
+    with refused(ConfigError, "unknown_name", "evaluators.e.metrics.0", "speech"):
         with_named_metrics({**recipe, "metrics": [{**METRIC, "name": "other"}]})
 
 

@@ -20,8 +20,7 @@ from typing_extensions import override
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ONE_ROW
 from olive_ext.engine.forms.tree import TreeForm, check_tree_batches
-from olive_ext.engine.media.items import Media, filled_up, rotary_positions
-from olive_ext.engine.requests import Source, common_prefix
+from olive_ext.engine.requests import common_prefix
 from olive_ext.engine.runners.hf.hf_model import (
     DEFAULT_LENGTH,
     context_length,
@@ -30,9 +29,10 @@ from olive_ext.engine.runners.hf.hf_model import (
     load_model,
     new_cache,
 )
-from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits, refuse_other_source
+from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
 from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
+from olive_ext.media.items import Media, Source, filled_up, refuse_other_source, rotary_positions
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed

@@ -20,18 +20,19 @@ from typing_extensions import override
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.media.embedding import Embedding
-from olive_ext.engine.media.items import Media, MediaItem
-from olive_ext.engine.media.source_encoder import SourceEncoder
-from olive_ext.engine.requests import Source, integers
+from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
-from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
+from olive_ext.engine.runners.ort.inputs import Adapters, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
+from olive_ext.media.encoder import Embedding
+from olive_ext.media.items import Media, MediaItem, Source
+from olive_ext.media.source_encoder import SourceEncoder
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import is_memory_error, named_failure, named_ort_failures
@@ -438,7 +439,7 @@ class OrtRunner(Runner):
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
-            self._parts.embedding.bind(layout, binding, tokens)
+            self._parts.embedding.bind(layout, layout.items, binding, tokens)
         if self._parts.encoder is not None:
             self._parts.encoder.bind([row.source for row in step.rows], binding)
         for values in (self._parts.adapters, self._parts.weights):

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.forms.kv_store import zeros
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import ModelError, first_line
 from olive_ext.graph.onnx_file import external_locations, relocate, weights_of, with_outputs
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.providers.bindings import zeros
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.role_inputs import input_array
 from olive_ext.model.types import DecoderSpec, KvTensor

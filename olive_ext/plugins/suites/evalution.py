@@ -1,4 +1,8 @@
-"""`OrtEngine`: how Evalution opens a model of ours, from Python and from its YAML. Knows no request and no suite."""
+"""Evalution's engine contract on our sessions: `OrtEngine` for its Python interface, `run_spec` for its YAML.
+
+To be imported inside functions only: it imports Evalution, which is an extra, takes seconds and prints a banner on
+stderr. It knows the public session, and nothing below it.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import LostItemError, MediaError, TaskError
+from olive_ext.errors import LostItemError, MediaError, OliveExtError, TaskError
 from olive_ext.model.spec.media_types import WORDS, Modality
+from olive_ext.model.types import SourceKind, TensorSpec
 
 Array = npt.NDArray[Any]
 Value = TypeVar("Value")
@@ -227,3 +228,37 @@ class ItemStore(Generic[Value]):
         """Drops all values."""
         self._values.clear()
         self.num_bytes = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
+
+    Two are equal when their content is.
+    """
+
+    array: npt.NDArray[Any] = field(compare=False)
+    key: str = field(init=False)
+    """Digest of type, shape and content."""
+
+    def __post_init__(self) -> None:
+        content = np.ascontiguousarray(self.array)
+        digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
+        digest.update(content.data)
+        object.__setattr__(self, "array", content)
+        object.__setattr__(self, "key", digest.hexdigest())
+
+
+def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
+    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
+    if source is None:
+        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
+    declared, shape = wanted.shape[1:], source.array.shape
+    is_features = source.array.dtype.kind == "f"
+    fits = len(shape) == len(declared) and all(
+        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
+    )
+    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
+        raise OliveExtError(
+            f"the source is {source.array.dtype} {list(shape)}; the encoder takes {kind.value} {list(declared)}"
+        )

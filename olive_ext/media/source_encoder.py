@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.forms.kv_store import StackedPart, Stacker, zeros
-from olive_ext.engine.media.graphs import CountedSession, ItemGraphs, SmallGraphs
-from olive_ext.engine.media.items import ItemStore
-from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.runner import refuse_other_source
 from olive_ext.graph.standalone_graphs import RowTensor
+from olive_ext.media.graphs import CountedSession, ItemGraphs, SmallGraphs
+from olive_ext.media.items import ItemStore, Source, refuse_other_source
+from olive_ext.model.providers.bindings import StackedPart, Stacker, zeros
 from olive_ext.model.spec.encoder_spec import EncoderSpec, FirstStepSpec
 from olive_ext.model.spec.role_inputs import DTYPES
 from olive_ext.model.types import TensorSpec
