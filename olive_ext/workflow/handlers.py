@@ -95,8 +95,7 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
     try:
         kind = torch.device(asked).type
     except RuntimeError as error:
-        told = "torch knows no such device; for instance 'cpu', 'cuda:0'"
-        raise ConfigError(told, "device", asked, code="unknown_name") from error
+        raise ConfigError("torch has no such device", "device", asked, code="unknown_name") from error
     if kind == "cuda" and not torch.cuda.is_available():
         origin = "'device'" if written_device else "Olive's accelerator"
         raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")
