@@ -140,7 +140,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise error.inside(f"'{where}.tasks'", f"{where}.tasks") from error
+        raise error.inside(f"'{where}.tasks'").about(f"{where}.tasks", error.value) from error
 
 
 def _check_input_model(

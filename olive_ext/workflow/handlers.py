@@ -93,7 +93,7 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
     try:
         kind = torch.device(asked).type
     except RuntimeError as error:
-        raise ConfigError(f"'device' = {asked!r}: torch knows no such device; for instance 'cpu', 'cuda:0'") from error
+        raise ConfigError("torch knows no such device; for instance 'cpu', 'cuda:0'", "device", asked) from error
     if kind == "cuda" and not torch.cuda.is_available():
         origin = "'device'" if written_device else "Olive's accelerator"
         raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")

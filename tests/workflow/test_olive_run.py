@@ -258,7 +258,7 @@ def test_search_follows_the_declared_metrics(folder: Path) -> None:
 def test_search_in_which_every_evaluation_fails_is_a_failure(folder: Path) -> None:
     block = evaluator(tasks=["tiny_choise"])
     blocks = search_blocks(block, {"q": {"type": "OnnxKQuantQuantization"}})
-    with refused(TaskError, "unknown_name", "evaluators.e.tasks.tasks", ["tiny_choise"]):
+    with refused(TaskError, "unknown_name", "evaluators.e.tasks", ["tiny_choise"]):
         cli_run(["--config", saved(folder, recipe(folder, onnx(), **blocks))])
 
 

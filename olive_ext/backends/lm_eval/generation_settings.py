@@ -68,7 +68,7 @@ def check_numbers(gen_kwargs: Mapping[str, Any]) -> None:
         except (ValueError, TypeError, OverflowError):
             is_right = False
         if not is_right:
-            raise TaskError(f"generation setting: give {words}", name, value, code="wrong_value")
+            raise TaskError(f"give {words}", name, value, code="wrong_value")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
     assert settled["evaluators"]["e"]["metrics"] == [METRIC]
     assert "metrics" not in settled
     assert (settled["evaluator"], settled["evaluate_input_model"]) == ("e", True)
-    with refused(ConfigError, "wrong_value", "evaluators.e.metrics.0", "speech"):
+    with refused(ConfigError, "unknown_name", "evaluators.e.metrics.0", "speech"):
         with_named_metrics({**recipe, "metrics": [{**METRIC, "name": "other"}]})
 
 
