@@ -56,10 +56,12 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     return EvaluationConfig.parse(values)
 
 
-def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
-    """The whole configuration for an `HfModelHandler`. `model_class` concerns ONNX models and is not read."""
+def hf_config(model: Any, settings: EvaluationSettings, device: Any) -> EvaluationConfig:
+    """The whole configuration for an `HfModelHandler` on Olive's `device`. `model_class` concerns ONNX models and is
+    not read."""
     values = {**written(settings), "model": {"path": str(model.model_name_or_path), "kind": "hf"}}
-    return EvaluationConfig.parse(values)
+    config = EvaluationConfig.parse(values)
+    return config.model_copy(update={"device": torch_device(config.device, device)})
 
 
 def is_changed(model: Any) -> bool:

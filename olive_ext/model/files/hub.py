@@ -104,7 +104,7 @@ def why_silent() -> str | None:
         except (ValueError, OverflowError) as error:  # a name or a port of which no address can be made
             answers.append(str(error))
 
-    # Names are looked up without a limit of time: the thread is left behind where that hangs.
+    # Names are looked up without a limit of time: the thread is left where that hangs.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(SECONDS)

@@ -271,7 +271,7 @@ class FedRow:
 
     @property
     def stop(self) -> int:
-        """The position behind the last token."""
+        """The position after the last token."""
         return self.begin + len(self.ids)
 
 
@@ -303,7 +303,7 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
-    """Time, height and width [3, 1, S] of a row behind a cache. Such models know the positions of a pass with pictures
+    """Time, height and width [3, 1, S] of a row after a cache. Such models know the positions of a pass with pictures
     by themselves, and remember of it how far text goes on: of another sequence, where that was the last one."""
     import torch
 
