@@ -47,7 +47,8 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
     for name in wanted:
         if not _is_kept(name):
             raise ModelError(
-                f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked: {reason}",
+                f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked: "
+                f"{reason}",
                 code="needs_network",
             )
     with told_to_be_offline():
