@@ -1,5 +1,5 @@
 """The pass type `OrtLMEvaluation`, which measures a model and passes it on unchanged, and the reports that travel with
-a model through a chain of passes: the table and bounds behind each measuring pass, the files next to the output model.
+a model through a chain of passes: the table and bounds after each measuring pass, the files next to the output model.
 
 Olive takes a pass that it ran before from its cache, without calling it; so tables and bounds hook the engine, not the
 pass, and are made from the reports among the model's additional files. Knows no other pass and no evaluator.
@@ -31,7 +31,7 @@ _REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
 
 
 class OrtLMEvaluation(LookingPass):
-    """Scores a model with lm-eval tasks between or behind other passes. report.json, report.md and report.html travel
+    """Scores a model with lm-eval tasks between or after other passes. report.json, report.md and report.html travel
     with the model as additional files."""
 
     settings_type = WorkflowSettings
@@ -65,7 +65,7 @@ def _costs(settings: WorkflowSettings) -> list[str]:
 
 
 def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """The hook of `Engine._run_pass`: behind a pass of ours come the table and the bounds."""
+    """The hook of `Engine._run_pass`: after a pass of ours come the table and the bounds."""
     run = running.get()
     if run is None:
         return proceed()
