@@ -19,7 +19,7 @@ import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Beams, FinishReason
-from olive_ext.errors import ConfigError, ContradictionError, MissingError
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, shown
 from olive_ext.stats.compared_fields import Compared
 
 _Value = TypeVar("_Value")
@@ -39,7 +39,7 @@ def checked_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
         ids = tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
     except TypeError:
-        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}", name) from None
+        raise ConfigError(f"'{name}': text or a list of token ids, not {shown(values)}", name) from None
     for one in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= one < 2**31:
             raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647", name)
@@ -93,7 +93,7 @@ def checked_prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prom
     for index, message in enumerate(value):
         whole_text(f"{name}[{index}]", message)
         if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'", name)
+            raise ConfigError(f"'{name}' holds {shown(message)}: a chat message has a 'role' and a 'content'", name)
         if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
             raise ConfigError("a message's 'content' is text or a list of parts", name, content)
     return tuple(value)
@@ -109,11 +109,6 @@ def checked_stops(value: Any) -> tuple[str, ...]:
             raise ConfigError(f"'stop' holds {stop!r}: texts of at least one character", "stop")
         whole_text("stop", stop)
     return stops
-
-
-def _shown(value: object) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 @dataclass(frozen=True)

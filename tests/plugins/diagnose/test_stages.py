@@ -30,6 +30,7 @@ from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
 from tests.plugins.diagnose.conversion.test_checkpoint import edited, weight
+from tests.refusals import refused
 from tests.report.test_comparison import divergence, outcome
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
@@ -252,7 +253,7 @@ def test_checkpoint_alone_leaves_no_provider_to_be_told_apart() -> None:
     config = EvaluationConfig.parse(
         {"tasks": ["a"], "model": {"path": str(genai_export("llama"))}, "reference": reference}
     )
-    with pytest.raises(ConfigError, match=r"'reference.provider_stage' = true needs 'reference.float_model'"):
+    with refused(ConfigError, "missing", "reference.provider_stage", True, holds="reference.float_model"):
         refuse_stages(Models(config))
 
 

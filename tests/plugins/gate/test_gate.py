@@ -172,10 +172,10 @@ def _half_of_values(text: str) -> str:
 @pytest.mark.parametrize(
     ("change", "prefix", "words"),
     [
-        (_shorter, "p", "is no baseline of olive-ext: "),
+        (_shorter, "p", ": no baseline: "),
         (_half_of_values, "p", "documents of 'colours': 'numbers' is not of 200 documents"),
         (_other_task, "p", "has the tasks shapes, and 'after' colours: evaluate the same, or write the baseline anew"),
-        (str, "other", "have no documents in common"),
+        (str, "other", "share no documents"),
     ],
 )
 def test_bad_baselines_are_one_line(

@@ -295,7 +295,7 @@ class Search:
         self._values = [name for name in own.graph.values if name in shared]
         self._outputs = [name for name in own.graph.outputs if name in shared]
         if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self.own.logits not in shared:
-            raise ModelError("no values between the nodes of the two graphs have the same names")
+            raise ModelError("no values between the nodes have the same names", code="not_comparable")
         if own.graph.model != other.graph.model:
             own.learn_types(self._values)
         rounded = [place.rounding(range(len(place.graph.nodes))) for place in (own, other)]

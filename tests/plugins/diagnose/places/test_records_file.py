@@ -135,7 +135,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     ),
     "empty": (lambda old, new: new.write_bytes(b""), "is no file of records, or was cut off"),
     "a bit": (_flipped, "Bad CRC-32"),
-    "another version": (_changed(lambda manifest: manifest.update(version=9)), "has version 9 of the format"),
+    "another version": (_changed(lambda manifest: manifest.update(version=9)), "has format 9"),
     "a manifest without facts": (_changed(lambda manifest: manifest.pop("facts")), "its manifest has no 'facts'"),
     "a part of somebody else's": (_foreign, "it has a part '../elsewhere'"),
     "no file": (lambda old, new: None, "no such file"),
@@ -207,7 +207,7 @@ def test_other_tokenizer_is_refused(file: Path) -> None:
     ("argv", "said"),
     [
         (["--output", "x.zip"], "'--output' = 'x.zip': a file whose name ends with .records"),
-        (["--output", "x.records", "--set", 'reference="m"'], "'reference' cannot be given"),
+        (["--output", "x.records", "--set", 'reference="m"'], "'reference': a model that is recorded"),
         (["--output", "/proc/x/y.records"], "'--output' = '/proc/x'"),
     ],
 )
