@@ -1,5 +1,6 @@
-"""The pass type `OrtLMEvaluation`, which measures a model and passes it on unchanged, and the reports that travel with
-a model through a chain of passes: the table and bounds after each measuring pass, the files next to the output model.
+"""What the passes of this package share, whose parameters are the fields of their settings; the pass `OrtLMEvaluation`,
+which measures a model and hands it on unchanged; and the reports that travel with a model through a chain of passes: a
+table and bounds after each measuring pass, the files next to the output model.
 
 Olive takes a pass that it ran before from its cache, without calling it; so tables and bounds hook the engine, not the
 pass, and are made from the reports among the model's additional files. Knows no other pass and no evaluator.

@@ -104,7 +104,7 @@ class Slots:
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident after another `source` (its key) is not shared, and of the items of `media` none in part. The
+        What is resident of another `source` (its key) is not shared, and of the items of `media` none in part. The
         search for the slot that shares most begins with the `likely` one.
         """
         slot = oldest = self._oldest(wanted)

@@ -493,7 +493,7 @@ def table_offset(options: Any) -> int | None:
 def read_step_choices(
     model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor], context_length: int
 ) -> StepChoices:
-    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen after
+    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen past
     operators that `onnx.reference` does not run, and by numbers that the graph computes of the tokens' content, but for
     one number of a whole step: trials on the opened model are what sees these."""
     if reduced := _whole_reduction(model.graph):
