@@ -233,7 +233,7 @@ def _late_rows(walk: Walk, head: HeadPattern, logits_name: str, keeps_layers: st
 def _describe(head: HeadPattern, late: LateRows | str) -> str:
     if isinstance(late, str):
         return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
-    where = f"behind the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
+    where = f"after the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
     number = len(late.products)
     products = "product runs" if number == 1 else "products run"
     return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"

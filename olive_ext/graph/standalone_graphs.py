@@ -67,7 +67,7 @@ def _gathered(
 
 
 def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
-    """`y<i>` = rows of the tensors `x<i>_<part>`, in their order: of each part `rows_<part>`[K], and of these
+    """`y<i>` = rows of the tensors `x<i>_<part>` one after the other: of each part `rows_<part>`[K], and of these
     `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
     graph, within = NewGraph("stack"), dict[str, list[str]]()
     names = [f"_{part}" for part in range(num_parts)]

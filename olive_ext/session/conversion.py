@@ -241,7 +241,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
     request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
-        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
+        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored after one window only")
     items: Media = ()
     if encoding is None:
         context, target, items = scoring_tokens(tokenizer, request, model.media)
@@ -254,7 +254,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
 def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
     """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
     if model.encoding is not None:
-        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target after a source")
     prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
@@ -297,7 +297,7 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
 
 
 _BEHIND_END = 8
-"""Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""
+"""Tokens of white space, at most, that a template puts after the end of reasoning that it writes itself."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +361,7 @@ class ThinkingEnd:
         *,
         has_ended: bool = False,
     ) -> tuple[str, Reasoning]:
-        """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
+        """The text after the last end of reasoning, without white space in front and cut before the first of `stops`,
         and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
         number, thoughts, answer = self._split(tokens)
         most = len(tokens) if budget is None else budget.num_tokens
@@ -384,7 +384,7 @@ class ThinkingEnd:
         return self.tokenizer.decode(self._marker, skip_special_tokens=False).strip()
 
     def _split(self, tokens: Sequence[int]) -> tuple[int | None, str, str]:
-        """The number of tokens up to the last end, the texts in front of it and behind; None without an end."""
+        """The number of tokens up to the last end, the texts before it and after it; None without an end."""
         if isinstance(self.end, int):
             if self.end not in tokens:
                 return None, "", self.tokenizer.decode(tokens)

@@ -118,7 +118,7 @@ class GenerationRequest:
     prompt: Prompt = ""
     """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token.
 
-    For an encoder-decoder it is the beginning of the decoder's answer: text behind the first tokens, or all as ids.
+    For an encoder-decoder it is the beginning of the decoder's answer: text after the first tokens, or all as ids.
     """
 
     max_new_tokens: int = 256
@@ -165,7 +165,7 @@ class GenerationRequest:
     counts there alone."""
 
     thinking_budget: int | None = None
-    """Most tokens of the reasoning: behind as many without an end that is put there, and the model goes on."""
+    """Most tokens of the reasoning: after as many without an end that is put there, and the model goes on."""
 
     max_length: int | None = None
     """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
@@ -226,11 +226,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """Scores `target` behind `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
+    """Scores `target` after `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
     encoder-decoder for the decoder's first tokens."""
 
     context: Prompt
-    """Text, token ids, or chat messages, behind which an assistant turn is opened and the target encoded alone."""
+    """Text, token ids, or chat messages, after which an assistant turn is opened and the target encoded alone."""
 
     target: Text
     source: SourceInput | None = None
@@ -288,7 +288,7 @@ class Reasoning:
     """In front of the end; empty without one."""
 
     num_tokens: int
-    """Up to the end, that included; all that were generated where there is none, and 0 behind a prompt in which the
+    """Up to the end, that included; all that were generated where there is none, and 0 after a prompt in which the
     reasoning has ended."""
 
     has_ended: bool

@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
 
 
 class OrtLMEvaluation(LookingPass):
-    """Scores a model with lm-eval tasks between or behind other passes. report.json, report.md and report.html travel
+    """Scores a model with lm-eval tasks between or after other passes. report.json, report.md and report.html travel
     with the model as additional files."""
 
     settings_type = WorkflowSettings
@@ -198,7 +198,7 @@ def _costs(settings: WorkflowSettings) -> list[str]:
 
 
 def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
-    """The hook of `Engine._run_pass`: behind a pass of ours come the table and the bounds."""
+    """The hook of `Engine._run_pass`: after a pass of ours come the table and the bounds."""
     run = running.get()
     if run is None:
         return proceed()

@@ -44,7 +44,7 @@ def attended(
     head_size: int,
     elem_type: int = FLOATS[0],
 ) -> FloatArray:
-    """What `node` returns [S, W] for a text after no past. `values`: its inputs by place, tokens as [S, width];
+    """What `node` returns [S, W] for a text without a past. `values`: its inputs by place, tokens as [S, width];
     `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)

@@ -90,7 +90,7 @@ class StepForm(ABC):
     """The most tokens that the device is known to survive, also of an item, which is fed in one step."""
 
     mixes_pasts: bool = True
-    """Rows of one token each may be after different numbers of positions."""
+    """Rows of one token each may have pasts of different lengths."""
 
     @property
     def in_slots(self) -> StepForm:

@@ -45,10 +45,10 @@ class AlikeRows(StepForm):
     has_blocks: ClassVar[bool] = True
 
     mixes_pasts: bool = False
-    """One token each, after different numbers of positions; otherwise after equally many."""
+    """One token each, after pasts of different lengths; otherwise after equally many."""
 
     prompts: bool = False
-    """Several tokens each, after nothing."""
+    """Several tokens each, without a past."""
 
     continued: bool = False
     """Several tokens each, after equally many positions."""
@@ -137,7 +137,7 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     try:
         runner.run(Step((Row(0, 1, (0, 0)),)))
     except RunError as error:
-        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more behind a past: {error}")
+        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more after a past: {error}")
         return 1
     return chunk_size
 

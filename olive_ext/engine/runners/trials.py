@@ -219,10 +219,10 @@ class _PartsTrial:
         parts = np.concatenate([self._fed(first, begin, begin + self._part) for begin in begins])
         yield "texts fed in parts", [parts, expected[1]]
         if traits.can_rewind:
-            yield "texts behind the beginning of another", [expected[0], self._fed(second, half, length)]
+            yield "texts after the beginning of another", [expected[0], self._fed(second, half, length)]
         if traits.can_rewind and num_slots > 1:
             copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
-            yield "texts behind a copy of another's beginning", [expected[0], copied]
+            yield "texts after a copy of another's beginning", [expected[0], copied]
         if num_slots > 1 and traits.form.in_slots.mixes_pasts:
             self._fed(first, half if traits.can_rewind else 0, length - 1)
             beside = np.concatenate([expected[0][: -len(TARGETS)], self._last_in_company()])

@@ -184,7 +184,7 @@ def missing_encoder(files: ModelFiles) -> str:
 def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
     """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
 
-    Takes the decoder with a past, because it also runs after an empty past, and because its LM head is not hidden in
+    Takes the decoder with a past, because it also runs with an empty past, and because its LM head is not hidden in
     a subgraph of an If node, as that of the merged decoder is.
     """
     by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}

@@ -151,7 +151,7 @@ class PositionalNodes:
         return not self._tokens.isdisjoint(self._behind(set(wanted), set())[1] - set(wanted))
 
     def values(self, wanted: Iterable[str]) -> list[str]:
-        """What the nodes that compute the values `wanted` make."""
+        """The outputs of the nodes that make the values `wanted`."""
         return [name for node in reversed(self._behind(set(wanted), set())[0]) for name in node.output if name]
 
     def _behind(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
@@ -335,7 +335,7 @@ class StepComparison:
             run = self._part.cut(names)
             chunk, part = run([(begin, CHUNK)], False), run([(begin, PART)], False)
         except UnrunnableError as error:
-            logger.debug("the nodes behind %s cannot be run: %s", names, error)
+            logger.debug("the nodes that make %s cannot be run: %s", names, error)
             most = MOST_RUNS // (RUNS * max(1, self._part.count(names)))
             return [name for one in names[:most] for name in self._by_position([one])] if len(names) > 1 else []
         for name in names:
@@ -450,7 +450,7 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that tell rows after different numbers of positions apart. A graph that has none takes positions from the
+"""Inputs that tell rows after pasts of different lengths apart. A graph that has none takes positions from the
 cache's shape (T5 and Whisper of two exporters), and rows share its steps only after equally many."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
@@ -504,7 +504,7 @@ def read_step_choices(
     try:
         by_length, leak = StepComparison(part, numbers, context_length, has_own_pasts).compare()
     except UnrunnableError as error:  # the trials remain
-        logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
+        logger.debug("the nodes that make positions and lengths cannot be run: %s", error)
         by_length, leak = [], ""
     windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
     numbers = sorted(number for number in {*numbers, *windows} if number > CHUNK)

@@ -338,7 +338,7 @@ def _samples(answers: Answers) -> list[dict[str, Any]]:
 
 def timed(metric: Any, session: Session, settings: MetricSettings) -> tuple[Any, dict[str, float]]:
     """Olive's result of the metric, over its warm-up and repeats, each of one batch; beside it milliseconds until each
-    answer of the batch has a first token, and for a token behind it, and tokens generated per second."""
+    answer of the batch has a first token, and for a token after it, and tokens generated per second."""
     requests = _batch(metric, session, settings)
     first = [replace(request, max_new_tokens=1) for request in requests]
     warmup, repeats, pause = (number or 0 for number in get_latency_config_from_metric(metric))

@@ -107,7 +107,7 @@ class _GeneratorTrial:
         generator = self._fed(tokens)
         self._expected_V = _last(generator)
         if not (self._expected_V < np.inf).all():  # no comparison of such logits tells anything
-            raise NonFiniteError(f"the model's output behind {len(tokens)} tokens, tried as it opens, is not finite")
+            raise NonFiniteError(f"the model's output after {len(tokens)} tokens, tried as it opens, is not finite")
         self.returns_all_rows = len(self._rows(generator)) == len(tokens)
 
     def continues(self) -> Continues:
@@ -257,7 +257,7 @@ class GenaiRunner(Runner):
                 logits_RV = self._feed(self._at(row.past), row.tokens, offsets)
         except (RuntimeError, MemoryError) as error:
             self._forget()
-            shape = f"{len(row.tokens)} tokens behind {row.past} positions"
+            shape = f"{len(row.tokens)} tokens after {row.past} positions"
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 

@@ -134,7 +134,7 @@ class HfRunner(Runner):
                 logits_RV = self._shared_prefix.run(step)
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
-            shape = f"{step.num_tokens} tokens behind {step.rows[0].past} positions"
+            shape = f"{step.num_tokens} tokens after {step.rows[0].past} positions"
             raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 

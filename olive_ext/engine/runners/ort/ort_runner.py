@@ -334,7 +334,7 @@ class OrtRunner(Runner):
             return self._run(step)
         except Exception as error:
             row, many = step.rows[0], len(step.rows)
-            what = f"on a step of {many} x {len(row.tokens)} tokens behind {row.past} positions"
+            what = f"on a step of {many} x {len(row.tokens)} tokens after {row.past} positions"
             raise named_failure(error, what) from error
 
     def release_memory(self) -> None:

@@ -87,7 +87,7 @@ def test_dropped_windows_are_told_with_their_length_layer_and_proof(tmp_path: Pa
         "self_attn",
         WINDOW + 1,
     )
-    assert f"equal up to {WINDOW + 1} tokens, not behind: a sliding window of {WINDOW} is missing" in found.sentence()
+    assert f"equal up to {WINDOW + 1} tokens, not beyond: a sliding window of {WINDOW} is missing" in found.sentence()
     assert json.loads(json.dumps(asdict(found)))["state_difference"]["place"] == "layer 0"
 
 
