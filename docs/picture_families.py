@@ -106,9 +106,9 @@ def _features(model: Any, reference: Any, item: Any, is_sound: bool) -> float:
     """Difference of a picture's or sound's features, over the largest of them."""
     import onnxruntime
 
-    from olive_ext.engine.media.encoder import MediaEncoder
-    from olive_ext.engine.media.graphs import ItemGraphs
-    from olive_ext.media import MediaProcessor
+    from olive_ext.media.encoder import MediaEncoder
+    from olive_ext.media.graphs import ItemGraphs
+    from olive_ext.media.processor import MediaProcessor
     from olive_ext.model.providers.devices import Device
     from olive_ext.model.spec.media_types import Modality
 

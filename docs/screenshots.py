@@ -26,15 +26,13 @@ from tests.report.chromium import Chromium, find_chromium  # noqa: E402
 from tests.report.synthetic import comparison, report  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
-DESK, PHONE = (1200, 900), (390, 844)
+DESK = (1200, 900)
 MAX_BYTES = 300_000
 
-# File, page, window, colour scheme, and the first and last element shown (None: the window's own part of the page).
+# File, page, window, colour scheme, and the first and last element shown.
 SHOTS = (
     ("report-light.png", "report", DESK, "light", ("body", "#scores")),
-    ("report-dark.png", "report", DESK, "dark", ("#differences", "#divergence .charts")),
     ("report-flips.png", "report", DESK, "light", ("#flips", ".flip:nth-child(3)")),
-    ("report-phone.png", "report", PHONE, "light", None),
     ("compare.png", "compare", DESK, "light", ("body", "#differences table")),
 )
 
@@ -69,19 +67,15 @@ def of(paths: Sequence[str]) -> dict[str, str]:
     return pages if len(paths) == 1 else {**pages, "compare": render(compare(paths))}
 
 
-def shoot(browser: Chromium, page: Path, shot: tuple[str, str, tuple[int, int], str, tuple[str, str] | None]) -> Path:
+def shoot(browser: Chromium, page: Path, shot: tuple[str, str, tuple[int, int], str, tuple[str, str]]) -> Path:
     """One picture; returns its path."""
-    name, _, (width, height), scheme, between = shot
-    browser.show(width, height, scheme=scheme, mobile=width < 500, scale=2 if width < 500 else 1)
+    name, _, (width, height), scheme, (first, last) = shot
+    browser.show(width, height, scheme=scheme, mobile=False, scale=1)
     browser.open(page)
     target = IMAGES / name
-    if between is None:
-        browser.screenshot(target)
-    else:
-        first, last = between
-        top = max(0, browser.run(f"document.querySelector({first!r}).getBoundingClientRect().top") - 24)
-        bottom = browser.run(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + 24
-        browser.screenshot(target, clip=(0, top, width, bottom - top))
+    top = max(0, browser.run(f"document.querySelector({first!r}).getBoundingClientRect().top") - 24)
+    bottom = browser.run(f"document.querySelector({last!r}).getBoundingClientRect().bottom") + 24
+    browser.screenshot(target, clip=(0, top, width, bottom - top))
     target.write_bytes(smaller(target.read_bytes()))
     return target
 

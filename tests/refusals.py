@@ -22,7 +22,13 @@ def refused(
     and numbers, in any order."""
     with pytest.raises(kind) as raised:
         yield raised
-    error = raised.value
+    assert_says(raised.value, code, field, value, holds=holds)
+
+
+def assert_says(
+    error: OliveExtError, code: str, field: str = "", value: Any = ..., *, holds: str | tuple[str, ...] = ()
+) -> None:
+    """The same of an error that was not raised."""
     text = str(error)
     assert (error.code, error.field) == (code, field), text
     assert value is ... or error.value == value, text

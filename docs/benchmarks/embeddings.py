@@ -25,7 +25,7 @@ from harness import parser_of, spread, table, timed, turns, write
 from make_models import corpus
 
 from olive_ext.config import ModelSettings
-from olive_ext.config.olive_metrics import EmbeddingSettings
+from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.model import resolve
 from olive_ext.plugins.suites.mteb import TextEncoder
 

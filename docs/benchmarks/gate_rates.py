@@ -184,7 +184,7 @@ def texts(total: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints the tables of docs/gate.md and docs/design/comparison.md."""
+    """Prints the rates of docs/design/comparison.md."""
     asked = int(sys.argv[1]) if len(sys.argv) > 1 else 500
     for table in (texts(10 * asked), verdicts(asked), gates(asked)):
         for line in table:

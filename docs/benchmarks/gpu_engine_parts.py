@@ -107,8 +107,8 @@ def _engine(device: Any, folder: Path) -> Iterator[Results]:
         return
     prompts = [Request(request.tokens[:-1], 0, Generation(32)) for request in questions(16, 1000, 40, 20)[::LETTERS]]
     expected: tuple[list[Any], list[Any]] | None = None
-    forms: dict[str, Mapping[str, Any]] = {"untouched": {"graph": "untouched", "decode_ahead": False}}
-    forms |= {"overlapped": {"decode_ahead": True}, "serial": {"decode_ahead": False}}
+    forms: dict[str, Mapping[str, Any]] = {"untouched": {"graph": "untouched", "overlaps_steps": False}}
+    forms |= {"overlapped": {"overlaps_steps": True}, "serial": {"overlaps_steps": False}}
     forms |= {"captured": {"graph_capture": True}} if device.name == "cuda" else {}
     for name, engine in forms.items():
         opened = Opened(device, package, **engine)

@@ -137,7 +137,7 @@ def measure(engine: Engine, requests: list[Request], clock: Clock, device: Devic
     counters = engine.counters
     clock.seconds.clear()
     device.begun.clear()
-    steps, fed, ahead, dropped = counters.steps, counters.tokens_fed, counters.steps_ahead, counters.rows_dropped
+    steps, fed, ahead, dropped = counters.steps, counters.tokens_fed, counters.steps_overlapped, counters.rows_dropped
     replayed = engine.describe().get("steps_replayed", 0)
     engine.run(requests)
     num = counters.steps - steps
@@ -147,7 +147,7 @@ def measure(engine: Engine, requests: list[Request], clock: Clock, device: Devic
     facts = {"steps": num, "replayed": replayed, "tokens a step": (counters.tokens_fed - fed) / num, **parts}
     return facts | {
         "step": 1e3 * float(np.median(np.diff(device.begun))),
-        "overlapped %": 100 * (counters.steps_ahead - ahead) / num,
+        "overlapped %": 100 * (counters.steps_overlapped - ahead) / num,
         "rows dropped": counters.rows_dropped - dropped,
     }
 
@@ -179,7 +179,7 @@ def main() -> None:
         source = random.Random(1)
         requests = make(lambda count, source=source: tuple(source.randrange(6, 900) for _ in range(count)))
         capture: Any = "auto" if given.graph_capture else False
-        settings = EngineConfig(scoring="packed", decode_ahead=True, graph_capture=capture, **engine_settings)
+        settings = EngineConfig(scoring="packed", overlaps_steps=True, graph_capture=capture, **engine_settings)
         opened = ModelSettings(model=given.package, execution_provider=given.provider, max_length=2048, engine=settings)
         engine = open_engine(resolve(opened))
         engine.run(requests[: len(requests) // 8])

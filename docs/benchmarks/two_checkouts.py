@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ENGINES: dict[str, dict[str, Any]] = {
-    "tree batches": {"scoring": "branches", "chunk_size": 64, "num_slots": 4},
+    "tree batches": {"scoring": "tree", "chunk_size": 64, "num_slots": 4},
     "rows": {"scoring": "rows", "chunk_size": 64, "num_slots": 4},
     "untouched graph": {"scoring": "rows", "chunk_size": 256, "num_slots": 3, "graph": "untouched"},
 }
@@ -50,7 +50,7 @@ def answer(model: str) -> dict[str, dict[str, Any]]:
             scored = session.loglikelihood(asked)
             generated = session.generate(to_generate)
             seconds = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-            runs_trees = "tree batches" not in name or session.describe_execution()["scoring"] == "branches"
+            runs_trees = "tree batches" not in name or session.describe_execution()["scoring"] == "tree"
         digest = hashlib.sha256()
         for output in scored:
             digest.update(struct.pack(f"{len(output.token_logprobs)}d?", *output.token_logprobs, output.is_greedy))

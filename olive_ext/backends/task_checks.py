@@ -76,10 +76,7 @@ def refuse_shots(tasks: Mapping[str, Any], num_fewshot: int | None) -> None:
         documents: Any = task.fewshot_docs() if wanted else None
         if hasattr(documents, "__len__") and len(documents) < wanted + _draws_from_its_own(task.config):
             raise TaskError(
-                f"task '{name}' has {counted(len(documents), 'document')} to take examples from",
-                "num_fewshot",
-                wanted,
-                code="wrong_value",
+                f"task '{name}' has {len(documents)} documents to draw from", "num_fewshot", wanted, code="wrong_value"
             )
 
 

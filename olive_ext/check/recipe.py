@@ -219,8 +219,9 @@ def _raised(check: Callable[..., None], *args: Any, **kwargs: Any) -> Iterator[O
 
 def _refuse_reference(reference: ReferenceConfig, where: str, kind: str, keys: Mapping[str, Any]) -> None:
     """Raises `ModelError` for a reference that is not there, and `ConfigError` for an input model that is none."""
-    reference = of_input_model(reference, kind, keys)
-    if not reference.is_same and not Path(reference.path).exists() and not is_hub_name(reference.path):
+    is_named, reference = not reference.is_input_model, of_input_model(reference, kind, keys)
+    is_there = reference.is_same or Path(reference.path).exists() or is_hub_name(reference.path)
+    if is_named and not is_there:
         raise NotFoundError("no such file or folder", f"{where}.reference", reference.path)
 
 
@@ -378,7 +379,7 @@ def what_is_missing(block: Block, settings: Settings) -> Iterator[OliveExtError]
         try:
             refuse_unknown([task for task in tasks if task not in COSTS], task_folders(written))
         except TaskError as error:
-            yield error.inside(f"'{block.where}.tasks'", f"{block.where}.tasks")
+            yield error.inside(f"'{block.where}.tasks'").about(f"{block.where}.tasks", error.value)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -140,7 +140,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         asked = [task for task in settings.tasks if task not in COSTS]
         return declared_inputs(asked, settings.include_path, runs_code=settings.confirm_run_unsafe_code)
     except TaskError as error:
-        raise error.inside(f"'{where}.tasks'", f"{where}.tasks") from error
+        raise error.inside(f"'{where}.tasks'").about(f"{where}.tasks", error.value) from error
 
 
 def _check_input_model(
@@ -165,8 +165,12 @@ def _check_input_model(
         return
     values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
-    from olive_ext.run.task_fit import refuse_generations, refuse_misfits, refuse_texts
+    from olive_ext.run.task_fit import refuse_arguments, refuse_generations, refuse_misfits, refuse_texts
 
+    try:
+        refuse_arguments(valid[0], is_onnx=is_onnx)
+    except ConfigError:
+        return  # one of the mistakes
     with findings.noting_problems():
         for describe in hooks("package_without_scores").values() if is_onnx else ():
             if described := describe(Path(path), inputs):

@@ -4,6 +4,7 @@ files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -52,13 +53,13 @@ class EngineConfig(Strict):
     with "auto" in a longer one where there are more; a number that is less is an error of that request, and with
     `strict_shapes` of a model all of whose pictures have more."""
 
-    scoring: Annotated[Literal["auto", "branches", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
-    """How texts that are scored share a step. "branches" makes tree batches on the CPU: many texts behind their common
+    scoring: Annotated[Literal["auto", "tree", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
+    """How texts that are scored share a step. "tree" makes tree batches on the CPU: many texts after their common
     prefix in one step. "packed" fills steps with the tokens of many texts and prompts on CUDA and WebGPU, where
     attention over a paged cache takes the place of the graph's. "rows" computes one text after the other; "answers",
     too, but those that add only a few tokens to what is resident (the answers to one question) share steps of one token
     each. "auto" is "packed" where that is possible and agrees with the graph's attention when the model is opened; on
-    the CPU it takes of "branches" and "rows" what has been measured to be faster on the opened model. Elsewhere it is
+    the CPU it takes of "tree" and "rows" what has been measured to be faster on the opened model. Elsewhere it is
     "answers" where that agrees and is faster by a rule, else "rows". It is "rows" where activations are rounded to few
     bits (the numbers would differ by that rounding); the execution's `scoring` names the choice."""
 
@@ -80,15 +81,15 @@ class EngineConfig(Strict):
     differ, true is an error. "auto" captures packed steps on CUDA where that can be done and agrees; else a note says
     why not. Not yet run on a GPU, so not the default."""
 
-    decode_ahead: bool | Auto = "auto"
+    overlaps_steps: bool | Auto = "auto"
     """Whether steps overlap (async scheduling): the next one, of greedy generations and of prompts that wait, is
     planned and begins before the tokens of the last one are read; the host looks for stops meanwhile. A sequence that
     has ended then costs one more row. "auto" overlaps steps on every device but the CPU, whose cores have enough to
-    do; the execution's `decode_ahead` names the choice. Steps never overlap in models that onnxruntime-genai or
+    do; the execution's `overlaps_steps` names the choice. Steps never overlap in models that onnxruntime-genai or
     transformers run, nor where steps are padded to shape buckets (`shapes`; `graph_capture` but for packed steps)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
-    """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
+    """"scoring_head" opens the graph with the scored rows gathered after the last attention, or else before the LM
     head, and the log-probabilities computed on the device. "untouched" opens the file as it is and computes them in a
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
     length, and a total length that is the first row's becomes that of all rows, in both."""
@@ -132,19 +133,26 @@ class EngineConfig(Strict):
         """`num_threads`; None leaves a library its default."""
         return None if self.num_threads == "auto" else self.num_threads
 
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, values: Any) -> Any:
+        """Takes a key and a value by their earlier names, too."""
+        if not isinstance(values, Mapping):
+            return values
+        renamed = {"overlaps_steps" if name == "decode_ahead" else name: value for name, value in values.items()}
+        return renamed | ({"scoring": "tree"} if renamed.get("scoring") == "branches" else {})
+
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
         """Refuses settings that need shape buckets together with settings that need steps of any shape."""
         few = ["'strict_shapes' = true"] if self.strict_shapes else []
         few += ["'shapes' = \"bucketed\""] if self.shapes == "bucketed" else []
-        if self.graph_capture is True and self.scoring == "branches":
-            raise ContradictionError(
-                "it excludes 'scoring' = \"branches\", whose steps have any shape", "graph_capture"
-            )
-        if few and self.scoring in ("branches", "packed"):
+        if self.graph_capture is True and self.scoring == "tree":
+            raise ContradictionError("it excludes 'scoring' = \"tree\", whose steps have any shape", "graph_capture")
+        if few and self.scoring in ("tree", "packed"):
             raise ContradictionError(f"{few[0]} excludes 'scoring' = \"{self.scoring}\", whose steps have any shape")
-        if few and self.decode_ahead is True:
-            raise ContradictionError(f"{few[0]} excludes 'decode_ahead' = true: its tokens come from the host")
+        if few and self.overlaps_steps is True:
+            raise ContradictionError(f"{few[0]} excludes 'overlaps_steps' = true: its tokens come from the host")
         if self.strict_shapes and self.shapes == "any":
             raise ContradictionError("'strict_shapes' = true excludes 'shapes' = \"any\"", "strict_shapes")
         if self.graph_capture is True and self.graph == "untouched":

@@ -9,10 +9,10 @@ from pathlib import Path
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ScoringRule
-from olive_ext.engine.media.items import ItemLimit
 from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError
+from olive_ext.media.items import ItemLimit
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read
 from olive_ext.model.runtimes import failures_named, refuse_settings

@@ -5,7 +5,6 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media.items import Media
 from olive_ext.errors import OliveExtError
+from olive_ext.media.items import Media, Source
 from olive_ext.model.files.package_config import Suppressed
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
@@ -58,7 +57,7 @@ class Beams:
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Behind `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
+    """After `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
     model finds."""
 
     num_tokens: int
@@ -79,7 +78,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to be generated after a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
     `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True; with
     `beams` each sequence has a copy of its own.
@@ -106,25 +105,6 @@ class Generation:
         return 1 if self.beams is None else self.beams.num_beams
 
 
-@dataclass(frozen=True)
-class Source:
-    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
-
-    Two are equal when their content is.
-    """
-
-    array: npt.NDArray[Any] = field(compare=False)
-    key: str = field(init=False)
-    """Digest of type, shape and content."""
-
-    def __post_init__(self) -> None:
-        content = np.ascontiguousarray(self.array)
-        digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
-        digest.update(content.data)
-        object.__setattr__(self, "array", content)
-        object.__setattr__(self, "key", digest.hexdigest())
-
-
 def source_key(source: Source | None) -> str:
     """The digest of a source; empty where there is none."""
     return "" if source is None else source.key
@@ -132,7 +112,7 @@ def source_key(source: Source | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """`tokens`, of which the last `num_targets` are scored, and what to generate behind them (nothing when None).
+    """`tokens`, of which the last `num_targets` are scored, and what to generate after them (nothing when None).
 
     `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which of the tokens
     are placeholders of pictures and sounds.
@@ -229,7 +209,7 @@ KeyedResult = tuple[Any, Result | Lost]
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
-    """The compared fields of all requests' targets, one request behind the other; None without a reference."""
+    """The compared fields of all requests' targets, one request after the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]
     if len(parts) < len(requests) or not parts:
         return None
@@ -265,7 +245,7 @@ class Counters:
     tokens_fed: int = 0
     steps: int = 0
     idle_rows: int = 0
-    steps_ahead: int = 0
+    steps_overlapped: int = 0
     """Overlapped steps: those that began before the step before them had been read."""
 
     rows_dropped: int = 0

@@ -103,7 +103,7 @@ class OnnxRuntime(Runtime):
         state = _tried(buckets.steps != "none")
         yield Decision("shapes", decisions.BUCKET_FORMS[buckets.steps], buckets.note or "engine.shapes", state)
         yield scoring
-        yield Decision("decode_ahead", *model.overlapped_steps)
+        yield Decision("overlaps_steps", *model.overlaps_steps)
 
     @override
     def open(self, model: ResolvedModel, profile_prefix: Path | None) -> OpenedRunner:

@@ -89,7 +89,7 @@ def add_scoring_head(
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
-    Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
+    Rows are picked after the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
@@ -138,14 +138,10 @@ def check_scoring(model: onnx.ModelProto, logits_name: str) -> None:
     logits = _output(model, logits_name)
     rank = len(logits.type.tensor_type.shape.dim) if logits.type.tensor_type.HasField("shape") else 3
     if rank not in (2, 3):
-        raise ModelError(
-            f"output '{logits_name}' has rank {rank}; scoring needs [batch, positions, vocabulary] or "
-            "[tokens, vocabulary]"
-        )
+        raise ModelError(f"output '{logits_name}' has rank {rank}; 2 and 3 are scored: [batch,] positions, vocabulary")
     if (rank == 3 and _static_dim(logits, 1) == 1) or _is_cut_to_last(model.graph, logits_name):
         raise ModelError(
-            f"output '{logits_name}' holds the logits of the last position only (a pruned LM head), which cannot "
-            "score a text; export the model without pruning its logits"
+            f"output '{logits_name}' has the last position only (a pruned LM head): export the model without it"
         )
 
 
@@ -237,14 +233,14 @@ def _late_rows(walk: Walk, head: HeadPattern, logits_name: str, keeps_layers: st
 def _describe(head: HeadPattern, late: LateRows | str) -> str:
     if isinstance(late, str):
         return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
-    where = f"behind the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
+    where = f"after the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
     number = len(late.products)
     products = "product runs" if number == 1 else "products run"
     return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
 
 
 def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: HeadPattern, late: LateRows | str) -> str:
-    """Adds the head's nodes once more, over the picked rows, behind those of `late`; returns the logits' name. The
+    """Adds the head's nodes once more, over the picked rows, after those of `late`; returns the logits' name. The
     head's reshapes are left out: `_score` adds the last one."""
     if isinstance(late, str):
         renames = {head.rows: picker.pick(head.rows, head.hidden_size, is_flat=head.is_flat)}
@@ -313,7 +309,7 @@ class RowWise:
         self._key = key
 
     def is_rows(self, value: str) -> bool:
-        """Whether `value` is known to have the positions on its leading axes, and one axis behind them."""
+        """Whether `value` is known to have the positions on its leading axes, and one axis after them."""
         shape = self._of.get(value)
         if shape is None or value in self._walk.constants or len(shape) not in (2, 3):
             return False

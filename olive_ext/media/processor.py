@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.errors import ConfigError, MediaError, ModelError, TaskError, UnfitTaskError, first_line
+from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket, token_buckets
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite

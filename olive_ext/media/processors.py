@@ -176,10 +176,7 @@ def _of_extensions(content: Mapping[str, Any], file: Path) -> Any:
         return transformers.Qwen2VLImageProcessorPil(**sizes, **scales)
     if by_type.keys() <= {"DecodeImage", "ConvertRGB", "Resize", "CenterCrop", "Rescale", "Normalize", "Permute3D"}:
         return _plain(by_type, resize, scales)
-    raise ModelError(
-        f"'{file}' describes the steps {', '.join(by_type)}, which are not understood: put the original model's "
-        "preprocessor_config.json beside it"
-    )
+    raise ModelError(f"'{file}' has unknown steps ({', '.join(by_type)}): give the original preprocessor_config.json")
 
 
 def _plain(by_type: Mapping[str, Any], resize: Mapping[str, Any], scales: Mapping[str, Any]) -> Any:

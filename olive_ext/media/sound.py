@@ -262,10 +262,7 @@ class SoundItems:
             return
         covered = int(np.count_nonzero(mask)) * hop
         if covered + rate // 10 < len(samples_N):
-            raise MediaError(
-                f"a sound of {len(samples_N) / rate:.1f} s is longer than the {covered / rate:.1f} s that this model "
-                "takes: cut it"
-            )
+            raise MediaError(f"a sound of {len(samples_N) / rate:.1f} s is longer than {covered / rate:.1f} s: cut it")
 
     @cached_property
     def _loaded(self) -> tuple[Any, Path]:

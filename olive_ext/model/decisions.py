@@ -20,7 +20,7 @@ MOST_SLOTS = 64
 """Rows that are decoded together at most. A step reads all weights once for all its rows, so that more rows cost little
 until the arithmetic takes as long as that. On a CPU: 64 answers of 32 tokens to prompts of 16 with SmolLM2-135M's
 shape take 392, 441, 481 and 551 tokens a second of one thread with 16, 31, 32 and 64 rows (fp32; int4: 659, -, 692 and
-714; behind prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
+714; after prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
 each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions are as much to read
 as the weights of a 1B model."""
 
@@ -196,7 +196,7 @@ class BucketPlan:
         """Raises `ConfigError` where the provider or the model cannot do what the settings demand. Where it is the
         graph whose steps cannot be padded, mandatory buckets are those of its encoders, if it has any."""
         is_pinned = config.shapes == "bucketed" or config.strict_shapes
-        is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "branches"
+        is_auto = config.shapes == "auto" and provider.plans_shapes and config.scoring != "tree"
         is_captured = config.graph_capture is True
         if not (is_pinned or is_auto or is_captured):
             return cls("none")
@@ -260,12 +260,12 @@ def against_buckets(spec: DecoderSpec) -> str | None:
     return None
 
 
-def choose_overlapped_steps(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
+def choose_overlaps_steps(config: EngineConfig, device: str, *, has_any_shape: bool = True) -> tuple[bool, str]:
     """Whether a decoding step begins before the last one is read on a device (ONNX Runtime's word), and why."""
     if not has_any_shape:
         return False, "steps of few shapes take their tokens from the host"
-    if config.decode_ahead != "auto":
-        return config.decode_ahead, "engine.decode_ahead"
+    if config.overlaps_steps != "auto":
+        return config.overlaps_steps, "engine.overlaps_steps"
     if device == "cpu":
         return False, "auto: the host's work and the steps would share the CPU's cores"
     return True, f"auto: the {device} device would wait while the host reads and plans"

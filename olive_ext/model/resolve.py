@@ -252,10 +252,10 @@ class ResolvedModel:
         return decisions.CapturePlan.of(self.settings.engine, self.buckets, self.device.kind, spec, self.is_compared)
 
     @cached_property
-    def overlapped_steps(self) -> tuple[bool, str]:
+    def overlaps_steps(self) -> tuple[bool, str]:
         """Whether decoding steps overlap, and why."""
         has_any_shape = self.buckets.steps != "all" and not (self.spec.embeddings and self.warms_encoders)
-        return decisions.choose_overlapped_steps(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
+        return decisions.choose_overlaps_steps(self.settings.engine, self.device.kind, has_any_shape=has_any_shape)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -83,10 +83,7 @@ def _manifest(file: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     if lacking := sorted({"version", "key", "facts", "tasks", "max_length", "answers"} - manifest.keys()):
         raise ValueError(f"its manifest has no '{lacking[0]}'")
     if manifest["version"] != VERSION:
-        raise RecordsError(
-            f"'{file}' has version {manifest['version']!r} of the format; this olive-ext reads version {VERSION}: "
-            "record anew, or install the version that wrote it"
-        )
+        raise RecordsError(f"'{file}' has format {manifest['version']!r}, and this is {VERSION}: record anew")
     if not re.fullmatch("[0-9a-f]{16}", manifest["key"]) or not isinstance(manifest["facts"], dict):
         raise ValueError("its manifest was not written here")
     return manifest

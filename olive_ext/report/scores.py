@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,49 +44,47 @@ def bars_of(points: Sequence[tuple[float, float, float]], *, with_zero: bool = F
     ]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A model's score."""
-
-    shown: Measured
-    change: str = ""
-    """Against the baseline, where there is one."""
-
-    bar: Bar | None = None
+Score = tuple[Metric | None, Bar | None]
+"""A model's metric, and its bar on the row's own axis."""
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    """A metric of a task, a cell for each model."""
-
-    task: str
-    metric: str
-    higher_is_better: bool
-    documents: str
-    cells: tuple[Cell, ...]
-    is_first: bool
-    """Whether the row begins a task."""
-
-
-def score_rows(columns: Sequence[Column]) -> list[ScoreRow]:
-    """A row for each metric of each task; metrics of the comparison and of cost have their own tables."""
-    rows: list[ScoreRow] = []
+def scores(columns: Sequence[Column]) -> list[list[Score]]:
+    """A row for each metric of each task, a score for each model; metrics of the comparison and of cost have their own
+    tables."""
     by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
-    for key in _keys(columns):
-        task, name, filter_name = key
-        metrics = [own.get(key) for own in by_column]
-        known = [metric for metric in metrics if metric is not None]
-        counts = sorted((metric for metric in known if metric.n is not None), key=lambda metric: metric.n or 0)
-        row = ScoreRow(
-            task,
-            with_filter(name, filter_name),
-            higher_is_better=known[0].higher_is_better,
-            documents="/".join(dict.fromkeys(metric.documents for metric in counts)),
-            cells=tuple(_cells(metrics)),
-            is_first=not rows or rows[-1].task != task,
-        )
-        rows.append(row)
-    return rows
+    rows = [[own.get(key) for own in by_column] for key in _keys(columns)]
+    nothing = (math.nan,) * 3
+    return [
+        list(zip(row, bars_of([nothing if item is None else _interval(item) for item in row]), strict=True))
+        for row in rows
+    ]
+
+
+def known(row: Sequence[Score]) -> list[Metric]:
+    """The metrics of a row, without those of models that have none."""
+    return [metric for metric, _ in row if metric is not None]
+
+
+def documents(row: Sequence[Score]) -> str:
+    """The numbers of documents, each once."""
+    counted = sorted((metric for metric in known(row) if metric.n is not None), key=lambda metric: metric.n or 0)
+    return "/".join(dict.fromkeys(metric.documents for metric in counted))
+
+
+def shown(metric: Metric | None) -> Measured:
+    """The value with its standard error."""
+    return Measured(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
+
+
+def change(metric: Metric | None, baseline: Metric | None) -> str:
+    """The difference from the baseline's, which is the row's first, with the decimals of the value itself; in powers of
+    ten where the value is written in those. Empty where there is none."""
+    difference = math.nan if metric is None or baseline is None else metric.value - baseline.value
+    if metric is None or metric is baseline or not math.isfinite(difference):
+        return ""
+    if abs(metric.value) >= 1e7:
+        return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
+    return numbers.plus(difference, numbers.decimals(metric.stderr))
 
 
 def with_filter(metric: str, filter_name: str) -> str:
@@ -104,26 +102,6 @@ def _keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
     )
     order = {task: rank for rank, task in enumerate(dict.fromkeys(key[0] for key in keys))}
     return sorted(keys, key=lambda key: order[key[0]])
-
-
-def _cells(metrics: Sequence[Metric | None]) -> Iterator[Cell]:
-    """A cell for each model; the first metric is the baseline's."""
-    nothing = (math.nan,) * 3
-    bars = bars_of([nothing if metric is None else _interval(metric) for metric in metrics])
-    for index, (metric, bar) in enumerate(zip(metrics, bars, strict=True)):
-        if metric is None:
-            yield Cell(Measured(NO_VALUE))
-            continue
-        difference = metric.value - metrics[0].value if index and metrics[0] is not None else math.nan
-        change = _change(difference, metric) if math.isfinite(difference) else ""
-        yield Cell(numbers.with_error(metric.value, metric.stderr), change, bar)
-
-
-def _change(difference: float, metric: Metric) -> str:
-    """The difference with the decimals of the value itself; in powers of ten where the value is written in those."""
-    if abs(metric.value) >= 1e7:
-        return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
-    return numbers.plus(difference, numbers.decimals(metric.stderr))
 
 
 def _interval(metric: Metric) -> tuple[float, float, float]:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from olive_ext.report import view
+from olive_ext.report import scores, view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import nats_with_error, number, percent
 from olive_ext.report.page import Page, joined_passes
 from olive_ext.report.report import Report
-from olive_ext.report.scores import COSTS, cost_rows, score_rows, with_filter
+from olive_ext.report.scores import COSTS, cost_rows, with_filter
 from olive_ext.report.view import SIGNS
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
@@ -40,9 +40,13 @@ def page_table(page: Page) -> Table:
 
 
 def _scores(page: Page) -> Iterator[Sequence[str]]:
-    for row in score_rows(page.columns):
-        cells = (f"{cell.shown} ({cell.change})" if cell.change else str(cell.shown) for cell in row.cells)
-        yield row.task, f"{row.metric} {'↑' if row.higher_is_better else '↓'}", row.documents, *cells
+    for row in scores.scores(page.columns):
+        first, baseline = scores.known(row)[0], row[0][0]
+        changes = [scores.change(metric, baseline) for metric, _ in row]
+        values = [str(scores.shown(metric)) for metric, _ in row]
+        cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
+        metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"
+        yield first.task, metric, scores.documents(row), *cells
 
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:

@@ -137,7 +137,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
     config, seeds = models.config, Seeds.of(models.config.seed)
     if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
         told = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
-        raise ConfigError(f"'use_cache' = '{config.use_cache}': {told}")
+        raise ConfigError(told, "use_cache", config.use_cache)
     tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)

@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import Field
 
 from olive_ext.config.base import Strict
-from olive_ext.engine.media.items import media_key
 from olive_ext.engine.requests import (
     NUMBERS,
     FinishReason,
@@ -31,6 +30,7 @@ from olive_ext.engine.requests import (
 )
 from olive_ext.engine.scheduling.prefix_tree import cut
 from olive_ext.errors import RecordsError, one_line
+from olive_ext.media.items import media_key
 from olive_ext.records.journal import Journal, facts_key
 from olive_ext.session.conversion import OpenModel
 from olive_ext.session.executor import Executor

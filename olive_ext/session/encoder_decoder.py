@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from olive_ext.engine.requests import Source
 from olive_ext.errors import ConfigError, MediaError, MissingError, TaskError, UnfitTaskError, UnsupportedError, counted
+from olive_ext.media.items import Source
 from olive_ext.media.sound import SoundProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
@@ -85,7 +85,7 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
 
 
 def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
-    """The prompt of an encoder-decoder's decoder: ids as they are, text behind the decoder's first tokens."""
+    """The prompt of an encoder-decoder's decoder: ids as they are, text after the decoder's first tokens."""
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
     if is_chat(prompt):

@@ -17,9 +17,10 @@ from olive_ext.config import Strict
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, refuse_other_vocabulary, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap
-from olive_ext.engine.requests import NUMBERS, Source
+from olive_ext.engine.requests import NUMBERS
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
 from olive_ext.errors import ModelError
+from olive_ext.media.items import Source
 from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted

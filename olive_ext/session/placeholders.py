@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from olive_ext.engine.media.items import ItemLimit, Media, MediaRun, moved
 from olive_ext.errors import ConfigError, MediaError, ModelError, UnfitTaskError, counted
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import ItemLimit, Media, MediaRun, moved
 from olive_ext.media.pictures import data_of_url, decoded
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model.spec.media_types import WORDS, MediaInput, Modality
 from olive_ext.model.types import ModelFiles
 from olive_ext.session.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class MediaText:
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:
         """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
-        nothing: the numbers behind them would not be those of the text."""
+        nothing: the numbers after them would not be those of the text."""
         for token in self.placeholders.keys() & set(text):
             raise MediaError(
                 f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "
@@ -97,10 +97,8 @@ class MediaText:
     def _check_count(self, num_markers: int, given: int, modality: Modality) -> None:
         if num_markers != given:
             kind = WORDS[modality].kind
-            raise MediaError(
-                f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker "
-                f"'{self.marker_text(modality)}': give one for each {kind}"
-            )
+            told = f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker"
+            raise MediaError(f"{told} '{self.marker_text(modality)}': give one for each {kind}")
 
 
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from olive_ext.engine.media.items import ItemLimit
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import ItemLimit
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.session.encoder_decoder import Encoding, read_encoding

@@ -133,12 +133,7 @@ def settled(reference: ReferenceConfig) -> ReferenceConfig:
         return reference
     run = running.get()
     if run is None:
-        raise ContradictionError(
-            f"'reference' = '{INPUT_MODEL}' means the model that a workflow started from, and no workflow is running: "
-            "give the model's path",
-            "reference",
-            INPUT_MODEL,
-        )
+        raise ContradictionError("no workflow is running: give the model's path", "reference", INPUT_MODEL)
     return of_input_model(reference, run.input_model.type, run.input_model.config)
 
 
@@ -148,10 +143,7 @@ def _float_at_hand() -> str | None:
     run = running.get()
     if run is None:
         raise ContradictionError(
-            f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of a workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'",
-            "reference.float_model",
-            AT_HAND,
+            f"no workflow is running: give its path, or '{EXPORT}'", "reference.float_model", AT_HAND
         )
     files = (Path(model.create_model().model_path) for model in reversed(run.lineage) if _is_onnx(model))
     return next((str(file) for file in files if not quantizing_operator(load_graph(file))), None)

@@ -38,8 +38,8 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 FORMS: list[dict[str, Any]] = [
     {"num_slots": 1 + 4},
-    {"num_slots": 16, "decode_ahead": True},
-    {"num_slots": 9, "graph": "untouched", "decode_ahead": True},
+    {"num_slots": 16, "overlaps_steps": True},
+    {"num_slots": 9, "graph": "untouched", "overlaps_steps": True},
 ]
 
 pytestmark = pytest.mark.slow
@@ -123,8 +123,8 @@ def test_answers_and_scores_of_searches_are_those_of_transformers(session: Sessi
         _check(pair, output)
     for pair in pairs[:4]:
         _check(pair, session.generate([_request(*pair)])[0])
-    if session.describe_execution()["decode_ahead"]:
-        assert session.counters.steps_ahead > 0
+    if session.describe_execution()["overlaps_steps"]:
+        assert session.counters.steps_overlapped > 0
 
 
 def test_samples_hold_no_suppressed_token_and_are_others_than_with_them(session: Session) -> None:

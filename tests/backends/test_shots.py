@@ -22,6 +22,7 @@ from olive_ext.config import EvaluationSettings
 from olive_ext.errors import LostRequestsError, TaskError
 from tests.exports.media import CHAT_TEMPLATE, media_export
 from tests.families.pictures import PictureReference
+from tests.refusals import refused
 
 TASKS = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
 NUM_DOCUMENTS, NUM_SHOTS = 4, 2
@@ -106,7 +107,7 @@ def _by_lm_eval(lm: OrtLM, **values: Any) -> None:
 def test_lm_eval_itself_gives_no_pictures_of_examples_which_is_never_silently_wrong() -> None:
     """With `max_images` the question's picture would be taken for the first example's."""
     package = str(media_export("llava")[0])
-    with OrtLM(package) as lm, pytest.raises(LostRequestsError, match="gives 1 picture, and its prompt has 3 of"):
+    with OrtLM(package) as lm, refused(LostRequestsError, "incomplete", holds=("1", "3")):
         _by_lm_eval(lm)
     told = r"has 3 of '<image>', and its request gives 1 picture: those of examples are given by 'olive-ext evaluate'"
     with OrtLM(package, max_images=1) as lm:

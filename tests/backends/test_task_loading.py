@@ -19,6 +19,7 @@ from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory,
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_groups_need_the_whole_index() -> None:
 
 @pytest.mark.slow
 def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
-    with pytest.raises(TaskError, match=r"unknown task 'tiny_choise': did you mean 'tiny_choice'") as caught:
+    with refused(TaskError, "unknown_name", "tasks", ["hellaswagg", "tiny_choise"], holds="tiny_choice") as caught:
         load_tasks(["tiny_choise", "hellaswagg"], str(folder))
     assert "'hellaswagg': did you mean 'hellaswag'" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -80,19 +81,27 @@ def test_unknown_task_is_refused_with_near_names(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("specs", "include_path", "named"),
     [
-        (["tasks/nothing.yaml"], None, "tasks/nothing.yaml"),
-        (["arc_easy"], "no_such_folder", "no_such_folder"),
-        ([{"dataset_path": "x"}], None, "dataset_path"),
+        (
+            ["tasks/nothing.yaml"],
+            None,
+            {"code": "not_found", "field": "tasks", "value": "tasks/nothing.yaml"},
+        ),
+        (
+            ["arc_easy"],
+            "no_such_folder",
+            {"code": "not_found", "field": "include_path", "value": "no_such_folder"},
+        ),
+        ([{"dataset_path": "x"}], None, {"code": "missing", "holds": "dataset_path"}),
     ],
 )
-def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: str) -> None:
-    with pytest.raises(TaskError, match=named):
+def test_what_is_missing_is_named(specs: list[Any], include_path: str | None, named: dict[str, Any]) -> None:
+    with refused(TaskError, **named):
         load_tasks(specs, include_path)
 
 
 def test_task_that_cannot_load_its_data_is_named(folder: Path) -> None:
     (folder / "local.py").write_text("def load(**_):\n    raise OSError('no data here')\n")
-    with pytest.raises(TaskError, match=r"tiny_choice.*no data here"):
+    with refused(TaskError, "task", holds="tiny_choice"):
         load_tasks(["tiny_choice"], str(folder))
 
 

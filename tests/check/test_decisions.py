@@ -32,9 +32,9 @@ ENGINES: tuple[dict[str, Any], ...] = (
     {"graph": "untouched"},
     {"scoring": "rows", "chunk_size": 32, "num_slots": 3},
     {"shapes": "bucketed"},
-    {"strict_shapes": True, "decode_ahead": False},
-    {"decode_ahead": True, "num_threads": 1},
-    {"scoring": "branches"},
+    {"strict_shapes": True, "overlaps_steps": False},
+    {"overlaps_steps": True, "num_threads": 1},
+    {"scoring": "tree"},
 )
 
 

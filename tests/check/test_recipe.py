@@ -13,8 +13,9 @@ import yaml
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError, warn_ignored
+from olive_ext.errors import ConfigError, OliveExtError, warn_ignored
 from tests.check.tiny import put_model
+from tests.refusals import assert_says, refused
 
 RECIPE: dict[str, Any] = {
     "input_model": {"type": "HfModel", "model_path": "model"},
@@ -32,13 +33,18 @@ def put(tmp_path: Path, recipe: dict[str, Any]) -> Path:
 
 def problems(tmp_path: Path, *path: Any, value: Any) -> list[str]:
     """Of the recipe with `value` at `path`."""
+    return list(map(str, mistakes_of(tmp_path, *path, value=value)))
+
+
+def mistakes_of(tmp_path: Path, *path: Any, value: Any) -> list[OliveExtError]:
+    """Of the recipe with `value` at `path`."""
     recipe = copy.deepcopy(RECIPE)
     *parents, last = path
     block: Any = recipe
     for part in parents:
         block = block.setdefault(part, {})
     block[last] = value
-    return check_recipe(put(tmp_path, recipe)).problems
+    return check_recipe(put(tmp_path, recipe)).errors
 
 
 def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"recipe.yaml' cannot be parsed: line 5: the key 'd' is there twice"):
+    with refused(ConfigError, "damaged", holds="5"):
         check_recipe(path)
 
 
@@ -64,94 +70,160 @@ def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (("evaluators", "ours", "tassks"), 1, "unknown key 'evaluators.ours.tassks': did you mean 'tasks'?"),
+        (
+            ("evaluators", "ours", "tassks"),
+            1,
+            {"code": "unknown_key", "field": "evaluators.ours.tassks", "value": 1, "holds": "tasks"},
+        ),
         (
             ("evaluators", "ours", "batch_size"),
             "foo",
-            "'evaluators.ours.batch_size' = 'foo': give an integer from 1 to 65536 or \"auto\"",
+            {"code": "wrong_value", "field": "evaluators.ours.batch_size", "value": "foo", "holds": ("1", "65536")},
         ),
-        (("evaluators", "ours", "task"), 1, "unknown key 'evaluators.ours.task': did you mean 'tasks'?"),
-        (("passes", "measure", "limt"), 1, "unknown key 'passes.measure.limt': did you mean 'limit'?"),
-        (("passes", "measure", "require"), [{"metric": "acc"}], "passes.measure.require.0: give 'max' or 'min'"),
-        (("passes", "measure", "config"), {}, "missing key 'passes.measure.tasks'"),
-        (("evaluator",), "theirs", "'evaluator' = 'theirs': not in 'evaluators', which has ours"),
-        (("evaluator",), {"type": "OrtLMEvaluator"}, "missing key 'evaluator.tasks'"),
-        (("engine", "evaluator"), {"type": "OrtLMEvaluator"}, "missing key 'engine.evaluator.tasks'"),
-        (("passes", "other"), [{"type": "OrtLMEvaluations"}], "did you mean 'OrtLMEvaluation'?"),
-        (("evaluators", "ours", "type"), "OrtLmEvaluator", "did you mean 'OrtLMEvaluator'?"),
-        (("evaluators", "ours", "tasks"), ["no/such.yaml"], "'evaluators.ours.tasks' = 'no/such.yaml': does not exist"),
-        (("evaluators", "ours", "user_script"), "no.py", "'evaluators.ours.user_script' = 'no.py': does not exist"),
+        (
+            ("evaluators", "ours", "task"),
+            1,
+            {"code": "unknown_key", "field": "evaluators.ours.task", "value": 1, "holds": "tasks"},
+        ),
+        (
+            ("passes", "measure", "limt"),
+            1,
+            {"code": "unknown_key", "field": "passes.measure.limt", "value": 1, "holds": "limit"},
+        ),
+        (
+            ("passes", "measure", "require"),
+            [{"metric": "acc"}],
+            {"code": "contradiction", "field": "passes.measure.require.0", "holds": ("max", "min")},
+        ),
+        (("passes", "measure", "config"), {}, {"code": "missing", "field": "passes.measure.tasks"}),
+        (
+            ("evaluator",),
+            "theirs",
+            {"code": "unknown_name", "field": "evaluator", "value": "theirs", "holds": "evaluators"},
+        ),
+        (("evaluator",), {"type": "OrtLMEvaluator"}, {"code": "missing", "field": "evaluator.tasks"}),
+        (("engine", "evaluator"), {"type": "OrtLMEvaluator"}, {"code": "missing", "field": "engine.evaluator.tasks"}),
+        (
+            ("passes", "other"),
+            [{"type": "OrtLMEvaluations"}],
+            {"code": "unknown_name", "field": "passes.other.type", "value": "OrtLMEvaluations"},
+        ),
+        (
+            ("evaluators", "ours", "type"),
+            "OrtLmEvaluator",
+            {
+                "code": "unknown_name",
+                "field": "evaluators.ours.type",
+                "value": "OrtLmEvaluator",
+                "holds": "OrtLMEvaluator",
+            },
+        ),
+        (
+            ("evaluators", "ours", "tasks"),
+            ["no/such.yaml"],
+            {"code": "not_found", "field": "evaluators.ours.tasks", "value": "no/such.yaml"},
+        ),
+        (
+            ("evaluators", "ours", "user_script"),
+            "no.py",
+            {"code": "not_found", "field": "evaluators.ours.user_script", "value": "no.py"},
+        ),
         (
             ("evaluators", "ours", "require"),
             [{"metric": "kl_mean", "max": 0.02}],
-            "'evaluators.ours.require': no metric 'kl_mean' is measured: it needs 'reference'",
+            {"code": "missing", "field": "evaluators.ours.require", "holds": ("kl_mean", "reference")},
         ),
         (
             ("evaluators", "ours", "require"),
             [{"metric": "acc_nrm", "min": 0.5}],
-            "'evaluators.ours.require': no metric 'acc_nrm' is measured: did you mean 'acc_norm'?",
+            {"code": "unknown_name", "field": "evaluators.ours.require", "holds": ("acc_nrm", "acc_norm")},
         ),
         (
             ("evaluators", "ours", "require"),
             [{"metric": "acc", "task": "arc_challenge", "min": 0.5}],
-            "'evaluators.ours.require': no task 'arc_challenge' is measured; there are arc_easy",
+            {"code": "unknown_name", "field": "evaluators.ours.require", "holds": ("arc_challenge", "arc_easy")},
         ),
-        (("host",), "lokal", "'host' = 'lokal': not in 'systems', which has none"),
-        (("engine", "target"), "lokal", "'engine.target' = 'lokal': not in 'systems', which has none"),
-        (("passes", "measure", "host"), "lokal", "'passes.measure.host' = 'lokal': not in 'systems', which has none"),
+        (("host",), "lokal", {"code": "unknown_name", "field": "host", "value": "lokal", "holds": "systems"}),
+        (
+            ("engine", "target"),
+            "lokal",
+            {"code": "unknown_name", "field": "engine.target", "value": "lokal", "holds": "systems"},
+        ),
+        (
+            ("passes", "measure", "host"),
+            "lokal",
+            {"code": "unknown_name", "field": "passes.measure.host", "value": "lokal", "holds": "systems"},
+        ),
         (
             ("passes",),
             [{"type": "OnnxKQuantQuantization"}],
-            "'passes' is a list: give a mapping, each entry under a name of its own",
+            {"code": "wrong_value", "field": "passes", "value": [{"type": "OnnxKQuantQuantization"}]},
         ),
-        (("passes", "q"), "OnnxKQuantQuantization", "'passes.q' = \"OnnxKQuantQuantization\": give a mapping with"),
-        (("systems",), "local", "'systems' is a text: give a mapping, each entry under a name of its own"),
-        (("engine",), ["search"], "'engine' is a list: give a mapping"),
-        (("$schema",), "x", "unknown key '$schema': Olive refuses it"),
-        (("evalutor",), "ours", "unknown key 'evalutor': did you mean 'evaluator'?"),
-        (("evaluators", "ours", "reference"), "input_mode", "ours.reference.path' = 'input_mode': did you mean 'in"),
-        (("input_model", "model_path"), None, "missing key 'input_model.model_path': give a folder"),
+        (
+            ("passes", "q"),
+            "OnnxKQuantQuantization",
+            {"code": "wrong_value", "field": "passes.q", "value": "OnnxKQuantQuantization"},
+        ),
+        (("systems",), "local", {"code": "wrong_value", "field": "systems", "value": "local"}),
+        (("engine",), ["search"], {"code": "wrong_value", "field": "engine", "value": ["search"]}),
+        (("$schema",), "x", {"code": "unknown_key", "field": "$schema"}),
+        (("evalutor",), "ours", {"code": "unknown_key", "field": "evalutor", "value": "ours", "holds": "evaluator"}),
+        (
+            ("evaluators", "ours", "reference"),
+            "input_mode",
+            {
+                "code": "wrong_value",
+                "field": "evaluators.ours.reference.path",
+                "value": "input_mode",
+                "holds": "ours.reference.path",
+            },
+        ),
+        (("input_model", "model_path"), None, {"code": "missing", "field": "input_model.model_path"}),
         (
             ("input_model",),
             {"type": "ONNXModel", "model_pth": "m"},
-            "'input_model.model_path': did you mean it by 'model_pth'?",
+            {"code": "missing", "field": "input_model.model_path", "holds": "model_pth"},
         ),
         (
             ("passes", "q"),
             {"type": "OnnxKQuantQuantization", "block_sise": 32},
-            "unknown key 'passes.q.block_sise': did you mean 'block_size'?",
+            {"code": "unknown_key", "field": "passes.q.block_sise", "holds": "block_size"},
         ),
         (
             ("passes", "q"),
             {"type": "ModelBuildr", "precision": "int4"},
-            "'passes.q.type' = 'ModelBuildr': did you mean 'ModelBuilder'?",
+            {"code": "unknown_name", "field": "passes.q.type", "value": "ModelBuildr", "holds": "ModelBuilder"},
         ),
         (
             ("passes", "q"),
             {"type": "OrtTransformersOptimization", "optimization_options": {"enable_gelo": False}},
-            "unknown key 'passes.q.optimization_options.enable_gelo': did you mean 'enable_gelu'? the installed onnxr",
+            {"code": "unknown_key", "field": "passes.q.optimization_options.enable_gelo", "holds": "enable_gelu"},
         ),
         (
             ("passes", "q"),
             {"type": "OnnxStaticQuantization", "config": {"extra_options": {"SmoothQuantAlfa": 0.4}}},
-            "unknown key 'passes.q.extra_options.SmoothQuantAlfa': did you mean 'SmoothQuantAlpha'?",
+            {"code": "unknown_key", "field": "passes.q.extra_options.SmoothQuantAlfa", "holds": "SmoothQuantAlpha"},
         ),
         (
             ("passes", "q"),
             {"type": "GraphSurgeries", "surgeries": [{"surgeon": "RenameInputs", "old_names": [], "new_name": []}]},
-            "unknown key 'passes.q.surgeries.0.new_name': did you mean 'new_names'?",
+            {"code": "unknown_key", "field": "passes.q.surgeries.0.new_name", "holds": "new_names"},
         ),
         (
             ("passes", "q"),
             {"type": "GraphSurgeries", "surgeries": [{"surgeon": "RenameInput"}]},
-            "'passes.q.surgeries.0.surgeon' = 'RenameInput': did you mean 'renameinputs'?",
+            {
+                "code": "unknown_name",
+                "field": "passes.q.surgeries.0.surgeon",
+                "value": "RenameInput",
+                "holds": "renameinputs",
+            },
         ),
     ],
 )
-def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, problem: str) -> None:
-    found = problems(tmp_path, *path, value=value)
-    assert len(found) == 1
-    assert problem in found[0]
+def test_mistake_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, problem: dict[str, Any]) -> None:
+    (error,) = mistakes_of(tmp_path, *path, value=value)
+    assert_says(error, **problem)
 
 
 @pytest.mark.parametrize("name", ["algo_config", "block_size", "nodes_to_exclude", "int4_blok_size"])
@@ -177,23 +249,32 @@ def test_option_that_the_installed_builder_would_ignore_is_named_with_those_that
     [
         (
             {"model_class": "ort", "model_args": {"ep": "cuda"}},
-            "evaluators.ours.model_args: 'ep' is an argument of Olive's backend: write 'execution_provider'",
+            {"code": "contradiction", "field": "evaluators.ours.model_args", "holds": ("ep", "execution_provider")},
         ),
         (
             {"model_class": "ort", "model_args": {"add_bos_tokn": True}},
-            "unknown key 'evaluators.ours.model_args.add_bos_tokn': did you mean 'add_bos_token'?",
+            {
+                "code": "unknown_key",
+                "field": "evaluators.ours.model_args.add_bos_tokn",
+                "value": True,
+                "holds": "add_bos_token",
+            },
         ),
         (
             {"model_class": "ort", "model_args": {"enable_thinking": True}},
-            "evaluators.ours.model_args: 'enable_thinking' needs 'think_end_token'",
+            {
+                "code": "missing",
+                "field": "evaluators.ours.model_args.enable_thinking",
+                "holds": ("think_end_token", "evaluators.ours.model_args"),
+            },
         ),
     ],
 )
 def test_arguments_that_the_model_class_does_not_take_are_named(
-    tmp_path: Path, keys: dict[str, Any], problem: str
+    tmp_path: Path, keys: dict[str, Any], problem: dict[str, Any]
 ) -> None:
-    (found,) = problems(tmp_path, "evaluators", "ours", value={**RECIPE["evaluators"]["ours"], **keys})
-    assert found.startswith(problem)
+    (error,) = mistakes_of(tmp_path, "evaluators", "ours", value={**RECIPE["evaluators"]["ours"], **keys})
+    assert_says(error, **problem)
 
 
 def test_arguments_of_a_hugging_face_model_are_lm_evals(tmp_path: Path) -> None:
@@ -209,6 +290,16 @@ def test_arguments_for_an_onnx_input_model_are_ours_without_a_model_class(tmp_pa
     recipe["evaluators"]["ours"] |= {"model_args": {"attn_implementation": "eager"}, "max_length": 64}
     (unknown,) = check_recipe(put(tmp_path, recipe)).problems
     assert unknown.startswith("unknown key 'evaluators.ours.model_args.attn_implementation'")
+
+
+def test_model_is_resolved_as_an_evaluation_opens_it_with_its_arguments(tmp_path: Path) -> None:
+    recipe = {
+        **copy.deepcopy(RECIPE),
+        "input_model": {"type": "OnnxModel", "model_path": str(put_model(tmp_path / "m"))},
+    }
+    recipe["evaluators"]["ours"] |= {"model_args": {"execution_provider": "cudda"}, "max_length": 64}
+    problems = check_recipe(put(tmp_path, recipe)).problems
+    assert "names the unknown execution provider 'cudda': did you mean 'cuda'?" in problems[0]
 
 
 PUBLIC: dict[str, Any] = {
@@ -392,11 +483,11 @@ def test_onnx_input_model_is_resolved_with_the_target_s_provider(tmp_path: Path)
     assert all("CUDAExecutionProvider" in problem for problem in findings.problems)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("{", "cannot be parsed"), ("[]", "holds no mapping of keys")])
-def test_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "reason"), [("{", {"code": "damaged"}), ("[]", {"code": "damaged"})])
+def test_file_that_is_no_recipe_is_refused(tmp_path: Path, text: str, reason: dict[str, Any]) -> None:
     path = tmp_path / "recipe.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=reason):
+    with refused(ConfigError, **reason):
         check_recipe(path)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
+from tests.refusals import refused
 
 AUTO_OR_COUNT = 'give an integer from 1 to 65536 or "auto"'
 
@@ -57,7 +58,7 @@ def test_long_value_is_cut_in_the_message() -> None:
 
 
 def test_missing_key_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"^missing key 'tasks'; missing key 'model\.path'$"):
+    with refused(ConfigError, "missing", "tasks", holds="model.path"):
         EvaluationConfig.parse({"model": {}})
 
 
@@ -165,3 +166,9 @@ def test_folder_with_the_name_of_a_word_is_never_taken_for_the_word(
 def test_answers_to_a_document_have_the_bounds_of_a_tasks_own_number(number: object) -> None:
     """lm-eval makes a request for each: millions by a slip are told before, not after hours."""
     assert refusal(repeats=number) == f"'repeats' = {number!r}: give an integer from 1 to 10000"
+
+
+def test_earlier_names_of_engine_settings_are_taken() -> None:
+    settings = EvaluationSettings.parse({"tasks": ["a"], "engine": {"decode_ahead": True, "scoring": "branches"}})
+    assert (settings.engine.overlaps_steps, settings.engine.scoring) == (True, "tree")
+    assert refusal(engine={"decode_ahead": 3}).startswith("'engine.overlaps_steps' = 3: ")

@@ -222,7 +222,7 @@ def test_packed_step_holds_many_questions_behind_one_prefix() -> None:
     assert (facts["scoring"], facts["chunk_size"]) == ("packed", 1024)
     assert counters["tokens_fed"] <= 1.02 * counters["tokens_distinct"]
     assert counters["steps"] <= 2 + counters["tokens_fed"] // 1024, "one step for the prefix, then full ones"
-    assert counters["steps_ahead"] == counters["steps"] - 1
+    assert counters["steps_overlapped"] == counters["steps"] - 1
 
 
 def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
@@ -311,7 +311,7 @@ def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypa
     found, counters = counts(), engine_of_one.counters
     engine_of_one.close()
     assert [result.tokens for result in results] == [(7,) * (12 + i % 5) for i in range(4 * SLOTS)]
-    assert counters.steps_ahead >= 0.9 * counters.steps
+    assert counters.steps_overlapped >= 0.9 * counters.steps
     assert found.wrong_copies == 0
     assert found.largest_to_host <= SLOTS * 8
 

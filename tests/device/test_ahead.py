@@ -35,20 +35,20 @@ def _generate(device: str, family: str, **engine: object) -> tuple[list[Generati
 @pytest.mark.parametrize("num_slots", [1, 3, 5])
 @pytest.mark.parametrize("device", DEVICES)
 def test_answers_are_those_of_steps_that_wait(device: str, num_slots: int, graph: str) -> None:
-    found, facts = _generate(device, "llama", num_slots=num_slots, graph=graph, decode_ahead=True)
-    expected, serial = _generate("cpu", "llama", num_slots=num_slots, decode_ahead=False)
+    found, facts = _generate(device, "llama", num_slots=num_slots, graph=graph, overlaps_steps=True)
+    expected, serial = _generate("cpu", "llama", num_slots=num_slots, overlaps_steps=False)
     assert found == expected
-    assert facts["counters"]["steps_ahead"] > 40  # type: ignore[index]
-    assert serial["counters"]["steps_ahead"] == 0  # type: ignore[index]
+    assert facts["counters"]["steps_overlapped"] > 40  # type: ignore[index]
+    assert serial["counters"]["steps_overlapped"] == 0  # type: ignore[index]
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_answers_of_a_model_with_states_are_those_of_steps_that_wait(device: str) -> None:
     """A state cannot be cut back: what a dropped row was fed stays in it."""
-    found, facts = _generate(device, "lfm2", decode_ahead=True)
-    expected, _ = _generate("cpu", "lfm2", decode_ahead=False)
+    found, facts = _generate(device, "lfm2", overlaps_steps=True)
+    expected, _ = _generate("cpu", "lfm2", overlaps_steps=False)
     assert found == expected
-    assert facts["counters"]["steps_ahead"] > 40  # type: ignore[index]
+    assert facts["counters"]["steps_overlapped"] > 40  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def test_answers_of_a_model_with_states_are_those_of_steps_that_wait(device: str
 def test_auto_goes_ahead_elsewhere_than_on_the_cpu(device: str, expected: bool) -> None:
     with open_on(device, genai_export("llama")) as session:
         facts = session.describe_execution()
-    assert facts["decode_ahead"] is expected
-    assert facts["decode_ahead_reason"].startswith("auto: ")
+    assert facts["overlaps_steps"] is expected
+    assert facts["overlaps_steps_reason"].startswith("auto: ")
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_decode_ahead_is_pinned_by_the_user(wanted: bool) -> None:
-    with open_on("cpu", genai_export("llama"), decode_ahead=wanted) as session:
+    with open_on("cpu", genai_export("llama"), overlaps_steps=wanted) as session:
         session.generate(_requests()[:3])
         facts = session.describe_execution()
-    assert (facts["decode_ahead"], facts["decode_ahead_reason"]) == (wanted, "engine.decode_ahead")
-    assert bool(facts["counters"]["steps_ahead"]) is wanted
+    assert (facts["overlaps_steps"], facts["overlaps_steps_reason"]) == (wanted, "engine.overlaps_steps")
+    assert bool(facts["counters"]["steps_overlapped"]) is wanted

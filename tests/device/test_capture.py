@@ -91,7 +91,7 @@ def _requests() -> list[Request]:
 
 @pytest.mark.webgpu
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"decode_ahead": False}, {"blocks": 6}])
+@pytest.mark.parametrize("how", [{}, {"overlaps_steps": False}, {"blocks": 6}])
 def test_captured_packed_steps_find_what_plain_ones_find(how: dict[str, int]) -> None:
     """To the bit: with idle rows, beside prompts that come in between, overlapped and serial, and where sequences give
     up their blocks for want of memory."""
@@ -139,7 +139,7 @@ def test_a_graph_that_needs_the_host_is_refused() -> None:
     [
         ({}, "'engine.graph_capture' = true: CPUExecutionProvider captures no steps"),
         ({"graph": "untouched"}, "'graph_capture' = true excludes 'graph'"),
-        ({"scoring": "branches"}, "'graph_capture' = true excludes 'scoring'"),
+        ({"scoring": "tree"}, "'graph_capture' = true excludes 'scoring'"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(written: dict[str, object], message: str) -> None:

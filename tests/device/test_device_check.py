@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.engine.forms.kv_store import Device
 from olive_ext.engine.runners.trials import SHORT_STEP, attends_to_long_steps, fitting_attention
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.locate import locate
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import register_libraries, resolve_providers
 from olive_ext.model.spec.decoder_spec import read_spec

@@ -95,7 +95,7 @@ SAMPLED = [Request(prompt, 0, Generation(11, sampling=Sampling(1.0, seed=1))) fo
 
 
 def observe(
-    device: str, graph: str, requests: list[Request], folder: Path, decode_ahead: bool | Literal["auto"] = "auto"
+    device: str, graph: str, requests: list[Request], folder: Path, overlaps_steps: bool | Literal["auto"] = "auto"
 ) -> Seen:
     """Runs the requests on a fresh engine."""
     config = EngineConfig(
@@ -103,7 +103,7 @@ def observe(
         chunk_size=STEP,
         graph=graph,
         scoring="rows",
-        decode_ahead=decode_ahead,
+        overlaps_steps=overlaps_steps,
         session_options={"session.record_ep_graph_assignment_info": "1"},
     )
     settings = ModelSettings(
@@ -156,7 +156,7 @@ def test_scoring_reads_4_bytes_a_target_and_8_a_row(device: str, graph: str, tmp
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_greedy_decoding_reads_12_bytes_a_token(device: str, graph: str, tmp_path: Path) -> None:
-    assert observe(device, graph, GREEDY, tmp_path, decode_ahead=False).host_bytes == 8 * 3 * 11 + PROBES
+    assert observe(device, graph, GREEDY, tmp_path, overlaps_steps=False).host_bytes == 8 * 3 * 11 + PROBES
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -164,19 +164,19 @@ def test_greedy_decoding_reads_12_bytes_a_token(device: str, graph: str, tmp_pat
 def test_steps_ahead_read_8_bytes_a_row_and_a_probe(device: str, graph: str, tmp_path: Path) -> None:
     """Behind three prompts, of 6, 2 and 3 steps, 10 steps decode all three: the host gives the first one's tokens, and
     no others but where the device's slots that do not decode have idle rows: these update a value that is bound."""
-    seen = observe(device, graph, GREEDY, tmp_path, decode_ahead=True)
+    seen = observe(device, graph, GREEDY, tmp_path, overlaps_steps=True)
     assert seen.host_bytes == 8 * (3 + 10 * 3) + PROBES
     num_rows = 3 if device == "cpu" else NUM_SLOTS
     fed = [fed.is_from_host for fed in seen.tokens if fed.shape == (num_rows, 1)]
     assert fed == [True] + ([False] * 9 if device == "cpu" else [])
-    assert seen.counters["steps_ahead"] == 6 + 2 + 3 - 1 + 10
+    assert seen.counters["steps_overlapped"] == 6 + 2 + 3 - 1 + 10
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_check_of_tokens_fires_where_steps_wait_for_the_host(device: str, tmp_path: Path) -> None:
-    seen = observe(device, "scoring_head", GREEDY, tmp_path, decode_ahead=False)
+    seen = observe(device, "scoring_head", GREEDY, tmp_path, overlaps_steps=False)
     assert all(fed.is_from_host for fed in seen.tokens)
-    assert seen.counters["steps_ahead"] == 0
+    assert seen.counters["steps_overlapped"] == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

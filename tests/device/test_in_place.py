@@ -9,11 +9,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.forms.kv_store import Device, KvPlace
+from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.rows import ViewKv
 from olive_ext.engine.step import Copy, Row
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.locate import locate
+from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import resolve_providers
 from olive_ext.model.spec.decoder_spec import read_spec

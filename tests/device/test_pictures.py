@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media.items import MediaRun
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ProviderError, RunError
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import MediaRun
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringRequest

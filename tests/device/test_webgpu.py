@@ -196,8 +196,8 @@ def test_steps_of_few_shapes_score_and_generate_the_same() -> None:
         assert (facts["shapes"], facts["shapes_late"]) == ("bucketed", 0)
 
 
-def test_branches_are_refused_where_the_host_cannot_move_their_cells() -> None:
-    with open_on("webgpu", genai_export("llama"), scoring="branches") as session:
+def test_tree_batches_are_refused_where_the_host_cannot_move_their_cells() -> None:
+    with open_on("webgpu", genai_export("llama"), scoring="tree") as session:
         facts = session.describe_execution()
     assert facts["scoring"] == "rows"
     assert any("moved in the host's memory" in note for note in facts["notes"])

@@ -21,13 +21,13 @@ from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import AllSlots, NeighbouringSlots, SlotRows
 from olive_ext.engine.forms.tree import TreeForm
-from olive_ext.engine.media.items import Media, runs_within
-from olive_ext.engine.requests import FinishReason, Generation, Request, Result, Source
+from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
+from olive_ext.media.items import Media, Source, runs_within
 
 SINGLE, RANGE, PACKED, ALIKE, POOL = ONE_ROW, NeighbouringSlots(), PackedSteps(), AlikeRows(), AllSlots()
 FORMS = (SINGLE, RANGE, PACKED, ALIKE, POOL)
@@ -159,7 +159,7 @@ class FakeRunner(Runner):
         step = replace(step, rows=tuple(_with_items(row) for row in step.rows))
         self._prepare(step)
         if step.first_cell is not None:
-            return self._answer(step, self._run_branches(step, step.first_cell))
+            return self._answer(step, self._run_tree_batch(step, step.first_cell))
         self._make_room(step.rows)
         for row in step.rows:
             assert row.past + len(row.tokens) <= self.capacity.positions
@@ -216,7 +216,7 @@ class FakeRunner(Runner):
         for move in step.moves:
             self._cells[move.target : move.target + len(move.source_N)] = [self._cells[c] for c in move.source_N]
 
-    def _run_branches(self, step: Step, first_cell: int) -> list[list[int]]:
+    def _run_tree_batch(self, step: Step, first_cell: int) -> list[list[int]]:
         """The tokens that each row sees, by what lies in its cells; a cell also knows its position."""
         assert isinstance(self.traits.form, TreeForm)
         assert first_cell >= 1  # cell 0 is never seen

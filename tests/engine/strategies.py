@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.media.items import MediaItem, MediaRun
-from olive_ext.engine.requests import Generation, Request, Result, Source, ThinkingBudget
+from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
+from olive_ext.media.items import MediaItem, MediaRun, Source
 from olive_ext.model.spec.media_types import Modality
 from tests.engine.fake_runner import VOCAB, oracle
 

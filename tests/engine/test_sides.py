@@ -16,6 +16,7 @@ from olive_ext.engine.runners.runner import Traits
 from olive_ext.errors import OliveExtError
 from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, SidedRunner, oracle
 from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
+from tests.refusals import refused
 
 LENGTHS = st.lists(st.integers(1, 35), min_size=1, max_size=2, unique=True).map(sorted).map(tuple)
 MIXED = AlikeRows(mixes_pasts=True, prompts=True, continued=True)
@@ -84,7 +85,7 @@ def test_a_generation_that_crosses_is_computed_anew_once() -> None:
 
 def test_a_beam_search_that_would_cross_is_refused_by_its_lengths() -> None:
     engine = Engine(SidedRunner((6,), 4, RANGE), 256)
-    with pytest.raises(OliveExtError, match="a beam search from a prompt of 4 tokens to 9 would pass 6"):
+    with refused(OliveExtError, "unsupported", holds=("4", "9", "6")):
         engine.run([Request((1, 2, 3, 4), generation=Generation(6, beams=Beams(2)))])
     assert len(engine.run([Request((1, 2, 3, 4), generation=Generation(3, beams=Beams(2)))])[0].tokens) == 3
 

@@ -71,10 +71,10 @@ class Draw:
         engine: dict[str, Any] = {
             "chunk_size": rng.choice([largest, largest + 1, largest + rng.randint(2, 9), 256, "auto"]),
             "num_slots": rng.choice([1, 2, 3, 5, 8]),
-            "scoring": rng.choice(["auto", "rows", "branches"]),
+            "scoring": rng.choice(["auto", "rows", "tree"]),
             "encoder_batch_rows": rng.choice(["auto", 1, 40, 150, 2048]),
             "graph": rng.choice(["scoring_head", "scoring_head", "untouched"]),
-            "decode_ahead": rng.choice(["auto", True]),
+            "overlaps_steps": rng.choice(["auto", True]),
             "num_threads": rng.choice([1, 2]),
         }
         provider = "default"
@@ -82,8 +82,8 @@ class Draw:
             provider = "webgpu"
             engine |= rng.choice([{}, {"shapes": "bucketed"}, {"strict_shapes": True}])
             engine["scoring"] = rng.choice(["auto", "rows"] if len(engine) > 7 else ["auto", "rows", "answers"])
-            engine["decode_ahead"] = "auto"
-        if engine["scoring"] == "branches" and family.startswith("qwen3_5"):
+            engine["overlaps_steps"] = "auto"
+        if engine["scoring"] == "tree" and family.startswith("qwen3_5"):
             engine["scoring"] = "auto"  # states cannot be scored in tree batches
         model = media_export(family, "f32", provider)[0]
         deterministic = rng.choice(["auto", True, False])

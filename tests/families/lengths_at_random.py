@@ -135,11 +135,11 @@ class Draw:
             "num_slots": rng.choice([1, 2, 3, 5, 8]),
             "scoring": rng.choice(["auto", "auto", "rows"]),
             "graph": rng.choice(["scoring_head", "scoring_head", "untouched"]),
-            "decode_ahead": rng.choice(["auto", True]),
+            "overlaps_steps": rng.choice(["auto", True]),
             "num_threads": rng.choice([1, 2]),
         }
         if "genai" in self.package.export.name and rng.random() < 0.3:
-            engine |= {"shapes": "bucketed", "decode_ahead": "auto"}
+            engine |= {"shapes": "bucketed", "overlaps_steps": "auto"}
         deterministic = rng.choice(["auto", True, False])
         model = self.package.export.path
         return {"model": model, "execution_provider": "cpu", "deterministic": deterministic, "engine": engine}

@@ -15,7 +15,7 @@ import torch
 import transformers
 from PIL import Image
 
-from olive_ext.engine.media.graphs import Pieces
+from olive_ext.media.graphs import Pieces
 from tests.exports.media import MEDIA_FAMILIES
 
 EOS = 1

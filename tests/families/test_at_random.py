@@ -77,7 +77,7 @@ def test_speech_has_transformers_numbers(seed: int) -> None:
         "num_slots": rng.randint(1, 4),
         "chunk_size": rng.choice((1, 2, 256)),
         "graph": rng.choice(("scoring_head", "untouched")),
-        "decode_ahead": rng.choice(("auto", True)),
+        "overlaps_steps": rng.choice(("auto", True)),
     }
     with olive_ext.open(whisper_export(), engine=engine) as session:
         scores = session.loglikelihood([ScoringRequest("", text, audio=[one]) for one, text in scored])

@@ -3,8 +3,8 @@
 Bounds, in nats: 1e-4 where every value is computed from the same numbers (quantized caches, 4-bit weights with fp32
 activations). 2e-2 for fp16, whose 11 bits the edited graph and the steps round at other places; measured 4e-3.
 MatMulNBits of accuracy_level 4 rounds activations to 8 bits and is exact for rows of several tokens; a step of one
-takes another kernel, branches add up attention in another order, and a flipped rounding has been measured to change a
-score by 6e-2.
+takes another kernel, tree batches add up attention in another order, and a flipped rounding has been measured to
+change a score by 6e-2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.exports import export
 from tests.families.agreement import Plain, expected_scores, generated, largest_difference, prompts, scoring_requests
 
 REQUESTS = scoring_requests(25, longest_stem=100)
-SHAPES = [(1, 1, "rows"), (3, 7, "rows"), (3, 7, "branches"), (8, 256, "rows"), (8, 256, "branches")]
+SHAPES = [(1, 1, "rows"), (3, 7, "rows"), (3, 7, "tree"), (8, 256, "rows"), (8, 256, "tree")]
 
 
 @cache

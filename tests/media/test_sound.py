@@ -19,6 +19,7 @@ from olive_ext.errors import ModelError, TaskError
 from olive_ext.media.processors import torch_threads
 from olive_ext.media.sound import SoundProcessor, read_sound
 from olive_ext.model.types import ModelFiles, TensorSpec
+from tests.refusals import refused
 
 RATE = 16000
 WHISPER = TensorSpec("audio_features", 1, ("batch", 80, 3000))
@@ -76,17 +77,19 @@ def test_wave_file_from_a_pipe_is_read_to_its_end(open_size: int, before: bytes,
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b""), "has no samples"),
-        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"")[:-3], "cannot be read as a WAV file"),
-        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"abc"), "cannot be read as a WAV file"),
-        (_piped((0xFFFFFFFF, 900), bytes(700)), "cannot be read as a WAV file"),
-        (_piped((936, 900), bytes(700)), "cannot be read as a WAV file: Reached EOF prematurely"),
-        (_piped((936, 0xFFFFFFFF), bytes(700)), "cannot be read as a WAV file: Reached EOF prematurely"),
-        (_piped((36, 0), b""), "has no samples"),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b""), {"code": "media"}),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"")[:-3], {"code": "media", "holds": "WAV"}),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"abc"), {"code": "media", "holds": "WAV"}),
+        (_piped((0xFFFFFFFF, 900), bytes(700)), {"code": "media", "holds": "WAV"}),
+        (_piped((936, 900), bytes(700)), {"code": "media", "holds": ("WAV", "EOF")}),
+        (_piped((936, 0xFFFFFFFF), bytes(700)), {"code": "media", "holds": ("WAV", "EOF")}),
+        (_piped((36, 0), b""), {"code": "media"}),
     ],
 )
-def test_wave_file_that_is_cut_is_refused_whatever_its_header_leaves_open(content: bytes, error: str) -> None:
-    with pytest.raises(TaskError, match=error):
+def test_wave_file_that_is_cut_is_refused_whatever_its_header_leaves_open(
+    content: bytes, error: dict[str, Any]
+) -> None:
+    with refused(TaskError, **error):
         read_sound(content)
 
 
@@ -116,33 +119,33 @@ def test_channels_are_averaged() -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        (([], RATE), "has no samples"),
-        (([0.0, np.nan], RATE), "holds NaN or infinity"),
-        ({"array": [np.inf], "sampling_rate": RATE}, "holds NaN or infinity"),
-        (b"RIFF....", "cannot be read as a WAV file"),
-        (_wav(np.zeros(900, np.int16))[:700], "cannot be read as a WAV file: Reached EOF prematurely"),
-        (_wav(np.zeros(900, np.int16))[:30], "cannot be read as a WAV file"),
-        (([[0.0], [0.0, 1.0]], RATE), "a sound is no array of samples"),
-        ((["a", "b"], RATE), "a sound has samples of the type <U1: give floats, or uint8, int16, int32"),
-        ((np.zeros(9, np.complex64), RATE), "of the type complex64"),
-        ((np.zeros(9, np.int64), RATE), "of the type int64"),
-        ((None, RATE), "of the type object"),
-        ({"bytes": b"", "path": "a.wav"}, "a dict is no sound: give"),
-        ("https://example.com/a.wav", "only data URLs in base64 are read .*none fetched"),
-        ("/nowhere.wav", "the sound '/nowhere.wav' cannot be read"),
-        ({"array": [0.0]}, "a dict is no sound"),
-        (np.zeros(4), "a ndarray is no sound"),
+        (([], RATE), {"code": "media"}),
+        (([0.0, np.nan], RATE), {"code": "media"}),
+        ({"array": [np.inf], "sampling_rate": RATE}, {"code": "media"}),
+        (b"RIFF....", {"code": "media", "holds": "WAV"}),
+        (_wav(np.zeros(900, np.int16))[:700], {"code": "media", "holds": ("WAV", "EOF")}),
+        (_wav(np.zeros(900, np.int16))[:30], {"code": "media", "holds": "WAV"}),
+        (([[0.0], [0.0, 1.0]], RATE), {"code": "media"}),
+        ((["a", "b"], RATE), {"code": "media", "holds": ("<U1", "uint8", "int16", "int32")}),
+        ((np.zeros(9, np.complex64), RATE), {"code": "media", "holds": "complex64"}),
+        ((np.zeros(9, np.int64), RATE), {"code": "media", "holds": "int64"}),
+        ((None, RATE), {"code": "media"}),
+        ({"bytes": b"", "path": "a.wav"}, {"code": "media"}),
+        ("https://example.com/a.wav", {"code": "media", "holds": "base64"}),
+        ("/nowhere.wav", {"code": "media", "holds": "/nowhere"}),
+        ({"array": [0.0]}, {"code": "media"}),
+        (np.zeros(4), {"code": "media"}),
     ],
 )
-def test_bad_sound_is_refused_in_one_line(given: Any, error: str) -> None:
-    with pytest.raises(TaskError, match=error) as caught:
+def test_bad_sound_is_refused_in_one_line(given: Any, error: dict[str, Any]) -> None:
+    with refused(TaskError, **error) as caught:
         read_sound(given)
     assert "\n" not in str(caught.value)
 
 
 def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
     for rate in (44100, 16000.5, math.nan):
-        with pytest.raises(TaskError, match=f"has {rate} samples a second; this model takes 16000"):
+        with refused(TaskError, "media", holds=("16000", f"{rate}")):
             _processor(tmp_path).windows((np.zeros(100, np.float32), rate))
 
 
@@ -157,7 +160,7 @@ def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
 def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -> None:
     text = '{"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}'
     (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ModelError, match="makes 128 mels; the encoder takes 'audio_features'"):
+    with refused(ModelError, "unsupported", holds=("audio_features", "128")):
         _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
 
 

@@ -17,6 +17,7 @@ from olive_ext.model.providers.resolution import (
     register_libraries,
     resolve_providers,
 )
+from tests.refusals import refused
 
 CUDA, TRT, DML = "CUDAExecutionProvider", "TensorrtExecutionProvider", "DmlExecutionProvider"
 EVERYTHING = tuple(row.name for row in TABLE)
@@ -75,7 +76,7 @@ def test_order_is_kept_and_the_cpu_appended_once() -> None:
 
 
 def test_duplicates_are_refused_by_name() -> None:
-    with pytest.raises(ProviderError, match=f"execution_provider names {CUDA} twice"):
+    with refused(ProviderError, "contradiction", holds=("execution_provider", CUDA)):
         resolve(["cuda", "cpu", CUDA])
 
 
@@ -84,7 +85,7 @@ def test_duplicates_are_refused_by_name() -> None:
     [("cudaa", "did you mean 'cuda'"), ("CudaExecutionProviders", "did you mean 'cuda'"), ("???", "known: cpu, cuda,")],
 )
 def test_unknown_name_is_refused_with_the_nearest(wrong: str, hint: str) -> None:
-    with pytest.raises(ProviderError, match=r"execution_provider names the unknown execution provider") as caught:
+    with refused(ProviderError, "unknown_name", holds="execution_provider") as caught:
         resolve(wrong)
     assert hint in str(caught.value)
     assert repr(wrong) in str(caught.value)
@@ -92,7 +93,7 @@ def test_unknown_name_is_refused_with_the_nearest(wrong: str, hint: str) -> None
 
 @pytest.mark.parametrize("wrong", [["cuda", {"device_id": 0}], [3], [["cuda", "path"]], [[3, {}]], [["cuda", {}, 1]]])
 def test_malformed_entry_is_refused(wrong: Any) -> None:
-    with pytest.raises(ProviderError, match="expected a name or a pair"):
+    with refused(ProviderError, "wrong_value"):
         resolve(wrong)
 
 
@@ -126,7 +127,7 @@ def test_genai_config_keeps_its_order_and_options_without_those_of_its_own_runne
     providers = resolve(genai_config=config)
     assert [provider.name for provider in providers] == ["NvTensorRTRTXExecutionProvider", CUDA, CPU]
     assert providers[1].options == {"use_tf32": "0", "device_id": "1"}
-    with pytest.raises(ProviderError, match=r"genai_config\.json names the unknown execution provider 'qqq'"):
+    with refused(ProviderError, "unknown_name", holds=("qqq", "genai_config.json")):
         resolve(genai_config=genai({"qqq": {}}))
 
 
@@ -145,7 +146,7 @@ def test_options_list_has_one_entry_for_each_provider() -> None:
     trt, cuda, _ = resolve(["trt", "cuda"], [{}, {"use_tf32": True}])
     assert (trt.options, cuda.options) == ({}, {"use_tf32": "1"})
     for wrong in ([{"a": 1}], [{}, {}, {"a": 1}]):
-        with pytest.raises(ProviderError, match=rf"provider_options has {len(wrong)} entries for 2 provider\(s\)"):
+        with refused(ProviderError, "wrong_value", holds=("provider_options", "2", f"{len(wrong)}")):
             resolve(["trt", "cuda"], wrong)
 
 
@@ -156,7 +157,7 @@ def test_options_in_pairs_reach_their_provider() -> None:
 
 
 def test_options_given_twice_are_refused() -> None:
-    with pytest.raises(ProviderError, match="options of cuda are in execution_provider and in provider_options"):
+    with refused(ProviderError, "provider", holds=("execution_provider", "provider_options")):
         resolve([("cuda", {"a": 1})], {"b": 2})
     assert resolve([("trt", {}), ("cuda", {"a": 1})], {"b": 2})[0].options == {"b": "2"}
 
@@ -167,7 +168,7 @@ def test_option_values_become_strings(value: Any, text: str) -> None:
 
 
 def test_other_option_values_are_refused() -> None:
-    with pytest.raises(ProviderError, match=f"option 'key' of {TRT} = None: expected a string"):
+    with refused(ProviderError, "wrong_value", holds=("'key'", TRT, "None")):
         resolve("trt", {"key": None})
 
 
@@ -175,7 +176,7 @@ def test_other_option_values_are_refused() -> None:
 
 
 def test_missing_provider_names_what_the_build_has() -> None:
-    with pytest.raises(ProviderError, match=rf"{CUDA} \(from Olive's accelerator\) is not .* {CPU}, {DML};"):
+    with refused(ProviderError, "provider", holds=(CUDA, CPU, DML)):
         resolve(handed_over="cuda", available=(DML, CPU))
 
 
@@ -198,15 +199,15 @@ def test_this_build_is_asked_by_default() -> None:
 def test_library_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     register_libraries({})
     for place in ("no_such_package_here", str(tmp_path / "gone.so")):
-        with pytest.raises(ProviderError, match=r"provider library 'mine' = .*neither a file nor an installed"):
+        with refused(ProviderError, "not_found", holds="mine"):
             register_libraries({"mine": place})
-    with pytest.raises(ProviderError, match=r"the package 'json' has no get_library_path\(\)"):
+    with refused(ProviderError, "provider", holds=("json", "get_library_path")):
         register_libraries({"mine": "json"})
 
 
 def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"nonsense")
-    with pytest.raises(ProviderError, match=r"provider library 'mine' = '.*lib\.so': "):
+    with refused(ProviderError, "provider", holds=("mine", "lib.so")):
         register_libraries({"mine": str(tmp_path / "lib.so")})
 
 
@@ -218,7 +219,7 @@ def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
 def test_two_builds_at_once_are_refused(pair: tuple[str, str]) -> None:
     check_distributions(lambda name: name == pair[0])
     check_distributions({"onnxruntime-gpu", "onnxruntime-genai-cuda", "onnxruntime-ep-webgpu"}.__contains__)
-    with pytest.raises(ProviderError, match=f"^{pair[0]} and {pair[1]} are installed together"):
+    with refused(ProviderError, "contradiction", holds=(pair[0], pair[1])):
         check_distributions(pair.__contains__)
 
 

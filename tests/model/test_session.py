@@ -15,6 +15,7 @@ from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import register_libraries, resolve_providers
 from olive_ext.model.providers.table import CPU
 from tests.model.tiny import SIZE, graph, in_hf_cache, put_graph, put_weight
+from tests.refusals import refused
 
 CPU_ONLY = (Provider(CPU, "cpu"),)
 CUDA = "CUDAExecutionProvider"
@@ -74,7 +75,7 @@ def test_linked_graph_finds_its_data_beside_the_real_one(tmp_path: Path) -> None
 
 def test_missing_data_is_named(tmp_path: Path) -> None:
     decoder = put_graph(tmp_path / "model.onnx")
-    with pytest.raises(ModelError, match=r"keeps weights in 'gone\.data', and '.*gone\.data' does not exist"):
+    with refused(ModelError, "not_found", holds="gone.data"):
         external_data_plan(decoder, {"gone.data"})
 
 
@@ -82,7 +83,7 @@ def test_missing_data_is_named(tmp_path: Path) -> None:
 def test_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
     put_weight(tmp_path / "w")
     decoder = put_graph(tmp_path / "here" / "model.onnx")
-    with pytest.raises(ModelError, match="outside its own folder"):
+    with refused(ModelError, "untrusted"):
         weight_files(decoder, [location])
 
 
@@ -101,7 +102,7 @@ def _open_with(**options: str) -> None:
 
 
 def test_session_option_that_is_misspelt_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'session.intra_op.allow_spining'.* did you mean 'session.intra_op"):
+    with refused(ConfigError, "unknown_name", holds=("intra_op", "allow_spining")):
         _open_with(session__intra_op__allow_spining="0", session__set_denormal_as_zero="1")
 
 
@@ -150,7 +151,7 @@ def test_dropped_provider_is_an_error() -> None:
     providers = (Provider(CUDA, "dml"), *CPU_ONLY)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(ProviderError, match=f"dropped {CUDA} while opening m and would run on {CPU} .*allow_cpu"):
+        with refused(ProviderError, "provider", holds=("allow_cpu", CUDA, CPU)):
             open_session(graph().SerializeToString(), providers, label="m")
 
 

@@ -14,6 +14,7 @@ from olive_ext.errors import ModelError
 from olive_ext.model.files.package_config import GenaiConfig, read_json
 from olive_ext.model.spec.decoder_spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
+from tests.refusals import refused
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 Shape = Sequence[int | str]
@@ -124,7 +125,7 @@ def test_head_size_is_refused_when_nothing_states_it(decoder, tmp_path):
     file = tmp_path / "genai_config.json"
     file.write_text(json.dumps({"model": {"decoder": decoder}}))
     graph = model(op="MultiHeadAttention", num_heads=0)
-    with pytest.raises(ModelError, match=r"'past_key_values.0.key' has the symbolic head_size 'kv_cache_dim'"):
+    with refused(ModelError, "unsupported", holds=("past_key_values", "0", "kv_cache_dim", "head_size")):
         read_spec(graph, read_json(file, GenaiConfig))
 
 
@@ -180,7 +181,7 @@ def test_position_ids_may_have_rank_two_or_three(shape):
 
 
 def test_position_ids_are_refused_when_of_rank_one():
-    with pytest.raises(ModelError, match="input 'position_ids' has rank 1; rank 2 or 3 is supported"):
+    with refused(ModelError, "unsupported", holds=("position_ids", "1", "2", "3")):
         read_spec(model(tokens=[*TOKENS, ("position_ids", INT64, ["N"])]), {})
 
 
@@ -192,12 +193,12 @@ def test_logits_are_found_by_prefix_when_renamed():
 
 def test_error_lists_candidates_when_several_could_be_the_logits():
     two = [("logits_a", FLOAT, ["B", "S", 100]), ("logits_b", FLOAT, ["B", "S", 100])]
-    with pytest.raises(ModelError, match="no output 'logits'; several could be meant: logits_a, logits_b"):
+    with refused(ModelError, "contradiction", holds=("logits_a", "logits_b")):
         read_spec(model(outputs=two), {})
 
 
 def test_error_lists_outputs_when_there_are_no_logits():
-    with pytest.raises(ModelError, match=r"no output 'logits'; it returns hidden, present\.0\.key"):
+    with refused(ModelError, "contradiction", holds=("logits", "present.0.key")):
         read_spec(model(outputs=[("hidden", FLOAT, ["B", "S", 64])]), {})
 
 
@@ -210,7 +211,7 @@ def test_vocabulary_is_that_of_the_logits_when_the_config_differs():
 def test_vocabulary_is_that_of_the_config_when_the_logits_are_symbolic():
     graph = model(outputs=[("logits", FLOAT, ["B", "S", "V"])])
     assert read_spec(graph, GENAI_CONFIG).vocab_size == 100
-    with pytest.raises(ModelError, match="'logits' does not declare its vocabulary size"):
+    with refused(ModelError, "unsupported", holds="logits"):
         read_spec(graph, {})
 
 
@@ -241,7 +242,7 @@ def test_length_beyond_the_models_own_is_warned_of(max_length, warnings, caplog)
 
 
 def test_context_length_is_an_error_when_nothing_states_it():
-    with pytest.raises(ModelError, match=r"the context length is unknown: .* set max_length"):
+    with refused(ModelError, "missing", "max_length"):
         read_spec(model(cos_rows=None), {})
 
 
@@ -279,13 +280,13 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
     ],
 )
 def test_input_is_refused_by_name_when_not_supported_yet(name, reason):
-    with pytest.raises(ModelError, match=f"input '{name}' is not supported yet: .*{reason}") as error:
+    with refused(ModelError, "unsupported", holds=(name, reason)) as error:
         read_spec(model(extra=[(name, FLOAT, ["B"])]), GENAI_CONFIG)
     assert "\n" not in str(error.value)
 
 
 def test_input_is_refused_by_name_when_not_understood():
-    with pytest.raises(ModelError, match="input 'mystery' is not understood; the decoder takes input_ids, "):
+    with refused(ModelError, "unsupported", holds=("mystery", "input_ids")):
         read_spec(model(extra=[("mystery", FLOAT, ["B"])]), GENAI_CONFIG)
 
 
@@ -314,9 +315,9 @@ def test_states_are_paired_by_name_and_keep_kv_from_being_in_place(past, present
 
 @pytest.mark.parametrize(("past", "present"), STATES)
 def test_state_is_refused_when_its_output_is_missing_or_its_size_unknown(past, present):
-    with pytest.raises(ModelError, match=f"input '{past}' has no output '{present}'"):
+    with refused(ModelError, "unsupported", holds=(past, present)):
         read_spec(model(extra=[(past, FLOAT, ["B", 8, 3])]), GENAI_CONFIG)
-    with pytest.raises(ModelError, match=f"input '{past}' has the symbolic shape"):
+    with refused(ModelError, "unsupported", holds=past):
         read_spec(model(extra=[(past, FLOAT, ["B", "N", 3])], outputs=[LOGITS, (present, FLOAT, ["B", 8, 3])]), {})
 
 
@@ -355,9 +356,9 @@ def test_embedding_graph_has_features_without_rows_and_the_wanted_outputs():
 
 
 def test_embedding_graph_is_refused_when_an_output_is_missing_or_an_input_not_understood():
-    with pytest.raises(ModelError, match="returns inputs_embeds; the decoder takes 'per_layer_inputs'"):
+    with refused(ModelError, "unsupported", holds=("per_layer_inputs", "inputs_embeds")):
         read_embedding(_embedding(), ["inputs_embeds", "per_layer_inputs"])
-    with pytest.raises(ModelError, match=r"embedding graph's input 'gate' .* is not understood"):
+    with refused(ModelError, "unsupported", holds="gate"):
         read_embedding(_embedding([("gate", FLOAT, [1])]), ["inputs_embeds"])
 
 
@@ -383,22 +384,22 @@ def test_lengths_in_place_of_a_mask_are_inputs_of_their_own():
 def test_kv_is_refused_when_of_rank_three():
     graph = model()
     del graph.graph.input[2].type.tensor_type.shape.dim[1]
-    with pytest.raises(ModelError, match=r"input 'past_key_values.0.key' has rank 3"):
+    with refused(ModelError, "unsupported", holds=("past_key_values", "0", "3")):
         read_spec(graph, GENAI_CONFIG)
 
 
 def test_kv_is_refused_when_its_output_is_missing():
     graph = model()
     del graph.graph.output[1]
-    with pytest.raises(ModelError, match=r"'past_key_values.0.key' has no output 'present.0.key'; there are logits"):
+    with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
         read_spec(graph, GENAI_CONFIG)
 
 
 def test_decoder_is_refused_when_it_has_no_kv_cache():
-    with pytest.raises(ModelError, match=r"no KV cache inputs such as 'past_key_values.0.key'"):
+    with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
         read_spec(helper.make_model(helper.make_graph([], "g", [helper.make_tensor_value_info(*TOKENS[0])], [])), {})
 
 
 def test_decoder_is_refused_when_it_takes_no_tokens():
-    with pytest.raises(ModelError, match=r"no input 'input_ids'; it has past_key_values.0.key"):
+    with refused(ModelError, "unsupported", holds=("input_ids", "past_key_values", "0")):
         read_spec(model(tokens=[]), GENAI_CONFIG)

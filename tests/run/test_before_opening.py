@@ -38,10 +38,10 @@ PACKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "chat template that fails": (chat("{{ a.b.c }}"), "refuses the messages: 'a' is undefined"),
 }
 SETTINGS: dict[str, tuple[list[str], dict[str, Any], str]] = {
-    "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template' = true: the tokenizer in"),
+    "no template": (CHOICE, {"apply_chat_template": True}, "'apply_chat_template': the tokenizer in"),
     "unknown template": (CHOICE, {"apply_chat_template": "x"}, "'apply_chat_template' = 'x': give true"),
-    "setting of a generation": (GENERATE, {"gen_kwargs": {"bogus": 1}}, "generation setting 'bogus' = 1"),
-    "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "beams are not drawn"),
+    "setting of a generation": (GENERATE, {"gen_kwargs": {"bogus": 1}}, "'bogus' = 1: "),
+    "beams that are drawn": (GENERATE, {"gen_kwargs": {"num_beams": 2, "do_sample": True}}, "'num_beams' = 2: "),
     "longer than the context": (GENERATE, {"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
 }
 
@@ -101,9 +101,9 @@ def test_mistake_of_a_package_is_known_before_its_reference_is_opened(folder: Pa
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"gen_kwargs": {"bogus": 1}}, "generation setting 'bogus' = 1"),
+        ({"gen_kwargs": {"bogus": 1}}, "'bogus' = 1: "),
         ({"gen_kwargs": {"max_gen_toks": 64}}, "model's max_length of 64"),
-        ({"apply_chat_template": True}, "'apply_chat_template' = true: the tokenizer in"),
+        ({"apply_chat_template": True}, "'apply_chat_template': the tokenizer in"),
         ({"tasks": ["empty"]}, "group 'empty' has no tasks"),
     ],
 )

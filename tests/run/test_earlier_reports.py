@@ -15,6 +15,7 @@ from olive_ext.report import to_json
 from olive_ext.report.html.render import render
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
+from tests.refusals import refused
 from tests.report.synthetic import comparison, report
 
 CHOICES = ("red", "green", "blue\u2028ish")
@@ -135,7 +136,7 @@ def test_baseline_is_told_by_name_or_path(tmp_path: Path) -> None:
     paths = [str(place(tmp_path, name, BASE)) for name in ("a", "b", "c")]
     for baseline in ("b", paths[1], f"{paths[1]}/report.json"):
         assert [column.name for column in compare(paths, baseline).columns] == ["b", "a", "c"]
-    with pytest.raises(ConfigError, match=r"^'--baseline' = 'x': give one of 'a', 'b', 'c'$"):
+    with refused(ConfigError, "wrong_value", "--baseline", "x"):
         compare(paths, "x")
 
 
@@ -216,7 +217,7 @@ def test_two_templates_under_the_same_setting_are_refused_without_logs(tmp_path:
         str(place(tmp_path, name, [], templated(sha))) for name, sha in (("a", "12"), ("b", "12"), ("c", "34"))
     )
     assert len(compare([first, same]).columns) == 2
-    with pytest.raises(ConfigError, match="task 'colours': chat_template_sha is '12' in 'a' and '34' in 'c'"):
+    with refused(ConfigError, "not_comparable", holds=("colours", "12", "34", "chat_template_sha")):
         compare([first, other])
 
 
@@ -229,7 +230,7 @@ def test_longest_context_matters_to_whole_texts_only(tmp_path: Path) -> None:
     compare([str(place(tmp_path, "a", [])), str(place(tmp_path, "b", [], shorter))])
     first = place(tmp_path, "c", [], rolling)
     second = place(tmp_path, "d", [], lambda values: (rolling(values), shorter(values)))
-    with pytest.raises(ConfigError, match="longest context is 512 in 'c' and 256 in 'd'"):
+    with refused(ConfigError, "not_comparable", holds=("512", "256")):
         compare([str(first), str(second)])
 
 
@@ -238,13 +239,13 @@ def test_reports_without_a_common_task_are_refused_by_name(tmp_path: Path) -> No
         values["metrics"][0]["task"] = "another"
 
     one, other = place(tmp_path, "float", BASE), place(tmp_path, "int4", [], rename)
-    with pytest.raises(ConfigError, match=r"'float' and 'int4': they have no task in common \(colours; another\)"):
+    with refused(ConfigError, "not_comparable", holds=("float", "int4")):
         compare([str(one), str(other)])
 
 
 def test_other_prompts_are_refused_by_the_logs(tmp_path: Path) -> None:
     asked = [*WORSE[:4], {**WORSE[4], "prompt_hash": "other"}, *WORSE[5:]]
-    with pytest.raises(ConfigError, match=r"^cannot compare 'a' and 'b': task 'colours' .*document 4"):
+    with refused(ConfigError, "not_comparable", holds=("colours", "4")):
         compare([str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", asked))])
 
 
@@ -265,9 +266,7 @@ def test_reports_of_a_chain_are_named_after_their_passes(tmp_path: Path) -> None
 def test_log_of_another_run_is_refused(tmp_path: Path) -> None:
     first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", WORSE)
     (second / "samples_colours.jsonl").write_bytes((first / "samples_colours.jsonl").read_bytes())
-    with pytest.raises(
-        ConfigError, match=r"is of another run than the report beside it: acc is 0\.7000 there and 0\.6000"
-    ):
+    with refused(ConfigError, "not_comparable", holds=("0.7000", "0.6000")):
         compare([str(first), str(second)])
 
 
@@ -275,7 +274,7 @@ def test_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
     first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", BASE)
     with (second / "samples_colours.jsonl").open("a") as file:
         file.write("{}\n")
-    with pytest.raises(ConfigError, match=r"samples_colours.jsonl', line 11: no sample of lm-eval"):
+    with refused(ConfigError, "damaged", holds=("samples_colours", "11")):
         compare([str(first), str(second)])
 
 

@@ -20,6 +20,7 @@ from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
+from tests.refusals import refused
 from tests.session.tiny import TEMPLATE, byte_level
 
 
@@ -138,7 +139,7 @@ def test_report_says_the_day_where_the_chat_template_prints_it(folder: Path) -> 
         lm.tokenizer.chat_template = before
     assert report.results["chat_template_date"] == str(date.today())
     yesterday = replace(report, results={**report.results, "chat_template_date": "2026-01-01"})
-    with pytest.raises(ConfigError, match=r"chat_template_date is '2026-01-01' in 'a' and '.*' in 'b'"):
+    with refused(ConfigError, "not_comparable", holds=("2026-01-01", "chat_template_date")):
         check_comparable([("a", yesterday), ("b", report)])
 
 
@@ -150,14 +151,14 @@ def test_chat_template_is_chosen_by_name_and_a_wrong_name_refused(folder: Path) 
         plain = evaluate(config(folder, ["tiny_choice"], apply_chat_template=True), lm=lm)
         shas = [report.results["chat_template_sha"] for report in (chosen, plain)]
         assert shas == [sha256(template.encode()).hexdigest() for template in ("{{ 'q' }}", TEMPLATE)]
-        with pytest.raises(ConfigError, match=r"chat_template_sha is '.*' in 'plain' and '.*' in 'other'"):
+        with refused(ConfigError, "not_comparable", holds=("chat_template_sha", "plain", "other")):
             check_comparable([("plain", plain), ("other", replace(plain, results=chosen.results))])
         assert chosen.engine["tokens_fed"] < plain.engine["tokens_fed"] - chosen.engine["tokens_fed"]
-        with pytest.raises(ConfigError, match=r"'apply_chat_template' = 'long': give one of \['default', 'short'\]"):
+        with refused(ConfigError, "wrong_value", "apply_chat_template", "long", holds=("default", "short")):
             evaluate(config(folder, ["tiny_choice"], apply_chat_template="long"), lm=lm)
     finally:
         lm.tokenizer.chat_template = single
-    with pytest.raises(ConfigError, match="no templates with names"):
+    with refused(ConfigError, "wrong_value", "apply_chat_template", "long"):
         evaluate(config(folder, ["tiny_choice"], apply_chat_template="long"), lm=lm)
 
 
@@ -210,7 +211,7 @@ def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> N
 
 
 def test_samples_without_a_folder_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="sample_log_dir"):
+    with refused(ConfigError, "missing", holds="sample_log_dir"):
         evaluate(config(folder, sample_log_num=2), lm=ort_lm())
 
 
@@ -263,25 +264,23 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
     evaluate(config(folder, use_cache=stem), lm=ort_lm(engine=other))
     assert other.requests
     assert len(list(tmp_path.glob("answers_*.jsonl"))) == 2
-    with pytest.raises(ConfigError, match=r"'use_cache' = '.*answers': lm-eval's own model keeps no answers"):
+    with refused(ConfigError, "wrong_value", "use_cache"):
         evaluate(config(folder, use_cache=stem), lm=hflm())
 
 
 def test_unknown_task_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"missing\.yaml"):
+    with refused(TaskError, "not_found", "tasks"):
         evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
 
 
 def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
-    with pytest.raises(ModelError, match="nowhere"):
+    with refused(ModelError, "not_found", holds="nowhere"):
         evaluate(config(folder, [str(folder / "missing.yaml")]))
 
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(
-        TaskError, match=r"^task 'tiny_broken', document 0: KeyError: 'no such field' \(.*local.py, line 14\)$"
-    ):
+    with refused(TaskError, "task", holds=("tiny_broken", "document 0", "no such field", "local.py, line 14")):
         evaluate(config(folder, ["tiny_broken"], output_dir=str(out), sample_log_num=1), lm=ort_lm())
     assert [path.name for path in out.iterdir()] == ["journal"]
 

@@ -33,7 +33,7 @@ def test_every_call_of_a_deterministic_session_gives_the_same_bytes() -> None:
         third = session.loglikelihood(requests)
     assert [output.token_logprobs for output in first] == [output.token_logprobs for output in again]
     assert [output.token_logprobs for output in first] == [output.token_logprobs for output in third]
-    assert (facts["deterministic"], facts["scoring"], "step_cost" in facts) == (True, "branches", False)
+    assert (facts["deterministic"], facts["scoring"], "step_cost" in facts) == (True, "tree", False)
     assert facts["scoring_reason"].startswith("by rule: ")
 
 

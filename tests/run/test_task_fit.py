@@ -58,7 +58,7 @@ def test_text_for_a_model_of_speech(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     raised, found = problems(model, "plain", tmp_path, tmp_path)
-    assert raised == "task 'plain' gives no sound ('doc_to_audio'), and this model takes nothing else"
+    assert raised == "task 'plain' gives no sound ('doc_to_audio'); this model takes only sound"
     assert raised in found
 
 

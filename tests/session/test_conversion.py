@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -10,6 +9,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
 from olive_ext.session.conversion import fit_prompt, target_windows
+from tests.refusals import refused
 
 TOKENS = st.lists(st.integers(0, 9), max_size=60)
 CONTEXT = st.lists(st.integers(10, 19), min_size=1, max_size=40)
@@ -52,5 +52,5 @@ def test_fit_prompt_keeps_the_end_when_the_prompt_is_too_long() -> None:
 
 
 def test_fit_prompt_names_the_setting_when_no_room_is_left() -> None:
-    with pytest.raises(ConfigError, match=r"'max_new_tokens' = 10 leaves no room .* of 10"):
+    with refused(ConfigError, "wrong_value", "max_new_tokens", 10):
         fit_prompt([1], 10, 10)

@@ -20,6 +20,7 @@ from olive_ext.errors import ConfigError, ModelError, RecordsError, SessionError
 from olive_ext.records import Records
 from olive_ext.session import Session
 from tests.exports import CONTEXT, TEXT, VOCAB, genai_export, hf_model
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +210,7 @@ def test_short_records_are_unbiased_and_later_runs_reuse_them(tmp_path: Path) ->
         session.loglikelihood(pairs())
         assert session.counters.tokens_fed == 0
         records = Records.read(session.records.folder)
-    with olive_ext.open(candidate_path(), reference=records) as session, pytest.raises(RecordsError, match="1 of 1"):
+    with olive_ext.open(candidate_path(), reference=records) as session, refused(RecordsError, "records", holds="1"):
         session.loglikelihood([([5, 6, 7], [8])])
 
 
@@ -229,15 +230,13 @@ def test_other_tokenizers_are_refused_by_name_before_anything_runs(tmp_path: Pat
     from tests.session.tiny import byte_level
 
     byte_level().hf.save_pretrained(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"the tokenizer of the reference .* differs from that of .* in its vocabulary"
-    ):
+    with refused(ConfigError, "not_comparable"):
         olive_ext.open(candidate_path(), reference={"model": genai_export("llama"), "tokenizer": str(tmp_path)})
     with olive_ext.open(genai_export("llama"), tokenizer=tmp_path, record_to=tmp_path / "records") as session:
         session.loglikelihood(pairs(1))
         assert session.records is not None
         folder = session.records.folder
-    with pytest.raises(ConfigError, match=r"differs from that of .* in its vocabulary"):
+    with refused(ConfigError, "not_comparable"):
         olive_ext.open(candidate_path(), reference=Records.read(folder))
 
 
@@ -246,13 +245,13 @@ def test_closing_closes_both_and_wrong_arguments_are_named(tmp_path: Path) -> No
     beside = session.reference
     assert beside is not None
     session.close()
-    with pytest.raises(SessionError, match="closed"):
+    with refused(SessionError, "closed"):
         beside.loglikelihood(pairs(1))
-    with pytest.raises(ConfigError, match="'reference' and 'record_to' were both given"):
+    with refused(ConfigError, "contradiction", "reference", holds="record_to"):
         olive_ext.open(candidate_path(), reference=candidate_path(), record_to=tmp_path)
-    with pytest.raises(ConfigError, match="'reference' names no 'model'"):
+    with refused(ConfigError, "missing", "reference", holds="model"):
         olive_ext.open(candidate_path(), reference={"kind": "hf"})
-    with pytest.raises(ConfigError, match=r"reference\.knid"):
+    with refused(ConfigError, "unknown_key", "reference.knid", "hf"):
         olive_ext.open(candidate_path(), reference={"model": "x", "knid": "hf"})
     with pytest.raises(ModelError):
         olive_ext.open(candidate_path(), reference=tmp_path / "nothing")

@@ -15,6 +15,7 @@ from olive_ext.engine.requests import FinishReason
 from olive_ext.errors import ConfigError, SessionError, TaskError
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationOutput, GenerationRequest, RollingRequest, ScoringRequest
+from tests.refusals import refused
 from tests.session.fake_engine import FakeEngine, naive
 from tests.session.tiny import BOS, EOS, TEMPLATE, byte_level
 
@@ -114,15 +115,15 @@ def test_settings_of_a_call_are_those_of_each_prompt_and_mistakes_are_one_line()
     assert (len(short.tokens), short.finish_reason) == (2, FinishReason.LENGTH)
     assert stopped.text == " the mat. s"
     mistakes: list[tuple[object, dict[str, object], str]] = [
-        ("a", {"max_new_token": 2}, r"generate: unknown setting 'max_new_token': did you mean 'max_new_tokens'\?"),
-        ("a", {"max_new_tokens": 0}, "request 0: 'max_new_tokens' = 0: a whole number of at least 1"),
-        (GenerationRequest("a"), {"stop": "b"}, "'stop' beside a GenerationRequest, which has its own"),
+        ("a", {"max_new_token": 2}, "unknown_key"),
+        ("a", {"max_new_tokens": 0}, "wrong_value"),
+        (GenerationRequest("a"), {"stop": "b"}, "contradiction"),
     ]
-    for request, settings, message in mistakes:
-        with pytest.raises(ConfigError, match=message) as caught:
+    for request, settings, code in mistakes:
+        with refused(ConfigError, code, next(iter(settings))) as caught:
             session.generate([request], **settings)  # type: ignore[list-item,arg-type]
         assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="generate: unknown setting 'max_new_token'"):
+    with refused(ConfigError, "unknown_key", "max_new_token"):
         session.generate([], max_new_token=2)
 
 
@@ -161,18 +162,18 @@ def test_generate_cuts_a_long_prompt_on_the_left(caplog: pytest.LogCaptureFixtur
 
 def test_a_wrong_request_is_named_and_nothing_runs() -> None:
     session = make_session(context_length=10)
-    with pytest.raises(ConfigError, match=r"request 1: 'max_new_tokens' = 10 leaves no room"):
+    with refused(ConfigError, "wrong_value", "max_new_tokens", 10):
         session.generate([GenerationRequest("a", max_new_tokens=1), GenerationRequest("a", max_new_tokens=10)])
-    with pytest.raises(ConfigError, match=r"request 0: 'target' is empty"):
+    with refused(ConfigError, "wrong_value", "target", holds="0"):
         session.loglikelihood([("a", "")])
-    with pytest.raises(ConfigError, match=r"request 1: 'text' has half of a surrogate pair at character 2"):
+    with refused(ConfigError, "wrong_value", "text", holds=("1", "2")):
         session.loglikelihood_rolling(["a", "ab\ud800"])
-    with pytest.raises(ConfigError, match=r"request 0: 'prompt' has half of a surrogate pair at character 2"):
+    with refused(ConfigError, "wrong_value", "prompt", holds=("0", "2")):
         session.generate(["ab\ud800"])
     chat = [{"role": "user", "content": "ab\ud800"}]
-    with pytest.raises(ConfigError, match=r"request 0: 'context\[0\]\[content\]' has .* at character 2"):
+    with refused(ConfigError, "wrong_value", "context[0][content]", holds=("0", "2")):
         session.loglikelihood([(chat, "a")])
-    with pytest.raises(ConfigError, match=r"request 0: str: a \(context, target\) pair"):
+    with refused(ConfigError, "wrong_value", holds="0"):
         session.loglikelihood(["ab"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one text"):
         session.loglikelihood("ab")  # type: ignore[arg-type]
@@ -180,7 +181,7 @@ def test_a_wrong_request_is_named_and_nothing_runs() -> None:
         session.generate({"role": "user", "content": "ab"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="loglikelihood takes a list of requests, not one ScoringRequest"):
         session.loglikelihood(ScoringRequest("a", "b"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"request 0: the tokenizer in 'byte_level' has no chat template"):
+    with refused(ConfigError, "unsupported", holds=("byte_level", "0")):
         session.generate([[{"role": "user", "content": "the"}]])
     assert engine_of(session).requests == []
 
@@ -197,7 +198,7 @@ def test_outputs_come_as_they_are_complete_and_slices_are_read_as_there_is_room(
     assert read == []
     first = next(results)
     assert (first[0], first[1].text, read) == (1, " cat", [["the", "a"]])
-    with pytest.raises(SessionError, match="gc inside generate"):
+    with refused(SessionError, "closed"):
         session.gc()
     assert [(index, output.text) for index, output in results] == [(0, " dog"), (2, " mat")]
     scored = [([5, 6], [7, 8]), ([5], [9])]
@@ -217,14 +218,12 @@ def test_a_reader_that_stops_gives_the_session_back() -> None:
 
 def test_mistakes_of_as_completed_are_one_line() -> None:
     session = make_session()
-    with pytest.raises(
-        ConfigError, match="'call' = 'score': give one of generate, loglikelihood, loglikelihood_rolling"
-    ):
+    with refused(ConfigError, "wrong_value", "call", "score", holds="loglikelihood_rolling"):
         session.as_completed("score", [])  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="generate takes a list of requests, not one text"):
         list(session.as_completed("generate", ["a", "b"]))
     session.close()
-    with pytest.raises(SessionError, match="closed"):
+    with refused(SessionError, "closed"):
         session.as_completed("generate", [])
 
 
@@ -275,11 +274,11 @@ def test_generate_continuous_gives_the_session_back_when_closed_early_or_failed(
     session = make_session()
     results = session.generate_continuous(enumerate(["a", "the", "on"]))
     next(results)
-    with pytest.raises(SessionError, match="loglikelihood inside generate_continuous"):
+    with refused(SessionError, "closed", holds="generate_continuous"):
         session.loglikelihood([("a", "b")])
     results.close()  # type: ignore[attr-defined]
     assert engine_of(session).num_open_iterators == 0
-    with pytest.raises(ConfigError, match="request 'bad': 'prompt' = None"):
+    with refused(ConfigError, "wrong_value", "prompt", holds="bad"):
         list(session.generate_continuous([("bad", None)]))  # type: ignore[list-item]
     assert session.loglikelihood([("a", "b")])
 
@@ -330,7 +329,7 @@ def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
         session.describe_execution,
         lambda: session.counters,
     ):
-        with pytest.raises(SessionError, match="the session is closed"):
+        with refused(SessionError, "closed"):
             use()
 
 
@@ -367,14 +366,14 @@ def test_close_ends_an_open_iterator_and_lets_those_who_wait_go() -> None:
     other.join(10)
     assert len(errors) == 1
     assert engine_of(session).num_open_iterators == 0
-    with pytest.raises(SessionError, match="closed"):
+    with refused(SessionError, "closed"):
         next(results)
     assert list(results) == []
 
 
 def test_a_call_inside_a_callback_is_refused() -> None:
     session = make_session()
-    with pytest.raises(SessionError, match="gc inside generate"):
+    with refused(SessionError, "closed"):
         session.generate(["a"], on_result=lambda *_: session.gc())
     assert session.generate(["a"])
 
@@ -410,7 +409,7 @@ def test_a_tokenizer_without_prefix_is_named_when_one_is_needed() -> None:
             raise TaskError("neither BOS nor EOS")
 
     session = Session(FakeEngine(), NoPrefix())  # type: ignore[arg-type]
-    with pytest.raises(TaskError, match="request 0: neither BOS nor EOS"):
+    with refused(TaskError, "task", holds=("0", "BOS", "EOS")):
         session.loglikelihood_rolling([[5, 6]])
     assert session.loglikelihood_rolling([RollingRequest([5, 6], prefix=5)])
 

@@ -14,6 +14,7 @@ from olive_ext.errors import ConfigError, SessionError
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
 from tests.exports import TEXT, genai_export
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def test_other_calls_wait_for_the_stream_and_those_inside_a_call_are_refused(ses
         assert session.generate("the dog", max_new_tokens=20) == alone
     results = session.generate_continuous([(1, "the"), (2, "cat")])
     next(results)
-    with pytest.raises(SessionError, match="stream inside generate_continuous"):
+    with refused(SessionError, "closed", holds="generate_continuous"):
         next(session.stream("the"))
     list(results)
     assert not threads()
@@ -90,7 +91,7 @@ def test_what_has_no_text_before_its_end_is_refused(session: Session) -> None:
     ]:
         with pytest.raises(ConfigError, match=named):
             session.stream("the", **settings)
-    with pytest.raises(ConfigError, match="beside a GenerationRequest"):
+    with refused(ConfigError, "contradiction", "max_new_tokens"):
         session.stream(GenerationRequest("the"), max_new_tokens=3)
 
 
@@ -101,9 +102,9 @@ def test_errors_reach_the_reader_and_a_closed_session_streams_nothing() -> None:
         with pytest.raises(TypeError):
             list(stream)
         late = session.stream("the")
-    with pytest.raises(SessionError, match="closed"):
+    with refused(SessionError, "closed"):
         next(late)
-    with pytest.raises(SessionError, match="closed"):
+    with refused(SessionError, "closed"):
         session.stream("the")
     assert not threads()
 

@@ -17,6 +17,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.workflow.current_run import Run, running, settled, with_reference
 from olive_ext.workflow.evaluation_cache import environment
 from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
+from tests.refusals import refused
 
 
 def settings(reference: Any = "input_model", **more: Any) -> EvaluationSettings:
@@ -92,9 +93,7 @@ def test_float_model_at_hand_is_the_last_that_is_not_quantized(
             assert ("'export' makes one of the checkpoint" in caplog.text) == (run.model_id == "direct")
     finally:
         running.reset(token)
-    with pytest.raises(
-        ConfigError, match="means a float model that a pass of a workflow made, and no workflow is running"
-    ):
+    with refused(ConfigError, "contradiction", "reference.float_model", "auto"):
         with_reference(written)
 
 
@@ -113,21 +112,35 @@ def test_other_references_are_left_alone() -> None:
 
 
 def test_input_model_outside_of_a_workflow_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no workflow is running: give the model's path"):
+    with refused(ConfigError, "contradiction", "reference", "input_model"):
         with_reference(settings())
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "message"),
     [
-        ("PyTorchModel", {"model_path": "m"}, "is of type pytorchmodel: a reference is an HfModel or an ONNXModel"),
-        ("HfModel", {"model_path": "m", "adapter_path": "a"}, r"has an adapter \('input_model\.adapter_path'\)"),
-        ("HfModel", {"model_path": "m", "load_kwargs": {"dtype": "bfloat16"}}, "is loaded with its own arguments"),
-        ("HfModel", {"model_path": "azureml://x"}, "has no 'model_path' on this machine"),
+        ("PyTorchModel", {"model_path": "m"}, {"code": "wrong_value", "field": "reference", "value": "input_model"}),
+        (
+            "HfModel",
+            {"model_path": "m", "adapter_path": "a"},
+            {"code": "wrong_value", "field": "reference", "value": "input_model", "holds": "input_model.adapter_path"},
+        ),
+        (
+            "HfModel",
+            {"model_path": "m", "load_kwargs": {"dtype": "bfloat16"}},
+            {"code": "wrong_value", "field": "reference", "value": "input_model"},
+        ),
+        (
+            "HfModel",
+            {"model_path": "azureml://x"},
+            {"code": "wrong_value", "field": "reference", "value": "input_model", "holds": "model_path"},
+        ),
     ],
 )
-def test_input_model_that_a_path_does_not_say_is_refused(kind: str, config: dict[str, Any], message: str) -> None:
-    with run_of(kind, **config), pytest.raises(ConfigError, match=message):
+def test_input_model_that_a_path_does_not_say_is_refused(
+    kind: str, config: dict[str, Any], message: dict[str, Any]
+) -> None:
+    with run_of(kind, **config), refused(ConfigError, **message):
         with_reference(settings())
 
 

@@ -43,6 +43,7 @@ from olive_ext.workflow.handlers import (
 from tests.exports import genai_export, hf_model
 from tests.exports.media import media_export
 from tests.families.pictures import picture
+from tests.refusals import refused
 from tests.workflow.recipes import Evaluate
 
 
@@ -128,7 +129,7 @@ def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str
 
 def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
     model = HfModelHandler(str(hf_model("llama")))
-    config = hf_config(model, settings(model_class="ort"))
+    config = hf_config(model, settings(model_class="ort"), None)
     assert (config.model.kind, config.model.path) == ("hf", str(hf_model("llama")))
 
 
@@ -180,7 +181,7 @@ def test_composite_model_whose_names_contradict_the_graphs_is_refused(tmp_path: 
     source, _ = media_export("llava")
     parts = [handler(source / folder) for folder in ("decoder", "embedding", "vision_encoder")]
     model = CompositeModelHandler(parts, ["decoder", "vision_encoder", "embedding"])
-    with pytest.raises(ModelError, match=r"by the component's name 'vision_encoder' .* is the part 'vision'"):
+    with refused(ModelError, "unsupported", holds="vision_encoder"):
         handler_of(model)
 
 
@@ -201,7 +202,7 @@ def test_baseline_runs_on_olives_device_and_on_the_cpu_for_an_npu() -> None:
     assert torch_device(None, Device.CPU) == "cpu"
     assert torch_device(None, Device.NPU) == "cpu"
     assert torch_device("cpu", Device.GPU) == "cpu"
-    with pytest.raises(ConfigError, match="'device' = 'gpux'"):
+    with refused(ConfigError, "unknown_name", "device", "gpux"):
         torch_device("gpux", Device.CPU)
 
 
@@ -246,7 +247,7 @@ class Adapted:
 def test_adapters_are_merged_in_and_what_cannot_be_saved_is_named() -> None:
     with as_loaded(Adapted()) as folder:
         assert sorted(path.name for path in Path(folder).iterdir()) == ["merged", "tokenizer.json"]
-    with pytest.raises(ModelError, match="'m' with its adapter or load arguments: ValueError: 4 bits"):
+    with refused(ModelError, "unsupported", holds="4"):
         as_loaded(Adapted("4 bits")).__enter__()
 
 

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
-from olive_ext.engine.media.items import chunk_end
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
+from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
 """Positions that a copy from another slot must save; below that feeding the tokens costs less than the copy. The second
@@ -90,7 +90,7 @@ class StepForm(ABC):
     """The most tokens that the device is known to survive, also of an item, which is fed in one step."""
 
     mixes_pasts: bool = True
-    """Rows of one token each may be behind different numbers of positions."""
+    """Rows of one token each may have pasts of different lengths."""
 
     @property
     def in_slots(self) -> StepForm:
@@ -206,7 +206,7 @@ class ScoringRule:
     @classmethod
     def of(cls, settings: ExecutionSettings) -> ScoringRule:
         """Open where the settings name neither the form nor the chunk size; by rule where runs are to repeat."""
-        is_open = settings.engine.scoring != "branches" and settings.engine.chunk_size == "auto"
+        is_open = settings.engine.scoring != "tree" and settings.engine.chunk_size == "auto"
         return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
 
 
@@ -242,7 +242,7 @@ class ScoredSteps:
     """Tokens of a step of texts without slots; 0 where scored texts have slots."""
 
     answer_tokens = 0
-    """The most tokens of a text, behind what it shares, that is fed one token a step."""
+    """The most tokens of a text, after what it shares, that is fed one token a step."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason

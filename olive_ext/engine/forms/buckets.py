@@ -25,13 +25,12 @@ from typing_extensions import override
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.graph_form import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
 from olive_ext.engine.halves import halve, joined
-from olive_ext.engine.media.items import Media, MediaItem
-from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
+from olive_ext.media.items import Media, MediaItem, Source
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
 
 logger = logging.getLogger(__name__)
@@ -194,8 +193,8 @@ class BucketedRunner(Runner):
             "shapes_warmed": len(self._warmed),
             "shapes_late": len(self._late),
             "warm_up_s": self._seconds,
-            "decode_ahead": False,
-            "decode_ahead_reason": "steps of few shapes take their tokens from the host",
+            "overlaps_steps": False,
+            "overlaps_steps_reason": "steps of few shapes take their tokens from the host",
         }
         return {**self.inner.describe(), "batching": self.traits.form.name, **facts}
 

@@ -33,16 +33,8 @@ from typing_extensions import override
 
 from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
 from olive_ext.engine.forms.buckets import with_buckets
-from olive_ext.engine.forms.graph_form import (
-    STEM,
-    GraphForm,
-    OpenedDecoder,
-    Text,
-    score,
-    targets_of,
-    two_ends_problem,
-)
-from olive_ext.engine.forms.kv_store import UINT8, KeptBinding, KvPlace, KvStore, allocate, device_zeros
+from olive_ext.engine.forms.graph_form import STEM, GraphForm, OpenedDecoder, Text, score, targets_of, two_ends_problem
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step
@@ -50,6 +42,7 @@ from olive_ext.errors import ConfigError
 from olive_ext.graph.standalone_graphs import RowTensor, copy_graph, move_graph
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import Decision, against_buckets
+from olive_ext.model.providers.bindings import UINT8, KeptBinding, allocate, device_zeros
 from olive_ext.model.types import ITEM_BYTES, KvTensor
 
 LIMITS = (1, 2, 4, 8, 16, 32)
@@ -146,7 +139,7 @@ class AnswerSteps(ScoredSteps):
 
 
 def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
-    """The cheapest limit for texts of so many tokens behind their prefix (0: a step for each), and why."""
+    """The cheapest limit for texts of so many tokens after their prefix (0: a step for each), and why."""
     alone = _cost(tokens, 0, num_slots)
     costs = {limit: _cost(tokens, limit, num_slots) for limit in LIMITS}
     limit = min(costs, key=lambda limit: costs[limit])
@@ -155,7 +148,7 @@ def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
 
 
 def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
-    """What texts cost that have so many tokens behind their prefix, where those of up to `limit` share steps."""
+    """What texts cost that have so many tokens after their prefix, where those of up to `limit` share steps."""
     shared = [count for count in tokens if count <= limit]
     rows = max(1, min(num_slots, len(shared)))
     alone = sum(1 + 1 / TOKENS_PER_STEP * count for count in tokens if count > limit)

@@ -49,7 +49,6 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
-from olive_ext.engine.media.items import border, chunk_end
 from olive_ext.engine.requests import TokenArray, common_prefix, integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
@@ -67,6 +66,7 @@ from olive_ext.engine.step import (
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
 from olive_ext.graph.onnx_file import ModelProto
+from olive_ext.media.items import border, chunk_end
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
@@ -240,7 +240,7 @@ class StepCost:
     per_pair: float
 
     def of(self, tokens: float, cells: float) -> float:
-        """Seconds of a step of `tokens` behind and among `cells`."""
+        """Seconds of a step of `tokens` after and among `cells`."""
         return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
 
     def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
@@ -249,7 +249,7 @@ class StepCost:
 
     def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
         """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
-        the next step, behind its own beginning."""
+        the next step, after its own beginning."""
         return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
 
     def _of_text(self, tokens: int, past: int, size: int) -> float:
@@ -268,7 +268,7 @@ class TreeSteps(ScoredSteps):
 
     def __init__(self, chunk_size: int, rule: ScoringRule) -> None:
         waiting = "not measured yet: too little work so far" if rule.is_measured else "by rule: nothing scored so far"
-        super().__init__("branches", waiting if rule.is_open else rule.reason)
+        super().__init__("tree", waiting if rule.is_open else rule.reason)
         self._is_open = rule.is_open
         self._cost = None if rule.is_measured else TYPICAL
         self.num_tokens = DEFAULT_SIZE if rule.is_open else chunk_size
@@ -284,7 +284,7 @@ class TreeSteps(ScoredSteps):
             self._cost = measure_trees(target, context_length)
         if self._cost is not None:
             self.num_tokens, self.reason = choose_size(self._cost, parts, DEFAULT_CHUNK)
-            self.name = "branches" if self.num_tokens else "rows"
+            self.name = "tree" if self.num_tokens else "rows"
         return is_timed
 
     @override
@@ -345,7 +345,7 @@ finite, because a block of cells that are all hidden must not make NaN."""
 class TreeOnGraph(GraphForm):
     """Scored texts in tree batches."""
 
-    name = "branches"
+    name = "tree"
 
     def __init__(self, model: ResolvedModel) -> None:
         super().__init__(model)
@@ -355,23 +355,23 @@ class TreeOnGraph(GraphForm):
     @override
     def against(cls, model: ResolvedModel) -> str | None:
         asked, spec = model.settings.engine.scoring, model.spec
-        if asked not in ("auto", "branches"):
+        if asked not in ("auto", "tree"):
             return ""
         if model.buckets.steps != "none":
-            return "branches have any shape, and steps have few"
+            return "tree batches have any shape, and steps have few"
         if reason := against_buckets(spec):
             return reason
         if model.device.kind != "cpu":
-            reason = "the cells of branches are moved in the host's memory, and this model's cache is not there"
+            reason = "the cells of tree batches are moved in the host's memory, and this model's cache is not there"
         elif asked == "auto" and spec.rounds_rows:
-            reason = "branches add up in another order, which the rounding of activations would show (engine.scoring)"
+            reason = "tree batches add in another order, which the rounding of activations would show (engine.scoring)"
         return f"{ONE_BY_ONE}: {reason}" if reason else None
 
     @classmethod
     @override
     def decision(cls, model: ResolvedModel, reason: str) -> Decision:
         asked = model.settings.engine.scoring
-        return Decision("scoring", "branches", f"{asked}: until there has been enough work to measure", "tried")
+        return Decision("scoring", "tree", f"{asked}: until there has been enough work to measure", "tried")
 
     @override
     def rewrite(self, proto: ModelProto, spec: DecoderSpec) -> tuple[ModelProto, DecoderSpec]:
@@ -463,7 +463,7 @@ def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
     """Why tree batches must not be used on this model and device; None where they score what single rows score."""
 
     def together(stem: Text, left: Text, right: Text) -> FloatArray:
-        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end behind
+        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end after
         the stem together with the rest of the left one."""
         stem_P = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
         begun_P = np.arange(FIRST_CELL, FIRST_CELL + STEM + 2, dtype=np.int32)
@@ -474,12 +474,12 @@ def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
         return runner.run(Step(rows, read, targets_of(2), first_cell=FIRST_CELL + len(begun_P))).target_logprobs
 
     cells = FIRST_CELL + STEM + 2 * SUFFIX
-    return two_ends_problem(runner, vocab_size, "a step of branches", "branches", together, cells)
+    return two_ends_problem(runner, vocab_size, "a tree batch", "tree batches", together, cells)
 
 
-POSITIONS = "olive_ext/branch_positions"
-BIAS = "olive_ext/branch_bias"
-TABLE = "olive_ext/branch_table"
+POSITIONS = "olive_ext/tree_positions"
+BIAS = "olive_ext/tree_bias"
+TABLE = "olive_ext/tree_table"
 
 _POSITIONS_AT, _BIAS_AT = 9, 10
 """GroupQueryAttention's inputs `position_ids` and `attention_bias`."""
@@ -550,7 +550,7 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
 
 
 def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
-    """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
+    """A rotary table twice, one after the other, which is made once: GroupQueryAttention demands a row for each cell,
     though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}

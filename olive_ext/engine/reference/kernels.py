@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.requests import Source
-from olive_ext.engine.runners.ort.inputs import InputFeed
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import LogitsRow, Row, Step
 from olive_ext.errors import NotComparableError
 from olive_ext.graph.row_comparison import divergence_graph, record_graph, recorded_graph
+from olive_ext.media.items import Source
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import named_ort_failures
 from olive_ext.model.providers.ort_session import open_session
@@ -184,7 +184,7 @@ def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
 
 
 def vocab_size_of(runner: Runner) -> int:
-    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; behind an encoder
+    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; after an encoder
     of features, of which there are none to try, the number in the graph or its configuration."""
     kind, known = runner.traits.source_kind, runner.vocab_size
     if kind is SourceKind.FEATURES and known is not None:

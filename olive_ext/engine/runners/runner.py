@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ONE_ROW, StepForm
-from olive_ext.engine.media.items import ItemLimit, Media, MediaItem
-from olive_ext.engine.requests import Source
 from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
+from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import WORDS
 from olive_ext.model.types import SourceKind, TensorSpec
@@ -53,7 +52,7 @@ class Traits:
     """How many tokens a picture or a sound may have."""
 
     lengths: tuple[int, ...] = ()
-    """Positions behind which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
+    """Positions after which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
     different sides of one share no steps, and nothing that is resident."""
 
     def one_by_one(self) -> Traits:
@@ -109,7 +108,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> StepOutput:
-        """Raises `MemoryShortageError`, behind the step's copies and moves, where memory does not suffice for it, and
+        """Raises `MemoryShortageError`, after the step's copies and moves, where memory does not suffice for it, and
         `RunError` where the device fails otherwise."""
 
     @abstractmethod
@@ -164,22 +163,6 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases the model's memory."""
-
-
-def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
-    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
-    if source is None:
-        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
-    declared, shape = wanted.shape[1:], source.array.shape
-    is_features = source.array.dtype.kind == "f"
-    fits = len(shape) == len(declared) and all(
-        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
-    )
-    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
-        raise OliveExtError(
-            f"the source is of type {source.array.dtype} and shape {list(shape)}; the encoder takes {kind.value} "
-            f"of shape {list(declared)}"
-        )
 
 
 class OpenedRunner(NamedTuple):

@@ -21,11 +21,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from olive_ext.engine.media.items import border
 from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
 from olive_ext.engine.scheduling.sequences import PendingAnswer, Read, Sequence
 from olive_ext.engine.step import ONE_SIDE, Side
 from olive_ext.errors import RunError
+from olive_ext.media.items import border
 
 _ITEM = 4
 """Bytes of a token in an input's key."""
@@ -81,7 +81,7 @@ class Plan:
 def make_plan(
     requests: Iterable[tuple[Hashable, Request]], can_share: bool = True, side_of: Callable[[int], Side] = one_side
 ) -> Plan:
-    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it.
+    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie after it.
 
     Without `can_share` only equal inputs are computed once. `side_of` says which side an input of so many tokens
     belongs to; what is fed is its whole length, so that a scored text's last target does not count.

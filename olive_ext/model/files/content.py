@@ -164,10 +164,7 @@ def refuse_pointer(file: Path) -> None:
             return
         text = _LFS + content.read(400)
     size = next((line[5:].decode() for line in text.splitlines() if line.startswith(b"size ")), "?")
-    raise DamagedError(
-        f"'{file}' is a pointer of Git LFS ({file.stat().st_size} bytes) in place of a file of {size} bytes: run `git "
-        "lfs pull`"
-    )
+    raise DamagedError(f"'{file}' is a pointer of Git LFS in place of a file of {size} bytes: run `git lfs pull`")
 
 
 def external_data_plan(decoder: Path, locations: Iterable[str]) -> tuple[Path, dict[str, str]]:

@@ -35,16 +35,9 @@ def inside(folder: Path, name: str, key: str) -> Path:
     for one with "..", and for a symbolic link that leads out of the folder."""
     written = PurePosixPath(name.replace("\\", "/"))
     if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, which is not inside of the folder: no model names other files",
-            code="untrusted",
-        )
+        raise ModelError(f"'{folder}' names '{name}' for {key}, which is not inside of the folder", code="untrusted")
     if _leads_out(folder / name, folder):
-        raise ModelError(
-            f"'{folder}' names '{name}' for {key}, a link that leads out of the folder, to "
-            f"'{(folder / name).resolve()}'",
-            code="untrusted",
-        )
+        raise ModelError(f"'{folder}' names '{name}' for {key}, a link that leads out of the folder", code="untrusted")
     return folder / name
 
 
@@ -129,7 +122,7 @@ def refuse_shards_outside(folder: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """The mode of the file behind all links; 0 for a file that cannot be reached, and so cannot be opened."""
+    """The mode of the file at the end of all links; 0 for a file that cannot be reached, and so cannot be opened."""
     try:
         return path.stat().st_mode
     except OSError:

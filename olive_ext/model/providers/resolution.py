@@ -165,9 +165,7 @@ def check_distributions(is_installed: Callable[[str], bool] = _is_installed) -> 
         installed = [build for build in builds if is_installed(build)]
         if len(installed) > 1:
             raise ProviderError(
-                f"{' and '.join(installed)} are installed together and exclude each other: "
-                f"uninstall all of them, then install one",
-                code="contradiction",
+                f"{' and '.join(installed)} are installed together: uninstall all, install one", code="contradiction"
             )
 
 
@@ -206,9 +204,7 @@ def _with_options(written: list[Written], options: Any, origin: str) -> list[Wri
     extra = [options, *([{}] * (len(written) - 1))] if isinstance(options, Mapping) else list(options)
     if len(extra) != len(written):
         raise ProviderError(
-            f"provider_options has {len(extra)} entries for {len(written)} provider(s) from {origin} "
-            f"({', '.join(name for name, _ in written)}); expected one each",
-            code="wrong_value",
+            f"provider_options has {len(extra)} entries for {len(written)} provider(s) of {origin}", code="wrong_value"
         )
     merged: list[Written] = []
     for (name, own), more in zip(written, extra, strict=True):

@@ -46,8 +46,8 @@ MOST_TOKENS = 4098
 def read_item_masks(
     model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
 ) -> ItemMasks:
-    """The masks behind `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
-    are made for `num_tokens` tokens, more than a window has, all of text and all of one item; behind a window of more
+    """The masks of `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
+    are made for `num_tokens` tokens, more than a window has, all of text and all of one item; for a window of more
     than `MOST_TOKENS` nothing is looked at."""
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
@@ -66,7 +66,7 @@ def read_item_masks(
 
 
 def _given(arrays: dict[str, Array], past: Collection[str], num_tokens: int) -> Callable[[onnx.ValueInfoProto], Array]:
-    """What an input is given: one row of so many tokens behind nothing, `arrays` by name."""
+    """What an input is given: one row of so many tokens without a past, `arrays` by name."""
 
     def of(value: onnx.ValueInfoProto) -> Array:
         tensor = value.type.tensor_type
@@ -134,7 +134,7 @@ def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iter
     if not masks.joined and (is_seen or kind.startswith("gemma3")):
         yield (
             "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
-            "sees those before it: its numbers behind pictures are not the original's"
+            "sees those before it: its numbers after pictures are not the original's"
         )
     kinds = dict(enumerate(text.get("layer_types") or ()))
     full = [layer for layer in masks.joined if kinds.get(layer) == "full_attention"]
@@ -145,7 +145,7 @@ def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iter
         yield (
             "a picture's tokens see each other in the sliding layers of the original model, within the window "
             f"(transformers 5.23); in this decoder they do so {' and '.join(more)}, too (as in transformers 5.10): its "
-            "numbers behind pictures are not the original's"
+            "numbers after pictures are not the original's"
         )
 
 
@@ -165,7 +165,7 @@ def _deepstack(taken: Sequence[TensorSpec], config: Mapping[str, Any]) -> Iterat
     if layers and len(taken) == 1:
         yield (
             f"the original model adds the features of the vision tower's layers {layers} to its first layers "
-            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers behind pictures are not the "
+            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers after pictures are not the "
             "original's"
         )
 
@@ -222,13 +222,11 @@ def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:
     gates = sorted(GATES & {*spec.embeddings, *(value.name for value in graph.output)})
     if gates and gates[0] in spec.embeddings:
         raise ModelError(
-            f"the decoder's '{gates[0]}' switches an adapter for a whole request, and the embedding graph sets it by "
-            "the tokens of one step: this is not run"
+            f"the decoder's '{gates[0]}' is set by the tokens of one step, and switches an adapter for a request"
         )
     if gates:
         raise ModelError(
-            f"the embedding graph returns '{gates[0]}', which switches an adapter of the decoder; the decoder takes no "
-            "such input, so that the adapter is missing from it"
+            f"the embedding graph returns '{gates[0]}', and the decoder takes no such input: the adapter is missing"
         )
 
 
@@ -237,10 +235,7 @@ def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[Tenso
     returned = [value.name for value in proto.graph.output]
     missing = [feature.name for feature in features if feature.name not in returned]
     if len(features) > 1 and missing:
-        raise ModelError(
-            f"the embedding graph takes {_names(features)}; '{files.graph}' returns {listed(returned)}: not "
-            f"'{missing[0]}'"
-        )
+        raise ModelError(f"'{files.graph}' returns {listed(returned)}, and not '{missing[0]}' of the embedding graph")
     return tuple(_output(files, proto, feature) for feature in features)
 
 
@@ -251,14 +246,12 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
     named = outputs.get(feature.name)
     if named is not None and named not in fitting:
         raise ModelError(
-            f"'{files.graph}' returns '{named.name}' {list(named.shape)}; the embedding graph takes "
-            f"{list(feature.shape)}"
+            f"'{files.graph}' gives '{named.name}' {list(named.shape)}; the embedding takes {list(feature.shape)}"
         )
     if named is None and len(fitting) != 1:
         listing = ", ".join(f"'{tensor.name}' {list(tensor.shape)}" for tensor in outputs.values())
         raise ModelError(
-            f"'{files.graph}' returns {listing}: not one output of the size {feature.shape[-1]} of the embedding "
-            f"graph's '{feature.name}'"
+            f"'{files.graph}' returns {listing}; '{feature.name}' of the embedding graph has {feature.shape[-1]}"
         )
     return named or fitting[0]
 
@@ -295,8 +288,7 @@ def _placeholder(
         raise ModelError(f"the token that '{name}' replaces is not clear: {listed(known)}{told}", code="missing")
     if not known:
         raise ModelError(
-            f"the token that '{name}' replaces is unknown: neither does the embedding graph compare the ids "
-            f"with one, nor does a configuration have {listed(PLACEHOLDER_KEYS[modality])}",
+            f"no graph and none of {listed(PLACEHOLDER_KEYS[modality])} says which token '{name}' replaces",
             code="missing",
         )
     return next(iter(known.values()))

@@ -6,7 +6,7 @@ the mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,15 @@ class StepArrays:
         starts = np.zeros(len(self.lengths_B) + 1, np.int64)
         np.cumsum(self.lengths_B, out=starts[1:])
         return starts
+
+
+def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
+    """Of each row its positions before, and how many tokens; and the last of these, where it is not 0 as all."""
+    past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
+    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
+    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
+    return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 
 def _positions(rows: StepArrays, tensor: TensorSpec) -> Array:

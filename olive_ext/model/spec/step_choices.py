@@ -19,15 +19,10 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx.reference.op_run import OpRun
-from onnx.reference.ops.op_constant_of_shape import ConstantOfShape
-from onnx.reference.ops.op_expand import Expand
-from onnx.reference.ops.op_range import Range
-from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
 from olive_ext.graph.nodes import attribute, subgraphs
-from olive_ext.model.spec.role_inputs import StepArrays, input_array
+from olive_ext.model.spec.role_inputs import arrays_of, input_array
 from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice, Role, StateTensor, StepChoices
 
 Array = npt.NDArray[Any]
@@ -54,9 +49,6 @@ _DEFAULT = ("", "ai.onnx")
 
 _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: what they make is not read."""
-
-MOST_VALUES = 2**24
-"""Numbers of a tensor that an operator may make of sizes that it reads."""
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -159,7 +151,7 @@ class PositionalNodes:
         return not self._tokens.isdisjoint(self._behind(set(wanted), set())[1] - set(wanted))
 
     def values(self, wanted: Iterable[str]) -> list[str]:
-        """What the nodes behind the values `wanted` make."""
+        """The outputs of the nodes that make the values `wanted`."""
         return [name for node in reversed(self._behind(set(wanted), set())[0]) for name in node.output if name]
 
     def _behind(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
@@ -189,11 +181,11 @@ class PositionalNodes:
         graph = helper.make_graph(nodes, "positions", names, outputs, weights)
         opsets, functions = self._model.opset_import, self._model.functions
         cut = helper.make_model(graph, opset_imports=opsets, functions=functions)
-        run = ReferenceEvaluator(cut, new_ops=list(_BOUNDED)).run
+        run = ReferenceEvaluator(cut).run
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
-            arrays = _arrays_of(rows)
+            arrays = arrays_of(rows)
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
             step |= made_up | {name: np.array(is_beyond) for name in given}
             step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
@@ -216,45 +208,12 @@ class PositionalNodes:
         return np.array(shape, np.int64)[attribute(node, "start", 0) : attribute(node, "end", len(shape))]
 
     def _sizes(self, rows: Rows) -> dict[str, int]:
-        arrays = _arrays_of(rows)
+        arrays = arrays_of(rows)
         sizes: dict[str, int] = {}
         for entry in self._inputs.values():
             shape = input_array(entry, arrays).shape
             sizes |= {dim: size for dim, size in zip(entry.tensor.shape, shape, strict=True) if isinstance(dim, str)}
         return sizes
-
-
-def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
-    """`operator`, which fails where it would make more than `MOST_VALUES` numbers, by `size` of its inputs."""
-
-    plain: Any = operator._run
-
-    def run(self: OpRun, *inputs: Array, **attributes: Any) -> Any:
-        if size(*inputs) > MOST_VALUES:
-            raise ValueError(f"{operator.__name__} of {size(*inputs):g} numbers")
-        return plain(self, *inputs, **attributes)
-
-    return type(operator.__name__, (operator,), {"op_domain": "", "_run": run})
-
-
-def _product(sizes: Array) -> float:
-    return float(np.prod(sizes, dtype=np.float64))
-
-
-_BOUNDED = (
-    _bounded(Range, lambda start, limit, step: float(np.max(np.divide(limit - start, step)))),
-    _bounded(ConstantOfShape, _product),
-    _bounded(Expand, lambda value, shape: _product(shape)),
-    _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
-)
-
-
-def _arrays_of(rows: Rows) -> StepArrays:
-    past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
-    positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
-    tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B
-    tokens_N[np.cumsum(lengths_B) - 1] = [[*row, 0][2] for row in rows]
-    return StepArrays(tokens_N, lengths_B, past_B, total_B, positions_N, int(total_B.max()))
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:
@@ -356,7 +315,7 @@ class StepComparison:
         return f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step"
 
     def _first_difference_by_tokens(self) -> str | None:
-        """The first value that another token changes, behind it or in another row: one that the nodes compare with."""
+        """The first value that another token changes, after it or in another row: one that the nodes compare with."""
         if not self._part.reads_tokens(self._frontier):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
@@ -376,7 +335,7 @@ class StepComparison:
             run = self._part.cut(names)
             chunk, part = run([(begin, CHUNK)], False), run([(begin, PART)], False)
         except UnrunnableError as error:
-            logger.debug("the nodes behind %s cannot be run: %s", names, error)
+            logger.debug("the nodes that make %s cannot be run: %s", names, error)
             most = MOST_RUNS // (RUNS * max(1, self._part.count(names)))
             return [name for one in names[:most] for name in self._by_position([one])] if len(names) > 1 else []
         for name in names:
@@ -404,7 +363,7 @@ class StepComparison:
         return next(wrong, None)
 
     def _pairs(self, run: Run, length: int, is_beyond: bool) -> Pairs:
-        """Values of a step, and those that are to be their beginnings, in and behind texts of `length` tokens."""
+        """Values of a step, and those that are to be their beginnings, in and after texts of `length` tokens."""
         begin = max(0, length - CHUNK)
         chunk = run([(begin, CHUNK)], is_beyond)
         for size in (PART, 1):
@@ -491,8 +450,8 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that tell rows behind different numbers of positions apart. A graph that has none takes positions from the
-cache's shape (T5 and Whisper of two exporters), and rows share its steps only behind equally many."""
+"""Inputs that tell rows after pasts of different lengths apart. A graph that has none takes positions from the
+cache's shape (T5 and Whisper of two exporters), and rows share its steps only after equally many."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
 
@@ -522,7 +481,7 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
 
 
 def table_offset(options: Any) -> int | None:
-    """Rows of the first of two rotary tables, one behind the other, between which a provider chooses by a step's length
+    """Rows of the first of two rotary tables, one after the other, between which a provider chooses by a step's length
     (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such."""
     inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
     named = options.items() if isinstance(options, Mapping) else ()
@@ -534,7 +493,7 @@ def table_offset(options: Any) -> int | None:
 def read_step_choices(
     model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor], context_length: int
 ) -> StepChoices:
-    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen behind
+    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen past
     operators that `onnx.reference` does not run, and by numbers that the graph computes of the tokens' content, but for
     one number of a whole step: trials on the opened model are what sees these."""
     if reduced := _whole_reduction(model.graph):
@@ -545,7 +504,7 @@ def read_step_choices(
     try:
         by_length, leak = StepComparison(part, numbers, context_length, has_own_pasts).compare()
     except UnrunnableError as error:  # the trials remain
-        logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
+        logger.debug("the nodes that make positions and lengths cannot be run: %s", error)
         by_length, leak = [], ""
     windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
     numbers = sorted(number for number in {*numbers, *windows} if number > CHUNK)

@@ -99,10 +99,7 @@ class _Cluster:
                 except OSError:
                     self._num_missed += 1
         if self._num_missed >= _MOST_MISSED:
-            raise RunError(
-                f"the head of the Ray cluster at {self._head} is gone: what was answered is kept where there is a "
-                "journal; run again on another cluster"
-            )
+            raise RunError(f"the head of the Ray cluster at {self._head} is gone: run again on another cluster")
 
     def release(self, actor: Any) -> None:
         """Ends the actor, and a Ray started here with its last one; without a head they end by themselves."""

@@ -1,5 +1,5 @@
 """Splits a model's distance to its checkpoint into stages: the conversion, up to the float ONNX model, the quantization
-behind it, and the provider that the result runs on. Each is an evaluation of its own against the stage before, on the
+after it, and the provider that the result runs on. Each is an evaluation of its own against the stage before, on the
 same documents. Where the provider is a stage, the other two are measured on the CPU."""
 
 from __future__ import annotations
@@ -50,27 +50,16 @@ def refuse_stages(models: Models) -> None:
         return
     if reference.is_records or reference.is_same:
         if reference.float_model or reference.provider_stage:
-            raise ContradictionError(
-                f"'reference' = '{reference.path}' has no stages: leave out float_model and provider_stage",
-                "reference",
-                reference.path,
-            )
+            raise ContradictionError("leave out float_model and provider_stage", "reference", reference.path)
         return
     is_hf = models.given_reference.kind == "hf"
     if reference.float_model == AT_HAND:
         raise ContradictionError(
-            f"'reference.float_model' = '{AT_HAND}' means a float model that a pass of an Olive workflow made, and no "
-            f"workflow is running: give its path, or '{EXPORT}'",
-            "reference.float_model",
-            AT_HAND,
+            f"no workflow is running: give its path, or '{EXPORT}'", "reference.float_model", AT_HAND
         )
     if reference.float_model is None:
         if reference.provider_stage and is_hf:
-            raise MissingError(
-                f"'reference.provider_stage' = true needs 'reference.float_model': '{reference.path}' is a Hugging "
-                "Face model",
-                "reference.provider_stage",
-            )
+            raise MissingError("'reference.float_model' is needed, too", "reference.provider_stage", True)
         return
     where = f"'reference.float_model' = '{reference.float_model}'"
     if not is_hf:

@@ -108,7 +108,8 @@ def _named(metrics: list[Any], known: Mapping[Any, Any], evaluator: str) -> list
     for number, item in enumerate(metrics):
         if isinstance(item, str) and item not in known:
             has = f"which has {listed(known)}" if known else "which the recipe does not have"
-            raise ConfigError(f"not in 'metrics', {has}", f"evaluators.{evaluator}.metrics.{number}", item)
+            where = f"evaluators.{evaluator}.metrics.{number}"
+            raise ConfigError(f"not in 'metrics', {has}", where, item, code="unknown_name")
     return [dict(known[item]) if isinstance(item, str) else item for item in metrics]
 
 
@@ -140,11 +141,11 @@ def metric_mistakes(
             yield ContradictionError(told, f"{where}.metrics")
         measured |= given
     if settings.require and len(mappings(metrics)) == len(metrics):
-        bounds = [(bound.task, bound.metric) for bound in settings.require]
         from olive_ext.report.metrics import COMPARISON_NAMES
         from olive_ext.run.bounds import check_names
         from olive_ext.run.costs import PEAK_MEMORY
 
+        bounds = [(bound.task, bound.metric) for bound in settings.require]
         compared = COMPARISON_NAMES if settings.reference is not None else ()
         try:
             check_names(bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")

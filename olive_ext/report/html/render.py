@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
-from olive_ext.report import numbers, view
+from olive_ext.report import numbers, scores, view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import NAME, Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import PASSES, Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.scores import cost_rows, score_rows, size_of, with_filter
+from olive_ext.report.scores import cost_rows, size_of
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict, verdict
 from olive_ext.report.view import SIGNS, WORDS, overall_first, task_title
@@ -96,7 +96,7 @@ def filled(template: str, *folders: Path, **values: Any) -> str:
 
 
 def _breakable(name: str) -> Any:
-    """A task's or model's name that may be broken behind its joints only."""
+    """A task's or model's name that may be broken after its joints only."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_/.-])(?=\w)", r"\1<wbr>", str(escape(name))))
@@ -109,7 +109,7 @@ def _context(page: Page) -> dict[str, Any]:
     return {
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
-        "scores": score_rows(page.columns),
+        "rows": scores.scores(page.columns),
         "differences": view.differences(page.contrasts),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.contrasts),
@@ -124,7 +124,7 @@ def _context(page: Page) -> dict[str, Any]:
         "several": len(page.contrasts) > 1,
         "view": view,
         "numbers": numbers,
-        "with_filter": with_filter,
+        "scores": scores,
         "difference_texts": difference_texts,
         "perplexity_change": perplexity_change,
     }

@@ -148,11 +148,7 @@ def check_same_questions(reference: Answers, candidate: Answers, *, has_same_pro
     ]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
-        raise TaskError(
-            f"task '{candidate.task}' asked the two models differently ({what}), so their answers cannot be compared: "
-            "its prompts change from run to run, or the models' chat templates differ",
-            code="not_comparable",
-        )
+        raise TaskError(f"task '{candidate.task}' asked the two models differently ({what})", code="not_comparable")
 
 
 def question_of(task: Any, sample: Sample) -> str:
@@ -243,7 +239,7 @@ def _margin(scores: Sequence[float], target: object) -> float:
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
-    """The choices of a document; behind the choices may come as many requests without a prompt (mutual information)."""
+    """The choices of a document; after the choices may come as many requests without a prompt (mutual information)."""
     texts = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
     fits = isinstance(texts, list) and len(line["arguments"]) in (len(texts), 2 * len(texts))
     return [str(item) for item in texts or ()] if fits else []

@@ -114,9 +114,7 @@ def _check_binary(values: Mapping[Document, float]) -> None:
     for (task, number), value in values.items():
         if value not in (0, 1) and not math.isnan(value):
             raise TaskError(
-                f"'documents' = 'enough': task '{task}', document {number}: the reference's answers are right or "
-                f"wrong, and the model's is {value:g}: evaluate 'all'",
-                "documents",
+                f"task '{task}', document {number}: {value:g} is not right or wrong: give 'all'", "documents", "enough"
             )
 
 
@@ -125,10 +123,7 @@ def _first_binary(answers: Sequence[Answers]) -> dict[str, tuple[Answers, str]]:
     without = [item.task for item in answers if item.task not in firsts]
     if without:
         raise TaskError(
-            f"'documents' = 'enough': task '{without[0]}' has no answers that are right or wrong, so "
-            "'accuracy_difference' cannot be sampled: evaluate it by itself, or give 'certain.metric' = 'kl_mean' or "
-            "'top1_agreement'",
-            "documents",
+            f"task '{without[0]}' has no right answers: give 'certain.metric' = 'kl_mean'", "documents", "enough"
         )
     return firsts
 
@@ -209,8 +204,7 @@ def _document_means(
         for one, number in batch.documents:
             if one == task and (task, number) not in batch.lost and counts[task, number] != scored.get(number, 0):
                 raise RunError(
-                    f"task '{task}', document {number}: the reference scored {counts[task, number]} targets and the "
-                    "model another number: its prompts change from run to run"
+                    f"task '{task}', document {number}: not the {counts[task, number]} targets of the reference"
                 )
         all_means |= {document: mean for document, mean in own.items() if document not in batch.lost}
     return all_means

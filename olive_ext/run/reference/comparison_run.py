@@ -258,11 +258,7 @@ def comparer_of(
     if reference is None:
         return None
     if reference.is_input_model:
-        raise ContradictionError(
-            f"'reference' = '{INPUT_MODEL}' means the model that an Olive workflow started from: give a model's path",
-            "reference",
-            INPUT_MODEL,
-        )
+        raise ContradictionError("no workflow has begun: give a model's path", "reference", INPUT_MODEL)
     is_same = is_same_path(config.model.path, reference.path)
     is_foreign = lm is not None
     if models.recorder is not None:

@@ -124,10 +124,7 @@ def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, r
     rooms = {served.models[OWN].room for served in crew.all_served}
     if len(rooms) > 1:
         crew.stop()
-        raise RunError(
-            f"the workers have room for different numbers of sequences ({'; '.join(sorted(rooms))}), so that their "
-            "numbers would differ by rounding: set 'engine.num_slots'"
-        )
+        raise RunError(f"the workers have room for {'; '.join(sorted(rooms))} sequences: set 'engine.num_slots'")
     return crew
 
 
@@ -202,7 +199,7 @@ class ProcessWorker(Worker):
             child.stop()
 
     def _answer(self, *message: Any, is_watched: bool = False) -> Any:
-        """The child's answer to the message, behind its beats."""
+        """The child's answer to the message, after its beats."""
         child = self._child
         if child is None:
             raise WorkerLostError("not running")

@@ -25,6 +25,7 @@ from tests.families.pictures import picture
 from tests.families.sounds import SoundReference, sound
 from tests.families.test_encoder_decoder import Reference
 from tests.families.test_speech import features
+from tests.refusals import refused
 
 SOUNDS = [sound(0, 9000), sound(1, 24321), sound(2, 50000)]
 AMONG_TOKENS = [pytest.param("qwen3_asr"), pytest.param("gemma4_any", marks=pytest.mark.exporters)]
@@ -155,7 +156,7 @@ def test_what_a_checkpoint_of_speech_does_not_take_is_refused() -> None:
     with _open_whisper() as session:
         with pytest.raises(OliveExtError, match="the request gives no sound; this model takes one"):
             session.generate([GenerationRequest("")])
-        with pytest.raises(OliveExtError, match=r"the encoder takes features of shape \[80, 3000\]"):
+        with refused(OliveExtError, "unsupported", holds=("80", "3000")):
             session.generate([GenerationRequest(source=features(SOUNDS[0][0])[:, :50], max_new_tokens=4)])
 
 
@@ -163,7 +164,5 @@ def test_encoder_decoder_that_takes_neither_text_nor_whispers_sound_is_refused(t
     shutil.copytree(hf_model("whisper"), tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     file = tmp_path / "other" / "config.json"
     file.write_text(json.dumps({"model_type": "moonshine", "is_encoder_decoder": True}), encoding="utf-8")
-    with pytest.raises(
-        ModelError, match=r"encoder-decoders run here that take text, and Whisper; this is a 'moonshine'"
-    ):
+    with refused(ModelError, "unsupported", holds="moonshine"):
         olive_ext.open(tmp_path / "other", kind="hf")

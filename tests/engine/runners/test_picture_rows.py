@@ -8,11 +8,11 @@ import onnxruntime as ort
 import pytest
 
 from olive_ext.config import ModelSettings
-from olive_ext.engine.media.items import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
 from olive_ext.engine.runners.ort.inputs import Layout
 from olive_ext.engine.runners.ort.opening import Sessions
 from olive_ext.engine.step import Row, Step
-from olive_ext.media import MediaProcessor
+from olive_ext.media.items import MediaItem, MediaRun, border, chunk_end, rotary_positions, runs_within
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
@@ -46,7 +46,8 @@ def test_rows_of_one_step_have_the_embeddings_of_each_row_alone() -> None:
 
     def embedded(*given: Row) -> npt.NDArray[np.float32]:
         bound = Bound()
-        embedding.bind(Layout.of(Step(given)), bound, None)  # type: ignore[arg-type]
+        layout = Layout.of(Step(given))
+        embedding.bind(layout, layout.items, bound, None)  # type: ignore[arg-type]
         return bound.values["inputs_embeds"]
 
     together = embedded(*rows)

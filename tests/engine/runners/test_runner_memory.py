@@ -19,6 +19,7 @@ from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_failures import is_memory_error
 from olive_ext.model.providers.resolution import resolve_providers
 from tests.exports import genai_export
+from tests.refusals import refused
 
 MOST = 1000
 """Positions of all slots together."""
@@ -54,7 +55,7 @@ def test_slots_are_halved_until_they_fit_or_one_does_not(most: int) -> None:
         assert isinstance(runner, OrtRunner)
         runner._kv = _Small(runner._kv, most)  # type: ignore[assignment, arg-type]
         if most == 0:
-            with pytest.raises(MemoryShortageError, match="max_length"):
+            with refused(MemoryShortageError, "out_of_memory", holds="max_length"):
                 session.generate([[5, 6, 7]])
             return
         assert [len(output.tokens) > 0 for output in session.generate([[5, 6, 7], [5, 8]] * 4)] == [True] * 8
@@ -80,7 +81,7 @@ def test_a_provider_that_does_not_come_up_leaves_nothing_of_its_choices_behind()
     facts = engine.describe()
     engine.close()
     assert facts["providers"] == ["CPUExecutionProvider"]
-    assert (facts["decode_ahead"], facts["scoring"], facts["batching"]) == (False, "branches", "range")
+    assert (facts["overlaps_steps"], facts["scoring"], facts["batching"]) == (False, "tree", "range")
 
 
 def test_slots_grow_by_a_quarter_at_least_and_by_no_more_than_is_wanted_beyond_that() -> None:

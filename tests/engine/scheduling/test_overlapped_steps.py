@@ -51,7 +51,7 @@ def test_run_equals_oracle_for_any_requests_slots_and_chunks(
     batching=st.sampled_from(FORMS),
     has_tree_batches=st.booleans(),
 )
-def test_run_continuous_equals_oracle_beside_branches(
+def test_run_continuous_equals_oracle_beside_tree_batches(
     requests: list[Request], num_slots: int, batching: StepForm, has_tree_batches: bool
 ) -> None:
     engine = Engine(FakeRunner(num_slots, batching, has_tree_batches=has_tree_batches, overlaps_steps=True), 7)
@@ -129,8 +129,8 @@ def test_steady_decoding_goes_ahead_and_ends_by_length_waste_nothing(batching: S
     assert counters.rows_dropped == 0
     assert (counters.steps, counters.tokens_fed) == (serial.counters.steps, serial.counters.tokens_fed)
     decoding = [step for step in runner.steps if all(row.past >= 3 for row in step.rows)]
-    assert counters.steps_ahead >= len(decoding) - 4
-    assert serial.counters.steps_ahead == 0
+    assert counters.steps_overlapped >= len(decoding) - 4
+    assert serial.counters.steps_overlapped == 0
 
 
 def _queue(count: int, stop_ids: frozenset[int] = frozenset()) -> list[Request]:
@@ -146,7 +146,7 @@ def test_steps_overlap_while_prompts_take_the_places_of_what_has_ended(
     batching: StepForm, stop_ids: frozenset[int]
 ) -> None:
     engine, runner = _decode(batching, _queue(40, stop_ids))
-    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
     mixed = [step for step in runner.steps if len({len(row.tokens) for row in step.rows}) > 1]
     assert bool(mixed) is (batching == PACKED)
 
@@ -157,7 +157,7 @@ def test_steps_overlap_beside_a_row_whose_next_tokens_a_budget_puts_there(batchi
     marker = (VOCAB + 1,) * 4
     answers = [Generation(60, thinking=ThinkingBudget(7 + 11 * i, marker)) for i in range(4)]
     engine, _ = _decode(batching, [Request((1, 2, i), 0, answer) for i, answer in enumerate(answers)])
-    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
     assert engine.counters.rows_dropped == 0
 
 
@@ -166,7 +166,7 @@ def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> N
     requests = [Request((i, 2, 1), 0, Generation(6)) for i in range(12)]
     engine, runner = _decode(PACKED, requests)
     assert [len(step.rows) for step in runner.steps] == [4] * 18
-    assert engine.counters.steps_ahead == 17
+    assert engine.counters.steps_overlapped == 17
     assert engine.counters.rows_dropped == 0
 
 
@@ -177,7 +177,7 @@ def test_sampled_and_searched_rows_wait_beside_greedy_ones_that_do_not() -> None
     mixed = [one for trio in zip_longest(sampled, searched, _queue(9)) for one in trio if one is not None]
     ahead, serial = (Engine(FakeRunner(4, PACKED, overlaps_steps=keeps), 4) for keeps in (True, False))
     assert ahead.run(mixed) == serial.run(mixed)
-    assert 0 < ahead.counters.steps_ahead < ahead.counters.steps
+    assert 0 < ahead.counters.steps_overlapped < ahead.counters.steps
     ahead.close()
 
 
@@ -197,7 +197,7 @@ def test_sampled_rows_are_read_before_what_follows_them() -> None:
     requests = [Request((1, i), 0, Generation(6, sampling=Sampling(1.0, seed=i))) for i in range(3)]
     ahead, serial = (Engine(FakeRunner(3, RANGE, overlaps_steps=keeps), 8) for keeps in (True, False))
     assert [result.tokens for result in ahead.run(requests)] == [result.tokens for result in serial.run(requests)]
-    assert ahead.counters.steps_ahead == 2
+    assert ahead.counters.steps_overlapped == 2
     ahead.close()
 
 
@@ -250,7 +250,7 @@ def _assert_idle(runner: Slow) -> None:
 def _assert_usable(engine: Engine) -> None:
     for found, request in zip(engine.run(LONG), LONG, strict=True):
         assert_equal(found, oracle(request))
-    assert engine.counters.steps_ahead
+    assert engine.counters.steps_overlapped
     engine.close()
     assert _threads() == []
 
@@ -343,7 +343,7 @@ def test_scoring_is_planned_while_the_step_before_runs(batching: StepForm) -> No
     requests = [Request((i % VOCAB, i % 3, 2, i % 5, 4), 2) for i in range(40)]
     engine = Engine(FakeRunner(4, batching, overlaps_steps=True), 8)
     assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.steps_ahead == engine.counters.steps - 1
+    assert engine.counters.steps_overlapped == engine.counters.steps - 1
     engine.close()
 
 

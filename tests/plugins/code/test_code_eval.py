@@ -21,6 +21,7 @@ from olive_ext.plugins.code.sandbox import Outcome, Sandbox
 from olive_ext.report import Report
 from olive_ext.run import evaluate
 from tests.backends.known_answers import Knows
+from tests.refusals import refused
 
 RIGHT, WRONG, STOPPED = "    return a + b\n", "    return a - b\n", "    import os\n    os._exit(0)\n"
 FUNCTIONS = """
@@ -179,9 +180,7 @@ def test_time_of_a_program_is_what_the_task_asks_for() -> None:
 def test_task_of_code_is_refused_before_its_python_unless_it_is_confirmed(folder: Path) -> None:
     sys.modules.pop(str(folder / "toy"), None)
     for _ in range(2):
-        with pytest.raises(
-            TaskError, match="'toy_code' runs code that the model writes: 'confirm_run_unsafe_code' = true"
-        ):
+        with refused(TaskError, "task", holds=("toy_code", "confirm_run_unsafe_code")):
             evaluated(folder, confirm_run_unsafe_code=False)
     assert str(folder / "toy") not in sys.modules
 
@@ -190,7 +189,7 @@ def test_task_that_runs_code_by_its_own_python_is_refused(folder: Path) -> None:
     own = FUNCTIONS[: FUNCTIONS.index("import evaluate")] + FUNCTIONS[FUNCTIONS.index("def load") :]
     (folder / "toy.py").write_text(own, encoding="utf-8")
     (folder / "toy_code.yaml").write_text(TASK.replace("toy.pass_at_k", "toy.own_means"), encoding="utf-8")
-    with pytest.raises(TaskError, match="'toy_code' runs code that the model writes by Python of its own"):
+    with refused(TaskError, "untrusted", holds="toy_code"):
         evaluated(folder)
 
 

@@ -18,6 +18,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from tests.plugins.gate.test_gate import NUMBER, baseline, folder
+from tests.refusals import refused
 from tests.run.test_earlier_reports import line, place
 
 __all__ = ["baseline"]
@@ -36,7 +37,7 @@ def test_logs_of_some_documents_are_refused(baseline: Path) -> None:
     log = run / "samples_colours.jsonl"
     log.write_text("\n".join(log.read_text().split("\n")[:200]) + "\n")
     for update in (False, True):
-        with pytest.raises(ConfigError, match="logs 200 of 400 documents of 'colours'"):
+        with refused(ConfigError, "missing", "sample_log_num", holds=("colours", "200", "400")):
             gate(str(run), str(baseline), 5.0, update=update)
 
 
@@ -81,7 +82,7 @@ def test_a_second_metric_that_is_no_share_of_right_answers_is_judged() -> None:
 def test_a_metric_whose_direction_turned_is_refused() -> None:
     """Values of the same name of which less is better now are another metric."""
     before = scores("task", {"acc": [1.0, 0.0] * 50})
-    with pytest.raises(ConfigError, match="has the metrics"):
+    with refused(ConfigError, "not_comparable", "--baseline", "the baseline"):
         gate_answers([before], [replace(before, metrics={"acc": False})])
 
 
@@ -90,7 +91,7 @@ def test_a_task_twice_in_a_baseline_is_refused(baseline: Path) -> None:
     values = json.loads(baseline.read_text())
     values["documents"] *= 2
     baseline.write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="'colours' by filter 'none' is there twice"):
+    with refused(ConfigError, "damaged", "--baseline", holds=("colours", "none")):
         gate(str(folder(baseline.parent, "after", 40)), str(baseline))
 
 
@@ -127,7 +128,7 @@ def test_task_that_is_scored_otherwise_is_refused(how: str, baseline: Path) -> N
 
     rows = [line(number, True, prompt_hash=f"p{number}") for number in range(NUMBER)]
     run = place(baseline.parent, "after", rows, changed)
-    with pytest.raises(ConfigError, match="'colours' is asked or scored otherwise than the baseline's"):
+    with refused(ConfigError, "not_comparable", holds="colours"):
         gate(str(run), str(baseline), 5.0)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.check import check_recipe, mistakes
-from olive_ext.errors import ConfigError
+from olive_ext.check import check_recipe, mistakes, refuse
+from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.plugins.speech.settings import PARAMETERS, SUB_TYPES, VISION_TASKS, with_named_metrics
+from tests.refusals import refused
 
 METRIC: dict[str, Any] = {
     "name": "speech",
@@ -49,7 +50,11 @@ def changed(*path: Any, value: Any) -> dict[str, Any]:
 METRICS = ("evaluators", "e", "metrics")
 FIRST = (*METRICS, 0)
 REQUIRE = ("evaluators", "e", "require")
-OCR = {"type": "vision_vqa_pre_process", "params": {"task": "vision-ocr"}}
+PICTURES = {
+    **METRIC,
+    "sub_types": [{"name": "exact_match"}],
+    "data_config": {"pre_process_data_config": {"type": "vision_vqa_pre_process", "params": {"task": "vision-ocr"}}},
+}
 PARAMS = ("data_configs", 0, "pre_process_data_config", "params")
 
 
@@ -61,43 +66,50 @@ def test_section_is_told_with_its_metrics_and_their_data(tmp_path: Path) -> None
     assert "evaluators.e  OrtEvaluator, metrics: speech (wer, rtfx) of tones" in findings.text()
 
 
+M, D = "evaluators.e.metrics", "data_configs.tones.pre_process_data_config.params"
+
+
 @pytest.mark.parametrize(
-    ("path", "value", "problem"),
+    ("path", "value", "code", "field", "holds"),
     [
-        (METRICS, [], "'evaluators.e.metrics' is missing"),
-        (METRICS, [3], "'evaluators.e.metrics.0' = 3: give a mapping"),
-        (METRICS, ["speech"], "'evaluators.e.metrics.0' = 'speech': not in 'metrics', which the recipe does not have"),
-        ((*FIRST, "type"), "acuracy", "speech.type' = 'acuracy': give accuracy, latency"),
-        ((*FIRST, "sub_types"), [], "speech.sub_types' is missing: give wer, rtfx, exact_match"),
-        ((*FIRST, "sub_types", 0, "name"), "werr", "speech.sub_types' has 'werr': did you mean 'wer'"),
-        ((*FIRST, "sub_types", 0, "name"), "zz", "has 'zz': a metric of type 'accuracy' has wer, rtfx, exact_match"),
-        ((*FIRST, "sub_types", 0, "name"), "exact_match", "= exact_match, rtfx: put wer and rtfx into"),
-        ((*FIRST, "data_config"), "tone", "speech.data_config' = 'tone': not in 'data_configs', which has tones"),
-        ((*FIRST, "data_config"), None, "speech.data_config' is missing: name one of 'data_configs'"),
-        (PARAMS, {"audio_cols": "a"}, "pre_process_data_config.params.audio_cols': did you mean 'audio_col'? Olive"),
-        (METRICS, [METRIC, METRIC], "'evaluators.e.metrics' has 'speech' twice"),
-        (METRICS, [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}], "has 'speech_sentences' twice"),
+        (METRICS, [], "missing", M, "wer"),
+        (METRICS, [3], "wrong_value", f"{M}.0", "mapping"),
+        (METRICS, ["speech"], "unknown_name", f"{M}.0", "'speech'"),
+        ((*FIRST, "type"), "acuracy", "wrong_value", f"{M}.speech.type", "accuracy"),
+        ((*FIRST, "sub_types"), [], "missing", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
+        ((*FIRST, "sub_types", 0, "name"), "werr", "unknown_name", f"{M}.speech.sub_types", "'wer'"),
+        ((*FIRST, "sub_types", 0, "name"), "zz", "unknown_name", f"{M}.speech.sub_types", "wer, rtfx, exact_match"),
+        ((*FIRST, "sub_types", 0, "name"), "exact_match", "contradiction", f"{M}.speech.sub_types", "wer and rtfx"),
+        ((*FIRST, "data_config"), "tone", "unknown_name", f"{M}.speech.data_config", "tones"),
+        ((*FIRST, "data_config"), None, "missing", f"{M}.speech.data_config", "'data_configs'"),
+        (PARAMS, {"audio_cols": "a"}, "unknown_key", f"{D}.audio_cols", "'audio_col'"),
+        (METRICS, [METRIC, METRIC], "contradiction", M, "'speech' is there twice"),
         (
             METRICS,
-            [{**METRIC, "sub_types": [{"name": "exact_match"}], "data_config": {"pre_process_data_config": OCR}}],
-            "has 'exact_match', and its data the task 'vision-ocr': Olive measures exact_match of 'vision-vqa', ",
+            [METRIC, {**METRIC, "name": "speech_sentences", "type": "custom"}],
+            "contradiction",
+            M,
+            "_sentences'",
         ),
         (
-            REQUIRE,
-            [{"task": "speech", "metric": "were", "max": 1}],
-            "no metric 'were' of task 'speech' is measured",
+            METRICS,
+            [PICTURES],
+            "contradiction",
+            f"{M}.speech.sub_types",
+            ("exact_match of 'vision-vqa'", "'vision-ocr'"),
         ),
-        (REQUIRE, [{"metric": "accuracy_difference", "min": 0}], "it needs 'reference'"),
-        (("evaluators", "e", "reference"), {"path": "x", "top": 4}, "reference.top': the answers alone are compared"),
-        (("evaluators", "e", "langage"), "de", "unknown key 'evaluators.e.langage': did you mean 'language'?"),
-        (("evaluators", "e", "tasks"), "STS17", "'evaluators.e.tasks'"),
-        (("evaluators", "e", "user_script"), "none.py", "'evaluators.e.user_script' = 'none.py': does not exist"),
-        (("evaluators", "e", "type"), "OrtEvaluater", "did you mean 'OrtEvaluator'?"),
+        (REQUIRE, [{"task": "speech", "metric": "were", "max": 1}], "unknown_name", "evaluators.e.require", "'were'"),
+        (REQUIRE, [{"metric": "accuracy_difference", "min": 0}], "missing", "evaluators.e.require", "'reference'"),
+        (("evaluators", "e", "reference"), {"path": "x", "top": 4}, "contradiction", "evaluators.e", "reference.top"),
+        (("evaluators", "e", "langage"), "de", "unknown_key", "evaluators.e.langage", "'language'"),
+        (("evaluators", "e", "tasks"), "STS17", "wrong_value", "evaluators.e.tasks", "STS17"),
+        (("evaluators", "e", "user_script"), "none.py", "not_found", "evaluators.e.user_script", "none.py"),
+        (("evaluators", "e", "type"), "OrtEvaluater", "unknown_name", "evaluators.e.type", "'OrtEvaluator'"),
     ],
 )
-def test_mistake_is_named(path: tuple[Any, ...], value: Any, problem: str) -> None:
-    (found,) = map(str, mistakes(changed(*path, value=value), has_model=False))
-    assert problem in found
+def test_mistake_is_named(path: tuple[Any, ...], value: Any, code: str, field: str, holds: str) -> None:
+    with refused(OliveExtError, code, field, holds=holds):
+        refuse(mistakes(changed(*path, value=value), has_model=False))
 
 
 def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
@@ -107,7 +119,7 @@ def test_metrics_are_found_by_name_and_the_only_evaluator_is_used() -> None:
     assert settled["evaluators"]["e"]["metrics"] == [METRIC]
     assert "metrics" not in settled
     assert (settled["evaluator"], settled["evaluate_input_model"]) == ("e", True)
-    with pytest.raises(ConfigError, match=r"'evaluators\.e\.metrics\.0' = 'speech': not in 'metrics', which has other"):
+    with refused(ConfigError, "unknown_name", "evaluators.e.metrics.0", "speech"):
         with_named_metrics({**recipe, "metrics": [{**METRIC, "name": "other"}]})
 
 

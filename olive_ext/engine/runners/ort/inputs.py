@@ -6,7 +6,6 @@ positions.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,19 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from olive_ext.engine.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.engine.step import IntArray, Row, Step
 from olive_ext.errors import MismatchError
+from olive_ext.media.items import MediaItem, rotary_positions, runs_within
 from olive_ext.model.files.content import digest_of
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import read_adapter
-from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays, input_array
-from olive_ext.model.types import InputSpec, Role
+from olive_ext.model.spec.role_inputs import StepArrays
 
 Array = npt.NDArray[Any]
-
-KEPT_VALUES = 64
-"""Device values that are kept for updating; the longest unused goes first."""
 
 
 @dataclass(frozen=True)
@@ -77,50 +72,6 @@ def _place_media(rows: Sequence[Row], tokens_N: Array, positions_N: Array) -> tu
     return tuple(items), rotary_3N
 
 
-class InputFeed:
-    """Binds host arrays. An input that the session takes on its device has one value there for each shape, updated in
-    place, so that nothing is allocated for a shape that has been met, and only where its content changes."""
-
-    def __init__(self, session: ort.InferenceSession, device: Device, kept: int | None = KEPT_VALUES) -> None:
-        """`kept`: values that are kept at most; all where it is None."""
-        infos: Any = getattr(session, "get_input_memory_infos", list)  # from ONNX Runtime 1.24 on
-        taken = zip(session.get_inputs(), infos() if device.kind != "cpu" else (), strict=False)
-        self._on_device = {value.name for value, info in taken if info.name != "Cpu"}
-        self._device = device
-        self._kept = kept
-        self._values: OrderedDict[tuple[str, tuple[int, ...]], ort.OrtValue] = OrderedDict()
-        self._contents: dict[tuple[str, tuple[int, ...]], bytes] = {}
-
-    def bind(self, binding: ort.IOBinding, name: str, array: npt.NDArray[Any]) -> None:
-        """Binds `array` as the input `name`; it may be changed after the run only."""
-        if name not in self._on_device or not array.size:
-            binding.bind_cpu_input(name, array)
-            return
-        key, content = (name, array.shape), array.tobytes()
-        value = self._values.get(key)
-        if value is None:
-            value = self._values[key] = ort.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
-            if self._kept is not None and len(self._values) > self._kept:
-                del self._contents[self._values.popitem(last=False)[0]]
-        else:
-            self._values.move_to_end(key)
-            if self._contents[key] != content:
-                value.update_inplace(array)
-        self._contents[key] = content
-        binding.bind_ortvalue_input(name, value)
-
-    def bind_inputs(
-        self, binding: ort.IOBinding, specs: Sequence[InputSpec], layout: Layout, tokens: ort.OrtValue | None = None
-    ) -> None:
-        """Binds the inputs in `specs`, computed from a step's rows; `tokens` replace the token ids where given."""
-        for spec in specs:
-            role, tensor = spec.role, spec.tensor
-            if tokens is not None and role is Role.INPUT_IDS:
-                binding.bind_ortvalue_input(tensor.name, tokens)
-            elif role in COMPUTE:
-                self.bind(binding, tensor.name, input_array(spec, layout))
-
-
 class Adapters:
     """The parameters of LoRA adapters (.onnx_adapter), by the names of the inputs that take them; read once.
 
@@ -151,10 +102,8 @@ class Adapters:
                 raise MismatchError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
             wanted, shape = taken[name], value.shape()
             if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
-                raise MismatchError(
-                    f"adapter '{self._origins[name]}' gives '{name}' as {value.data_type()} {shape}; the decoder takes "
-                    f"{wanted.type} {wanted.shape}"
-                )
+                told = f"gives '{name}' as {value.data_type()} {shape}; the decoder takes {wanted.type} {wanted.shape}"
+                raise MismatchError(f"adapter '{self._origins[name]}' {told}")
         if device.kind != "cpu":
             self._values = {
                 name: ort.OrtValue.ortvalue_from_numpy(value.numpy(), device.kind, device.index)

@@ -5,7 +5,7 @@ slots, and tries what shows on an open session only. Knows no text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +26,6 @@ from olive_ext.engine.forms.graph_form import (
 from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
 from olive_ext.engine.forms.registry import choose
-from olive_ext.engine.media.embedding import Embedding
-from olive_ext.engine.media.encoder import MediaEncoder
-from olive_ext.engine.media.graphs import ItemGraphs, ShapeCount
-from olive_ext.engine.media.source_encoder import SourceEncoder
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
 from olive_ext.engine.runners.ort.inputs import Adapters
 from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
@@ -40,6 +36,9 @@ from olive_ext.errors import ModelError, ProviderError, understood
 from olive_ext.graph.edits import NUM_ROWS, clips_as_max, cross_graph, drop_shape_hints, pad_rows, with_attention_bias
 from olive_ext.graph.onnx_file import ModelProto, external_locations, relocate
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, scoring_graph
+from olive_ext.media.encoder import Embedding, MediaEncoder
+from olive_ext.media.graphs import ItemGraphs, ShapeCount
+from olive_ext.media.source_encoder import SourceEncoder
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_encoder_rows, choose_num_slots, shared_positions
 from olive_ext.model.files.content import external_data_plan, load_graph
@@ -199,7 +198,7 @@ def _decoder(
         "model": str(model.files.decoder),
         "runtime": model.runtime.name,
         "runtime_origin": model.runtime_reason,
-        **dict(zip(("decode_ahead", "decode_ahead_reason"), model.overlapped_steps, strict=True)),
+        **dict(zip(("overlaps_steps", "overlaps_steps_reason"), model.overlaps_steps, strict=True)),
         "num_slots_origin": origin,
         "notes": notes,
         **adapters.describe(),
@@ -240,7 +239,7 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}
 """Of a model of several graphs, or beside another model: each session has threads of its own, and those that spin
-behind a run take the processors of the next session's. By hand, on a busy machine of 2 cores, the tiny Whisper heard
+after a run take the processors of the next session's. By hand, on a busy machine of 2 cores, the tiny Whisper heard
 1.3 to 1.7 times as fast in first runs, 2.6 to 4.8 times in later ones; two resident models of 135M parameters took 1.35
 times the processor's seconds of both alone, and 1.04 times without (40 documents of each quickstart task)."""
 
@@ -262,7 +261,7 @@ class Sessions:
         if not spec.is_kv_in_place:
             drop_shape_hints(proto.graph)
         exposes_rows, is_plain = self.model.is_compared, spec.is_paged or self.model.buckets.steps == "none"
-        overlaps_steps = self.model.overlapped_steps[0] and is_plain
+        overlaps_steps = self.model.overlaps_steps[0] and is_plain
         bans = read_suppressed(self.model.files).bans if spec.cross else ()
         outputs = HeadOutputs(exposes_rows, tokens=self._token_form(spec) if overlaps_steps else None, bans=bans)
         logits, caches = spec.logits, [name for tensor in spec.caches for name in (tensor.past, tensor.present)]
@@ -311,7 +310,7 @@ class Sessions:
         encoders = self.model.media.encoders if self.model.media is not None else ()
         graphs = self._item_graphs(device)
         opened = [self._media_encoder(found, graphs) for found in encoders]
-        return Embedding(self._bound(proto, file), read, opened, graphs, self.weights.get(file))
+        return Embedding(self._bound(proto, file), read, opened, graphs, self._bind_weights(file))
 
     def _item_graphs(self, device: Device) -> ItemGraphs:
         count = ShapeCount(is_strict=self.model.settings.engine.strict_shapes)
@@ -326,7 +325,11 @@ class Sessions:
         open_session, max_rows = partial(opener.media, spec), choose_encoder_rows(self.model.settings, graphs.device)
         if graphs.is_bucketed and spec.has_own_rows:
             spec = replace(spec, real_rows=TensorSpec(NUM_ROWS, 7, (1,)))
-        return MediaEncoder(spec, open_session, graphs, max_rows, self.weights.get(spec.files.graph))
+        return MediaEncoder(spec, open_session, graphs, max_rows, self._bind_weights(spec.files.graph))
+
+    def _bind_weights(self, file: Path) -> Callable[[ort.IOBinding], None] | None:
+        weights = self.weights.get(file)
+        return None if weights is None else weights.bind
 
     def media(self, spec: MediaEncoderSpec) -> ort.InferenceSession:
         """The session of an encoder. Raises `ProviderError` where its provider cannot run it, or not all of it."""
@@ -342,8 +345,7 @@ class Sessions:
         companion = self.model.files.companions.get("embedding")
         if companion is None:
             raise ModelError(
-                f"'{self.model.files.decoder}' takes '{spec.embeddings[0]}' instead of token ids, and no "
-                "genai_config.json names the graph that computes it (model.embedding.filename)"
+                f"no genai_config.json names the graph of '{spec.embeddings[0]}' (model.embedding.filename)"
             )
         proto = load_graph(companion.graph)
         clips_as_max(proto.graph)

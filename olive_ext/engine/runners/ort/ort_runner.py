@@ -20,18 +20,19 @@ from typing_extensions import override
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
-from olive_ext.engine.media.embedding import Embedding
-from olive_ext.engine.media.items import Media, MediaItem
-from olive_ext.engine.media.source_encoder import SourceEncoder
-from olive_ext.engine.requests import Source, integers
+from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
-from olive_ext.engine.runners.ort.inputs import Adapters, InputFeed, Layout
+from olive_ext.engine.runners.ort.inputs import Adapters, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, understood
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.graph.scoring_head import BANNED, NEXT_IDS, SCORES_ONLY, HeadOutputs, ScoringGraph, add_scoring_head
 from olive_ext.graph.standalone_graphs import CANDIDATE_OUTPUTS, candidates_graph
+from olive_ext.media.encoder import Embedding
+from olive_ext.media.items import Media, MediaItem, Source
+from olive_ext.media.source_encoder import SourceEncoder
+from olive_ext.model.providers.bindings import InputFeed
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import is_memory_error, named_failure, named_ort_failures
@@ -193,7 +194,7 @@ CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
 
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
+"""ONNX Runtime's run option that names the arenas to be shrunk after the run."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +334,7 @@ class OrtRunner(Runner):
             return self._run(step)
         except Exception as error:
             row, many = step.rows[0], len(step.rows)
-            what = f"on a step of {many} x {len(row.tokens)} tokens behind {row.past} positions"
+            what = f"on a step of {many} x {len(row.tokens)} tokens after {row.past} positions"
             raise named_failure(error, what) from error
 
     def release_memory(self) -> None:
@@ -369,7 +370,7 @@ class OrtRunner(Runner):
         return self._parts.compiled.bucket(shape)
 
     def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""
+        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena after a run (no encoder-decoder's)."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()
@@ -394,8 +395,7 @@ class OrtRunner(Runner):
             slots, blocks = self._kv.num_slots, self._kv.blocks.number
             if not self._kv.halve():
                 raise MemoryShortageError(
-                    f"no memory for the KV cache of one sequence of {capacity} positions ({first_line(error)}): give "
-                    "a smaller 'max_length'"
+                    f"no memory for a KV cache of {capacity} positions ({first_line(error)}): lower 'max_length'"
                 ) from error
             what = f"{blocks} blocks of the KV cache" if blocks else f"{slots} KV slots of {capacity} positions"
             logger.warning("no memory for %s, half as many now", what)
@@ -439,7 +439,7 @@ class OrtRunner(Runner):
         feed.bind_inputs(binding, self._spec.inputs, layout, tokens)
         self._kv.bind_masks(partial(feed.bind, binding), step)
         if self._parts.embedding is not None:
-            self._parts.embedding.bind(layout, binding, tokens)
+            self._parts.embedding.bind(layout, layout.items, binding, tokens)
         if self._parts.encoder is not None:
             self._parts.encoder.bind([row.source for row in step.rows], binding)
         for values in (self._parts.adapters, self._parts.weights):

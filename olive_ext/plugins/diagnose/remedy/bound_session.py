@@ -17,13 +17,7 @@ from typing_extensions import override
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap
-from olive_ext.engine.runners.ort.bound_weights import (
-    BoundWeights,
-    KeptStates,
-    MissingStatesError,
-    OpenAbove,
-    StepStates,
-)
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, OpenAbove
 from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.errors import ModelError
@@ -33,6 +27,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.types import Role
 from olive_ext.plugins.diagnose.remedy.documents import Document
+from olive_ext.plugins.diagnose.remedy.kept_states import KeptStates, KeptStepStates, MissingStatesError
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import Matrix
 from olive_ext.records import Records
@@ -309,11 +304,13 @@ class Border:
     """Of the whole graph's multiplications by bound weights."""
 
     opened: OpenedRunner | None = None
-    states: StepStates | None = None
+    states: KeptStepStates | None = None
 
 
 class Borders(BoundWeights):
     """Bound weights of a decoder, whose steps leave their states at borders."""
+
+    states: KeptStepStates | None
 
     def __init__(
         self,
@@ -341,7 +338,7 @@ class Borders(BoundWeights):
         present = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in left if name not in present)
         self._proto = proto
-        self.states = StepStates(self.kept, left=tuple(left))
+        self.states = KeptStepStates(self.kept, left=tuple(left))
 
     @override
     def opened(self, above: OpenAbove) -> None:
@@ -354,7 +351,7 @@ class Borders(BoundWeights):
                 onnx.helper.make_tensor_value_info(name, *self.kept.type_of(run, name)) for name in border.part.border
             ]
             proto = self._parts.cut(self._proto, border.part, infos)
-            border.states = StepStates(self.kept, taken=border.part.border)
+            border.states = KeptStepStates(self.kept, taken=border.part.border)
             border.opened = self._open_above(proto, border.states)
         assert border.opened is not None
         return border.opened

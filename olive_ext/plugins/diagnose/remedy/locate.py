@@ -268,10 +268,7 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise ContradictionError(f"'reference' = '{other.settings.model}' is the model itself: give the float model")
     tokenizer = {} if models.asked_otherwise is None else {"tokenizer": own.files.tokenizer}
     if own.spec.vocab_size != other.spec.vocab_size:
-        raise NotComparableError(
-            f"the reference has logits for {other.spec.vocab_size} tokens and the model for {own.spec.vocab_size}: "
-            "they are not comparable"
-        )
+        raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
     return own.patched(length), other.patched({**tokenizer, **length})
 
@@ -345,7 +342,7 @@ def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized
 
 def _block(use: WeightUse, weights: GraphWeights) -> int:
     """The numbers of a row that a product would round with one scale, where it rounds what it multiplies; 0 where its
-    form never does. ONNX Runtime makes a MatMulNBits of a product behind DequantizeLinear, too."""
+    form never does. ONNX Runtime makes a MatMulNBits of a product after DequantizeLinear, too."""
     node = use.node
     if node.op_type == "MatMulNBits":
         return int(attribute(node, "block_size", 0)) if attribute(node, "accuracy_level", 0) == _LEVEL else 0

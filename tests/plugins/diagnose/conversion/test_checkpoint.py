@@ -22,10 +22,11 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.engine.runners.hf.hf_model import PlainPass
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.plugins.diagnose.conversion import Agreement, checkpoint, hold_against
-from olive_ext.plugins.diagnose.conversion.checkpoint import Hypothesis
+from olive_ext.plugins.diagnose import conversion
+from olive_ext.plugins.diagnose.conversion import Agreement, Hypothesis, hold_against
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +87,7 @@ def test_dropped_windows_are_told_with_their_length_layer_and_proof(tmp_path: Pa
         "self_attn",
         WINDOW + 1,
     )
-    assert f"equal up to {WINDOW + 1} tokens, not behind: a sliding window of {WINDOW} is missing" in found.sentence()
+    assert f"equal up to {WINDOW + 1} tokens, not beyond: a sliding window of {WINDOW} is missing" in found.sentence()
     assert json.loads(json.dumps(asdict(found)))["state_difference"]["place"] == "layer 0"
 
 
@@ -232,7 +233,7 @@ def test_half_precision_that_overflows_in_transformers_excuses_nothing(monkeypat
         def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
             return super().logprobs(tokens) * (np.nan if self.overflows else 1)
 
-    monkeypatch.setattr(checkpoint, "PlainPass", Overflowing)
+    monkeypatch.setattr(conversion, "PlainPass", Overflowing)
     package = export("llama-genai-0.18-fp16-cpu")
     found = held(package.path, package.hf)
     assert found.bound == LARGEST_DIFFERENCE
@@ -244,7 +245,7 @@ def test_configuration_that_transformers_refuse_is_passed_over(tmp_path: Path, m
         Hypothesis("a kind that is not there", {"rope_parameters": {"rope_type": "none", "rope_theta": 1e4}}),
         Hypothesis("a head of another size", {"head_dim": 7}),
     ]
-    monkeypatch.setattr(checkpoint, "hypotheses", lambda config: refused)
+    monkeypatch.setattr(conversion, "hypotheses", lambda config: refused)
     damaged = edited(
         genai_export("llama"), tmp_path / "damaged", lambda model: change(weight(model, "down_proj"), np.negative)
     )
@@ -258,6 +259,22 @@ def test_quantized_model_is_not_charged_to_the_conversion() -> None:
     found = held(package.path, package.hf)
     assert (found.quantized_by, found.state_difference, found.omission) == ("MatMulNBits", None, None)
     assert "quantization and conversion cannot be told apart without the float model" in found.sentence()
+
+
+def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
+    """Its distance says little: its files are held against the checkpoint's."""
+
+    def another_epsilon(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for entry in (entry for entry in node.attribute if entry.name == "epsilon"):
+                entry.f = 0.1
+
+    package = export("llama-genai-0.14-int4")
+    for path, expected in ((package.path, 0), (edited(package.path, tmp_path / "model", another_epsilon), 5)):
+        config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(path)}, "max_length": 16})
+        problems = check_model(config, against=str(package.hf)).problems
+        assert len(problems) == expected
+        assert all("has 'epsilon' 0.1, config.json 1e-06" in problem for problem in problems)
 
 
 def test_wrong_checkpoint_differs_from_the_embeddings_on(tmp_path: Path) -> None:
@@ -279,20 +296,20 @@ def test_other_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     arrays = load_file(hf / "model.safetensors")
     cut = {name: array[:1000] if len(array) == 1024 else array for name, array in arrays.items()}
     save_file(cut, hf / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"has 1024 tokens and '.*hf' 1000: .* \(one of them is padded"):
+    with refused(ModelError, "not_comparable", holds=("1024 tokens", "hf' 1000")):
         held(genai_export("llama"), hf)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no checkpoint: give a Hugging Face model"):
         held(genai_export("llama"), genai_export("llama"))
-    with pytest.raises(ConfigError, match="only an ONNX model can be held against a checkpoint"):
+    with refused(ConfigError, "unsupported", holds="ONNX"):
         held(hf_model("llama"), hf_model("llama"))
 
 
 def test_encoder_decoder_is_refused() -> None:
     package = export("whisper-genai-0.18")
-    with pytest.raises(ModelError, match="only models of text alone can"):
+    with refused(ModelError, "unsupported", holds="decoder.onnx"):
         held(package.path, package.hf)
 
 
@@ -335,10 +352,10 @@ def test_problem_of_a_check_is_the_sentence(tmp_path: Path) -> None:
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
-    monkeypatch.setattr(checkpoint, "PlainGraph", lambda *_: graph)
+    monkeypatch.setattr(conversion, "PlainGraph", lambda *_: graph)
     model: Any = None
     with pytest.raises(ModelError, match="no value of the graph has the size of a hidden state"):
-        checkpoint.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
+        conversion.first_state_difference(plain, model, [1, 2, 3, 4], 1e-3)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "phi"])

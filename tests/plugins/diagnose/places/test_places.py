@@ -17,6 +17,7 @@ from olive_ext.report.verdict import verdict
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.pairs import WORK, compared
 from tests.plugins.diagnose.places.planted import planted
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +141,7 @@ def test_one_place_twice_is_refused(named: dict[str, object]) -> None:
 
 def test_enough_documents_is_refused() -> None:
     """A claim on drawn documents is no verdict on two places."""
-    with pytest.raises(ConfigError, match="'documents' = 'enough' is for two models"):
+    with refused(ConfigError, "contradiction", "documents", holds="enough"):
         EvaluationConfig.of({"model": "m", "reference": "same_model", **WORK, "limit": None, "documents": "enough"}, {})
 
 

@@ -37,6 +37,7 @@ from tests.exports import quickstart
 from tests.exports.cache import ROOT
 from tests.exports.catalog import Export
 from tests.exports.plain import plain_logits
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -203,16 +204,16 @@ def test_empty_folder_is_taken_and_the_models_own_is_refused(plain_models: Model
     package({}, plain_models).write(tmp_path / "mended")
     assert (tmp_path / "mended" / "model.onnx").is_file()
     model = resolve(ModelSettings.of({"model": str(tmp_path / "mended")}))
-    with pytest.raises(ConfigError, match="lies in the model's folder, which is copied as a whole"):
+    with refused(ConfigError, "wrong_value", "output_dir"):
         refuse_inside(model, tmp_path / "mended" / "again")
     refuse_inside(model, tmp_path / "again")
 
 
 def test_folder_with_files_is_refused_and_untouched(plain_models: Models, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"'output_dir' = .* has files already"):
+    with refused(ConfigError, "exists", "output_dir"):
         refuse_filled(tmp_path)
-    with pytest.raises(ConfigError, match="has files already"):
+    with refused(ConfigError, "exists", "output_dir"):
         package({}, plain_models).write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -222,7 +223,7 @@ def test_disk_without_room_is_told_before_anything_is_written(
 ) -> None:
     left = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: left)
-    with pytest.raises(RunError, match=r"takes 1\.16\sMB: '.*' has 1\.00\skB left"):
+    with refused(RunError, "failed", holds=("1.16", "1.00")):
         package({}, plain_models).write(tmp_path / "mended")
     assert not list(tmp_path.iterdir())
 

@@ -13,6 +13,7 @@ from olive_ext.errors import ModelError
 from olive_ext.plugins.diagnose.remedy.pairing import Pairing, pair, refuse_nothing, relative_error
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
 from tests.graph import quantized as graphs
+from tests.refusals import refused
 
 STORED = graphs.nbits(4, 32, has_zero_points=True)
 ORIGIN = STORED.matrix + np.random.default_rng(1).normal(0, 0.01, STORED.matrix.shape).astype(np.float32)
@@ -54,7 +55,7 @@ def test_weight_of_two_products_of_which_one_is_quantized_is_named(tmp_path: Pat
         helper.make_node("MatMul", ["x", "w"], ["z"], "/layers.1/mlp/down_proj/MatMul"),
     )
     floats.graph.node.append(other)
-    with pytest.raises(ModelError, match=r"one weight for it and for '/layers.1/.*', which is not quantized with it"):
+    with refused(ModelError, "not_comparable", holds=("/layers", "1/")):
         paired(floats, STORED.model, tmp_path)
 
 
@@ -119,7 +120,7 @@ def test_gate_and_up_are_paired_with_what_has_both(tmp_path: Path) -> None:
 
 def test_parts_that_the_other_graph_interleaves_are_named(tmp_path: Path) -> None:
     parts = [("gate_proj", np.round(ORIGIN[:, ::2], 1)), ("up_proj", np.round(ORIGIN[:, 1::2], 1))]
-    with pytest.raises(ModelError, match=r"'/layers.0/attn/gate_proj/MatMul': its weight's values are others"):
+    with refused(ModelError, "not_comparable", holds=("/layers", "0/attn/gate_proj/MatMul")):
         paired(products(("gate_up_proj", ORIGIN)), products(*parts), tmp_path)
 
 
@@ -136,7 +137,7 @@ def test_parts_in_the_same_precision_as_their_whole_are_no_target(tmp_path: Path
 
 def test_parts_without_a_whole_stay_unpaired(tmp_path: Path) -> None:
     rounded = thirds(np.round(ORIGIN, 1))
-    with pytest.raises(ModelError, match=r"of 2 weights .*q_proj.*no node of that name"):
+    with refused(ModelError, "not_comparable", holds=("2", "q_proj")):
         paired(products(("qkv_proj", ORIGIN)), products(*rounded[:2]), tmp_path)
 
 
@@ -144,24 +145,24 @@ def test_part_that_a_third_product_shares_is_named(tmp_path: Path) -> None:
     floats, quantized = products(*thirds(ORIGIN)), products(("qkv_proj", np.round(ORIGIN, 1)))
     other = helper.make_node("MatMul", ["x", "k_proj.weight"], ["z"], "/layers.1/attn/k_proj/MatMul")
     floats.graph.node.append(other)
-    with pytest.raises(ModelError, match=r"one weight for it and for '/layers.1/attn/k_proj/MatMul', which is not"):
+    with refused(ModelError, "not_comparable", holds=("/layers", "1/attn/k_proj/MatMul")):
         paired(floats, quantized, tmp_path)
 
 
 def test_other_name_is_unpaired_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"down_proj/MatMul_Q4': the float graph has no node of that name"):
+    with refused(ModelError, "not_comparable", holds="down_proj/MatMul_Q4"):
         paired(graphs.plain(ORIGIN, "/layers.0/mlp/up_proj/MatMul"), STORED.model, tmp_path)
 
 
 def test_other_shape_is_unpaired_with_both_shapes(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"its weight is \[64, 48\], the float graph's \[63, 48\]"):
+    with refused(ModelError, "not_comparable", holds=("64", "48", "63")):
         paired(graphs.plain(ORIGIN[:-1]), STORED.model, tmp_path)
 
 
 def test_weight_of_another_model_is_unpaired_by_its_values(tmp_path: Path) -> None:
     other = graphs.random_weight(9) * (np.std(ORIGIN) / 0.1)
     assert relative_error(other, STORED.matrix) > 1.2
-    with pytest.raises(ModelError, match="its weight's values are others"):
+    with refused(ModelError, "not_comparable"):
         paired(graphs.plain(other.astype(np.float32)), STORED.model, tmp_path)
 
 
@@ -195,7 +196,7 @@ def test_weight_that_is_far_off_among_others_that_are_not_is_a_target(scale: flo
 
 
 def test_model_of_which_most_weights_are_others_is_another_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="its weight's values are others"):
+    with refused(ModelError, "not_comparable"):
         paired(*several(3, 3, 3, 3), tmp_path)
     most = paired(*several(3, 3, 1, 3), tmp_path)
     assert len(most.targets) == 1
@@ -233,5 +234,5 @@ def test_weight_in_a_form_that_is_not_compared_is_named(tmp_path: Path) -> None:
     assert [target.layer for target in pairing.targets] == [0]
     assert "MatMulInteger, has its weight in a form that is not compared" in pairing.unpaired[name]
     del both.graph.node[0]
-    with pytest.raises(ModelError, match=r"no weight can be paired .* of 2 weights .*no node of that name"):
+    with refused(ModelError, "not_comparable", holds="2"):
         paired(floats, both, tmp_path)

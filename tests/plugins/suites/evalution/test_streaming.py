@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from evalution.engines.continuous import RequestQueue
 
-from olive_ext.plugins.suites.evalution.ort_engine import BATCH, Arrivals, Item, stream
+from olive_ext.plugins.suites.evalution import BATCH, Arrivals, Item, stream
 
 pytestmark = pytest.mark.other_env
 

@@ -1,11 +1,12 @@
-"""An ONNX model held against the checkpoint it was made of, on random texts of growing length."""
+"""What an export lost of its checkpoint: how far an ONNX model and the transformers model that it was made of are apart
+on random texts, from which length on, in which layer, and which value of the configuration was left out."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.plugins.diagnose.conversion.agreement import Agreement, Difference, Omission, StateDifference
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,8 @@ class _Scored:
         """Raises `ModelError` for other vocabularies."""
         plain = PlainPass(checkpoint)
         if plain.vocab_size != model.spec.vocab_size:
-            raise ModelError(
-                f"'{model.name}' has {model.spec.vocab_size} tokens and '{checkpoint.name}' {plain.vocab_size}: they "
-                "cannot be compared (one of them is padded, or it was not made of this checkpoint)"
-            )
+            told = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
+            raise ModelError(told, code="not_comparable")
         texts = _texts(model, checkpoint, plain)
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
 
@@ -152,10 +150,7 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
     if model.kind != "onnx" or not model.runtime.runs_graph:
         raise UnsupportedError(f"'{model.settings.model}': only an ONNX model can be held against a checkpoint")
     if model.source is not None or checkpoint.source is not None:
-        raise ModelError(
-            f"'{model.name}' cannot be held against a checkpoint: only models of text alone can, and its "
-            "decoder is fed by an encoder"
-        )
+        raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
 
 
 def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass) -> list[Text]:
@@ -271,7 +266,7 @@ def states_error(exact: States, rounded: States) -> float:
 
 
 def _behind_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
-    """The first of `names` behind the last that is not in `wrong`; None where that is the last of all."""
+    """The first of `names` after the last that is not in `wrong`; None where that is the last of all."""
     last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
     return names[last + 1] if last + 1 < len(names) else None
 
@@ -430,3 +425,127 @@ def near(lengths: Mapping[str, int], equal_up_to: int) -> str:
         if number <= equal_up_to <= number + 1 + number // 4:
             return f", where the checkpoint's '{name}' of {number} begins to count"
     return ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one text."""
+
+    num_tokens: int
+    nats: float
+    """The largest difference of a token's log-probability."""
+
+
+@dataclass(frozen=True)
+class Omission:
+    """What was changed in transformers for them to compute what the graph computes."""
+
+    text: str
+    """ "a sliding window of 16 is missing"."""
+
+    nats: float
+    """How far transformers are from the graph then."""
+
+    def sentence(self) -> str:
+        """The text and its proof."""
+        return f"{self.text} (so changed, transformers are within {self.nats:.2g} nats)"
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """Where hidden states part: the first value of transformers that is nowhere in the graph."""
+
+    place: str
+    """ "layer 3", "the embeddings", "the last norm" or "the LM head"."""
+
+    part: str
+    """The layer's module whose output is the first that differs; empty where none is told apart."""
+
+    behind: str
+    """The last module whose output is still in the graph; empty where there is none."""
+
+    token: int
+    """The first token whose state differs, counted from 1."""
+
+    error: float
+    """The largest error of a token's state, relative to its length."""
+
+    def sentence(self) -> str:
+        """ "hidden states part in layer 0 (self_attn), from token 17 on"."""
+        part = f" ({self.part})" if self.part else ""
+        behind = f"; '{self.behind}' is still equal" if self.behind else ""
+        error = f"by {self.error:.2g} of their size"
+        return f"hidden states part in {self.place}{part}, from token {self.token} on, {error}{behind}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an ONNX model and its checkpoint are apart, and where that begins."""
+
+    checkpoint: str
+    texts: tuple[Difference, ...]
+    """From short to long."""
+
+    bound: float
+    """Nats that are rounding."""
+
+    bound_reason: str
+    """Why `bound` is no smaller."""
+
+    equal_up_to: int | None = None
+    """Tokens of a text that are equal, counted from its first; None where all texts are."""
+
+    is_by_text: bool = False
+    """Whether a text differs from its first tokens on as soon as it is longer than `equal_up_to`."""
+
+    quantized_by: str = ""
+    """An operator by which the model is quantized; empty of a float model."""
+
+    unseen: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of tokens in the checkpoint's configuration that no text reached."""
+
+    near: str = ""
+    """The configuration's value that begins to count where texts begin to differ."""
+
+    state_difference: StateDifference | None = None
+    states_note: str = ""
+    """Why no layer is named."""
+
+    omission: Omission | None = None
+
+    @property
+    def reason(self) -> str:
+        """What counts as equal, and why."""
+        return f"at most {self.bound:.2g} is {self.bound_reason}"
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all texts are."""
+        return self.equal_up_to is None
+
+    @property
+    def nats(self) -> float:
+        """The largest difference of all texts."""
+        return max(text.nats for text in self.texts)
+
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        apart = f"up to {self.nats:.2g} nats apart on texts of up to {self.texts[-1].num_tokens} tokens"
+        if self.is_equal:
+            short = [f"no text reached '{name}' of {number}" for name, number in self.unseen.items()]
+            return "; ".join([f"equal to the checkpoint: {apart}", *short])
+        if self.quantized_by:
+            return (
+                f"{apart}; the model is quantized ({self.quantized_by}): quantization and conversion cannot be told "
+                "apart without the float model, which can be held against the checkpoint in the same way"
+            )
+        where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else self.near)
+        layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note
+        return "; ".join(filter(None, (f"differs from '{self.checkpoint}', {apart}", where, layer)))
+
+    def _where(self) -> str:
+        if not self.equal_up_to:
+            return "at every length"
+        if self.is_by_text:
+            return f"texts of up to {self.equal_up_to} tokens are equal, longer ones differ from their first tokens on"
+        return f"equal up to {self.equal_up_to} tokens, not beyond"

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from olive_ext.engine.runners.ort.bound_weights import KeptStates, MissingStatesError
+from olive_ext.plugins.diagnose.remedy.kept_states import KeptStates, MissingStatesError
 
 LOW, MIDDLE, HIGH = ("low",), ("middle", "shared"), ("high", "shared")
 

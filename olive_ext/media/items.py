@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.errors import LostItemError, MediaError, TaskError
+from olive_ext.errors import LostItemError, MediaError, OliveExtError, TaskError
 from olive_ext.model.spec.media_types import WORDS, Modality
+from olive_ext.model.types import SourceKind, TensorSpec
 
 Array = npt.NDArray[Any]
 Value = TypeVar("Value")
@@ -69,7 +70,7 @@ class MediaRun:
 
     @property
     def stop(self) -> int:
-        """The position behind its last placeholder."""
+        """The position after its last placeholder."""
         return self.start + self.item.num_tokens
 
 
@@ -162,7 +163,7 @@ def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
 
 
 def filled_up(parts: Sequence[Array]) -> Array:
-    """The parts one behind the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
+    """The parts one after the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
     longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     filled = []
     for part in parts:
@@ -174,8 +175,8 @@ def filled_up(parts: Sequence[Array]) -> Array:
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
     """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
 
-    Tokens of text have one number for all three. An item with a grid counts from the number behind the token before it,
-    and the text behind it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    Tokens of text have one number for all three. An item with a grid counts from the number after the token before it,
+    and the text after it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
     """
     positions_N = np.asarray(positions_N, np.int64)
     found_3N = np.stack([positions_N] * 3)
@@ -227,3 +228,37 @@ class ItemStore(Generic[Value]):
         """Drops all values."""
         self._values.clear()
         self.num_bytes = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The input of an encoder: token ids [S] (integers), or features without a batch axis (floating point).
+
+    Two are equal when their content is.
+    """
+
+    array: npt.NDArray[Any] = field(compare=False)
+    key: str = field(init=False)
+    """Digest of type, shape and content."""
+
+    def __post_init__(self) -> None:
+        content = np.ascontiguousarray(self.array)
+        digest = hashlib.sha256(f"{content.dtype.str} {content.shape} ".encode())
+        digest.update(content.data)
+        object.__setattr__(self, "array", content)
+        object.__setattr__(self, "key", digest.hexdigest())
+
+
+def refuse_other_source(source: Source | None, kind: SourceKind, wanted: TensorSpec) -> None:
+    """Raises `OliveExtError` for a source that an encoder with the input `wanted` [B, ...] does not take."""
+    if source is None:
+        raise OliveExtError(f"this model is an encoder-decoder: a request needs a source ({kind.value})")
+    declared, shape = wanted.shape[1:], source.array.shape
+    is_features = source.array.dtype.kind == "f"
+    fits = len(shape) == len(declared) and all(
+        size == length or not isinstance(length, int) for size, length in zip(shape, declared, strict=True)
+    )
+    if is_features is not (kind is SourceKind.FEATURES) or not fits or 0 in shape:
+        raise OliveExtError(
+            f"the source is {source.array.dtype} {list(shape)}; the encoder takes {kind.value} {list(declared)}"
+        )

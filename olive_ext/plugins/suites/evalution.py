@@ -1,4 +1,8 @@
-"""`OrtEngine`: how Evalution opens a model of ours, from Python and from its YAML. Knows no request and no suite."""
+"""Evalution's engine contract on our sessions: `OrtEngine` for its Python interface, `run_spec` for its YAML.
+
+To be imported inside functions only: it imports Evalution, which is an extra, takes seconds and prints a banner on
+stderr. It knows the public session, and nothing below it.
+"""
 
 from __future__ import annotations
 
@@ -260,8 +264,7 @@ def register() -> None:
     registry = getattr(evalution.yaml, "_ENGINE_REGISTRY", None)
     if not isinstance(registry, dict):
         raise ConfigError(
-            f"evalution {evalution.__version__} keeps its engines where olive_ext does not find them: "
-            "use evalution.run(engine=OrtEngine(...))"
+            f"evalution {evalution.__version__} hides its engines: use evalution.run(engine=OrtEngine(...))"
         )
     spec = getattr(evalution.yaml, "_EngineSpec", None)
     name = OrtEngine.__name__
@@ -328,7 +331,7 @@ class RequestEncoder:
         ]
 
     def rolling(self, requests: Sequence[base.RollingLoglikelihoodRequest]) -> list[RollingRequest]:
-        """Every token is scored, behind the prefix token: a BOS that the tokenizer adds is one of them."""
+        """Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them."""
         with self._lock:
             texts = self._contexts({request.text for request in requests if request.input_ids is None})
         return [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]

@@ -34,13 +34,13 @@ def _scores(session: Session, longest: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("chunk_size", "longest"), [(1, 20), (7, 60), (64, 300), (256, 300), (512, 300)])
-def test_branches_score_what_rows_score(chunk_size: int, longest: int) -> None:
+def test_tree_batches_score_what_rows_score(chunk_size: int, longest: int) -> None:
     """Texts end at the context's end where a step is not a token or a few, which takes its time."""
-    with _open(scoring="rows") as rows, _open(scoring="branches", chunk_size=chunk_size) as branches:
-        np.testing.assert_allclose(_scores(branches, longest), _scores(rows, longest), atol=2e-5)
-        assert (rows.describe_execution()["scoring"], branches.describe_execution()["scoring"]) == ("rows", "branches")
-        assert branches.counters.tokens_fed == branches.counters.tokens_distinct
-        assert branches.counters.steps <= -(-branches.counters.tokens_fed // chunk_size)
+    with _open(scoring="rows") as rows, _open(scoring="tree", chunk_size=chunk_size) as tree:
+        np.testing.assert_allclose(_scores(tree, longest), _scores(rows, longest), atol=2e-5)
+        assert (rows.describe_execution()["scoring"], tree.describe_execution()["scoring"]) == ("rows", "tree")
+        assert tree.counters.tokens_fed == tree.counters.tokens_distinct
+        assert tree.counters.steps <= -(-tree.counters.tokens_fed // chunk_size)
 
 
 def test_the_form_is_measured_once_there_is_enough_work_and_says_so() -> None:
@@ -56,7 +56,7 @@ def test_the_form_is_measured_once_there_is_enough_work_and_says_so() -> None:
 
 
 class _Wrong:
-    """A runner whose branches see what lies in other cells than they are told."""
+    """A runner whose tree batches see what lies in other cells than they are told."""
 
     def __init__(self, runner: OrtRunner, is_failing: bool) -> None:
         self._runner = runner
@@ -74,7 +74,7 @@ class _Wrong:
         return self._runner.run(dataclasses.replace(step, rows=rows))
 
 
-def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
+def test_a_device_that_computes_tree_batches_wrongly_is_noticed() -> None:
     path = genai_export("llama", None)
     engine = open_engine(resolve(ModelSettings(model=str(path), execution_provider="cpu")))
     runner = engine.runner
@@ -85,11 +85,11 @@ def test_a_device_that_computes_branches_wrongly_is_noticed() -> None:
     engine.close()
 
 
-def test_rounded_activations_are_scored_in_rows_unless_branches_are_asked_for() -> None:
+def test_rounded_activations_are_scored_in_rows_unless_tree_batches_are_asked_for() -> None:
     path = export("llama-genai-0.18-int4").path
     with olive_ext.open(path) as session:
         facts = session.describe_execution()
         assert facts["scoring"] == "rows"
         assert any("rounding of activations" in note for note in facts["notes"])
-    with olive_ext.open(path, engine={"scoring": "branches"}) as session:
-        assert session.describe_execution()["scoring"] == "branches"
+    with olive_ext.open(path, engine={"scoring": "tree"}) as session:
+        assert session.describe_execution()["scoring"] == "tree"

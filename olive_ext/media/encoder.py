@@ -1,4 +1,5 @@
-"""Encoders of pictures and sound: each item is encoded once, and its features stay on the device.
+"""Encoders of pictures and sound, and the graph that embeds tokens with their features. Each item is encoded once, and
+its features stay on the device. Knows no prompt, no processor and no step.
 
 Which items one run takes, up to a number of rows of features, and whether these, and what fills it up, leave each
 other's features as they are: each trial is given a function that runs the encoder on items. Patches with a grid are of
@@ -7,14 +8,13 @@ and as many as a power of two, so that shapes are few: 1, 2, 4, ... items.
 
 One item does to another what nothing in the interface says: attention across pictures, a norm over all of them, a
 scale by the largest activation of the run (dynamic quantization), a branch for their number. Some of it shows only for
-some numbers of items, sizes or contents. Knows no prompt, no processor and no session. Axes: N rows of features, H
-size.
+some numbers of items, sizes or contents. Axes: B rows, S tokens of a row, N rows of features, H size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -23,38 +23,36 @@ from typing import Any, TypeVar
 import numpy as np
 import onnxruntime as ort
 
-from olive_ext.engine.forms.kv_store import zeros
-from olive_ext.engine.media.graphs import (
-    CountedSession,
-    Features,
-    ItemGraphs,
-    LateShapeError,
-    Pieces,
-    SmallGraphs,
-    join_rows,
-    num_bytes,
-    pick_rows,
-    put_rows,
-)
-from olive_ext.engine.media.items import ItemStore, MediaItem
-from olive_ext.engine.media.shapes import (
+from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, first_line
+from olive_ext.graph.standalone_graphs import fold_graph
+from olive_ext.media.graphs import (
     MOST_GRIDS,
     Array,
     Arrays,
     Bucket,
+    CountedSession,
     EncoderShapes,
+    Features,
+    ItemGraphs,
+    LateShapeError,
+    Pieces,
     Rows,
+    SmallGraphs,
     fitted,
     is_padded,
+    join_rows,
     joined,
+    num_bytes,
+    pick_rows,
+    put_rows,
     real_rows,
 )
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights
-from olive_ext.engine.runners.ort.inputs import InputFeed
-from olive_ext.errors import LostItemError, OliveExtError, RunError, counted, first_line
+from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, token_buckets
+from olive_ext.model.providers.bindings import InputFeed, zeros
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
-from olive_ext.model.spec.media_types import WORDS, MediaEncoderSpec
+from olive_ext.model.spec.media_types import WORDS, EmbeddingSpec, MediaEncoderSpec
+from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
 
 Item = TypeVar("Item")
 
@@ -220,6 +218,9 @@ def _noise(arrays: Arrays, seed: int) -> Arrays:
     }
 
 
+BindWeights = Callable[[ort.IOBinding], None]
+"""Binds weights that a graph takes as inputs."""
+
 FEATURE_BYTES = 1 << 28
 """Features that are kept on the device at most, unless one item has more."""
 
@@ -245,23 +246,23 @@ class MediaEncoder:
         open_session: Callable[[], ort.InferenceSession],
         graphs: ItemGraphs,
         max_rows: int = 1,
-        weights: BoundWeights | None = None,
+        bind_weights: BindWeights | None = None,
     ) -> None:
         """`graphs`: the device, and how what cuts and joins features is opened there; `max_rows`: of features that one
-        run makes of several items, an item with more runs alone; `weights` are bound to every run: features that are
-        kept are of the old ones where other numbers are put."""
-        self.spec, self._weights = spec, weights
+        run makes of several items, an item with more runs alone; `bind_weights` binds weights to every run: features
+        that are kept are of the old ones where other numbers are put."""
+        self.spec, self._bind_weights = spec, bind_weights
         self.counters = EncoderCounters()
         self.kept: ItemStore[Features] = ItemStore(FEATURE_BYTES, num_bytes)
         self._open_session = open_session
         self._graphs = graphs
         self._shapes = EncoderShapes(spec, is_bucketed=graphs.is_bucketed)
         self._batches = EncoderBatches(spec, max_rows, is_bucketed=graphs.is_bucketed)
-        self._small = SmallGraphs(graphs, f"behind the {spec.modality.value} encoder")
+        self._small = SmallGraphs(graphs, f"after the {spec.modality.value} encoder")
         self._early: set[str] = set()
 
     def bind(self, binding: ort.IOBinding, items: Sequence[MediaItem], num_rows: int | None) -> None:
-        """Binds the features of `items`, one behind the other, as the embedding graph's inputs; none for text. Zeros
+        """Binds the features of `items`, one after the other, as the embedding graph's inputs; none for text. Zeros
         fill them up to `num_rows` where that is given: a step's shape is then that of its tokens."""
         encoded = [self.features(item) for item in items]
         for number, tensor in enumerate(self.spec.features):
@@ -402,8 +403,8 @@ class MediaEncoder:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             self._feed.bind(binding, name, array)
-        if self._weights is not None:
-            self._weights.bind(binding)
+        if self._bind_weights is not None:
+            self._bind_weights(binding)
         for output in self.spec.outputs:
             binding.bind_output(output.name, device.kind, device.index)
         if self.spec.real_rows is not None:
@@ -428,3 +429,104 @@ class MediaEncoder:
     @cached_property
     def _feed(self) -> InputFeed:
         return InputFeed(self._session, self._graphs.device, kept=1)
+
+
+class Embedding:
+    """The session of the graph that turns token ids into what the decoder of a multimodal package takes in their place,
+    with the features of pictures and sound among them. Text has no features, and the encoders are not opened for it.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        spec: EmbeddingSpec,
+        encoders: Sequence[MediaEncoder],
+        graphs: ItemGraphs,
+        bind_weights: BindWeights | None = None,
+    ) -> None:
+        """`graphs` counts the encoders' shapes, too; where it is bucketed a step's tokens are filled up.
+        `bind_weights` binds weights of the session's graph to its runs."""
+        self._bind_weights = bind_weights
+        self._graphs = graphs
+        self._session = graphs.count.of(session, "the embedding graph")
+        self._spec = spec
+        self._feed = InputFeed(self._session, graphs.device)
+        self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
+        taken = {tensor for encoder in encoders for tensor in encoder.spec.features}
+        self._unused = [tensor for tensor in spec.features if tensor not in taken]
+        self._small = SmallGraphs(graphs, "after the embedding graph")
+
+    def check(self, media: Media) -> None:
+        """Raises `OliveExtError` for items that there is no encoder of."""
+        for run in media:
+            if run.item.modality not in self._encoders:
+                taken = " and ".join(f"{WORDS[modality].kind}s" for modality in self._encoders) or "text only"
+                kind = WORDS[run.item.modality].kind
+                raise OliveExtError(f"the request has a {kind}; this model's encoders take {taken}")
+
+    def expect(self, media: Media) -> None:
+        """Takes note of the items of a request that waits."""
+        for modality, encoder in self._encoders.items():
+            encoder.expect(run.item for run in media if run.item.modality is modality)
+
+    def bind(
+        self, rows: StepArrays, items: Sequence[MediaItem], decoder: ort.IOBinding, tokens: ort.OrtValue | None
+    ) -> None:
+        """Computes the embeddings of the step's tokens, features of `items` among them, as inputs of the decoder."""
+        # Packed rows are one to the graph.
+        num_rows = len(rows.past_B) if len(self._spec.inputs[0].tensor.shape) == 2 else 1
+        # The graph counts placeholders from the beginning of each row, and features are counted over all rows.
+        is_one_row = self._graphs.is_bucketed or bool(items)
+        shape = [num_rows, len(rows.tokens_N) // num_rows]
+        if is_one_row:
+            rows = replace(rows, past_B=rows.past_B[:1])
+        for name, value in self._embedded(rows, items, tokens).items():
+            is_folded = is_one_row and value.shape()[:2] != shape
+            decoder.bind_ortvalue_input(name, self._fold(value, shape) if is_folded else value)
+
+    def _embedded(
+        self, rows: StepArrays, items: Sequence[MediaItem] = (), tokens: ort.OrtValue | None = None
+    ) -> Mapping[str, ort.OrtValue]:
+        """The graph's outputs, by name; with buckets those of a bucket of tokens."""
+        num_rows = None
+        if self._graphs.is_bucketed:
+            assert tokens is None, "steps of few shapes take their tokens from the host"
+            num_rows = token_bucket(len(rows.tokens_N) - 1)
+            rows = replace(rows, tokens_N=np.pad(rows.tokens_N, (0, num_rows - len(rows.tokens_N))))
+        binding, device = self._session.io_binding(), self._graphs.device
+        self._feed.bind_inputs(binding, self._spec.inputs, rows, tokens)
+        for modality, encoder in self._encoders.items():
+            encoder.bind(binding, [item for item in items if item.modality is modality], num_rows)
+        if self._bind_weights is not None:
+            self._bind_weights(binding)
+        for tensor in self._unused:
+            binding.bind_ortvalue_input(tensor.name, zeros([0, int(tensor.shape[1])], tensor.elem_type))
+        for name in self._spec.outputs:
+            binding.bind_output(name, device.kind, device.index)
+        self._session.run_with_iobinding(binding)
+        return dict(zip(self._spec.outputs, binding.get_outputs(), strict=True))
+
+    def _fold(self, value: ort.OrtValue, shape: Sequence[int]) -> ort.OrtValue:
+        """The first tokens of what was computed as one row, in the shape of a step's."""
+        form = value.element_type(), len(value.shape())
+        return self._small.run(fold_graph, form, {"x": value}, rows=shape, count=[prod(shape)])
+
+    def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
+        """Runs each encoder on its `items`, and all graphs after them for steps of up to `most` tokens."""
+        sizes = token_buckets(most - 1)
+        for modality, encoder in self._encoders.items():
+            encoder.warm_up([item for item in items if item.modality is modality], sizes)
+        for size in sizes:
+            for value in self._embedded(arrays_of([(0, size)])).values():
+                self._fold(value, [1, 1])
+        self._graphs.count.freeze()
+
+    def describe(self) -> Mapping[str, Any]:
+        """Counters of the encoders that there are."""
+        counters = {name: value for encoder in self._encoders.values() for name, value in encoder.describe().items()}
+        return {**counters, **self._graphs.count.describe()}
+
+    def close(self) -> None:
+        """Releases the encoders' features."""
+        for encoder in self._encoders.values():
+            encoder.close()

@@ -1,4 +1,7 @@
-"""What each graph of a model does: by the graphs, by names, and where the two contradict each other."""
+"""What a decoder takes of an encoder is read from both graphs, whoever exported them.
+
+What each graph of a model does: by the graphs, by names, and where the two contradict each other.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,144 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from onnx import ModelProto, TensorProto, helper
 
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
+from olive_ext.model.files.folders import find_companions, pick_with_past
 from olive_ext.model.providers.devices import Provider
-from olive_ext.model.spec.encoder_spec import find_parts, settle
+from olive_ext.model.spec.encoder_spec import find_parts, read_cross_inputs, read_encoder, settle
 from olive_ext.model.spec.tensor_names import Outline
-from olive_ext.model.types import TensorSpec
+from olive_ext.model.types import CrossInputs, SourceKind, TensorSpec
 from tests.exports.media import media_export
+from tests.refusals import refused
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+STATES = TensorSpec("encoder_hidden_states", FLOAT, ("B", "T", 8))
+MASK = TensorSpec("encoder_attention_mask", INT64, ("B", "T"))
+KEY = TensorSpec("past_key_values.0.encoder.key", FLOAT, ("B", 2, "T", 4))
+
+
+def _graph(inputs: dict[str, tuple[int, tuple[object, ...]]], outputs: list[str]) -> ModelProto:
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    returned = [helper.make_tensor_value_info(name, FLOAT, ["B", "T", 8]) for name in outputs]
+    return helper.make_model(helper.make_graph([], "encoder", values, returned))
+
+
+TEXT = {"input_ids": (INT64, ("B", "S")), "attention_mask": (INT64, ("B", "S"))}
+SOUND = {"audio_features": (FLOAT, ("B", 80, 3000))}
+
+
+def _cross(*tensors: TensorSpec, config: dict | None = None) -> CrossInputs:
+    return read_cross_inputs({tensor.name: tensor for tensor in tensors}, config or {})
+
+
+def test_cross_inputs_are_told_from_the_decoders_own() -> None:
+    own = TensorSpec("past_key_values.0.decoder.key", FLOAT, ("B", 2, "P", 4))
+    cross = _cross(own, STATES, MASK, KEY)
+    assert cross == CrossInputs((STATES,), (MASK,), {"present.0.encoder.key": KEY})
+    assert cross.names == {STATES.name, MASK.name, KEY.name}
+    assert not _cross(own)
+
+
+def test_genai_config_names_cross_inputs_as_it_likes() -> None:
+    key = TensorSpec("their_3_key", FLOAT, ("B", 2, "T", 4))
+    config = {
+        "decoder": {"inputs": {"cross_past_key_names": "their_%d_key"}},
+        "encoder": {"outputs": {"cross_present_key_names": "my_%d_key"}},
+    }
+    assert _cross(key, config=config).kv == {"my_3_key": key}
+
+
+def test_encoder_that_returns_cross_kv_gives_it() -> None:
+    key = TensorSpec("past_key_cross_0", FLOAT, ("B", 2, 1500, 4))
+    spec = read_encoder(_graph(SOUND, ["hidden_states", "present_key_cross_0"]), _cross(key), {})
+    assert (spec.kind, spec.mask, spec.first_step) == (SourceKind.FEATURES, None, None)
+    assert spec.outputs == {"past_key_cross_0": "present_key_cross_0"}
+
+
+def test_first_step_computes_cross_kv_from_the_states() -> None:
+    first = _graph(
+        {"encoder_hidden_states": (FLOAT, ("B", "T", 8)), "input_ids": TEXT["input_ids"]}, ["present.0.encoder.key"]
+    )
+    spec = read_encoder(_graph(TEXT, ["last_hidden_state"]), _cross(KEY, MASK), {}, first)
+    assert spec.kind is SourceKind.TOKENS
+    assert spec.mask is not None
+    assert spec.masks == (MASK,)
+    assert spec.first_step is not None
+    assert spec.first_step.outputs == {KEY.name: "present.0.encoder.key"}
+    assert [tensor.name for tensor in spec.first_step.tokens] == ["input_ids"]
+
+
+def test_cross_kv_that_nothing_computes_is_left_empty_where_the_decoder_has_the_states() -> None:
+    encoder = _graph(TEXT, ["last_hidden_state"])
+    assert read_encoder(encoder, _cross(KEY, STATES), {}).unused == (KEY,)
+    with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
+        read_encoder(encoder, _cross(KEY), {})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"pixels": (FLOAT, ("B", 3))}, ["last_hidden_state"], {"code": "unsupported", "holds": "pixels"}),
+        (TEXT, ["logits"], {"code": "unsupported", "holds": "last_hidden_state"}),
+        ({**SOUND, "lengths": (INT64, ("B",))}, ["hidden_states"], {"code": "unsupported", "holds": "lengths"}),
+        ({"input_features": (INT64, ("B", 80, 30))}, ["hidden_states"], {"code": "unsupported"}),
+    ],
+)
+def test_encoder_that_is_not_understood_is_refused_by_name(inputs, outputs, message) -> None:
+    with refused(ModelError, **message):
+        read_encoder(_graph(inputs, outputs), _cross(STATES), {})
+
+
+def _put(folder: Path, *names: str) -> list[Path]:
+    files = [folder / name for name in names]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    return files
+
+
+def test_decoder_with_a_past_is_picked_and_the_others_work_beside_it(tmp_path: Path) -> None:
+    names = ["decoder_model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx"]
+    plain, merged, with_past, encoder = _put(tmp_path, *names)
+    picked = pick_with_past([plain, merged, with_past])
+    assert picked is not None
+    assert picked[0] == with_past
+    found = find_companions(with_past, tmp_path, {})
+    assert {part: file for part, (file, _) in found.items()} == {"encoder": encoder, "first_step": plain}
+    assert find_companions(merged, tmp_path, {}).keys() == {"encoder"}
+
+
+def test_decoders_without_an_encoder_are_not_chosen_between(tmp_path: Path) -> None:
+    assert pick_with_past(_put(tmp_path, "decoder_model.onnx", "decoder_with_past_model.onnx")) is None
+
+
+def test_companions_have_the_decoders_suffix_or_its_folders_name(tmp_path: Path) -> None:
+    decoder, encoder, _ = _put(
+        tmp_path, "decoder_model_merged_quantized.onnx", "encoder_model_quantized.onnx", "encoder_model.onnx"
+    )
+    assert find_companions(decoder, tmp_path, {})["encoder"][0] == encoder
+    decoder, encoder = _put(tmp_path / "package", "decoder/model.onnx", "encoder/model.onnx")
+    assert find_companions(decoder, decoder.parent, {})["encoder"][0] == encoder
+
+
+def test_genai_config_names_the_encoder(tmp_path: Path) -> None:
+    decoder, encoder = _put(tmp_path, "decoder.onnx", "encoder.onnx")
+    config = {"model": {"encoder": {"filename": "encoder.onnx"}}}
+    assert find_companions(decoder, tmp_path, config)["encoder"] == (
+        encoder,
+        "genai_config.json's model.encoder.filename",
+    )
+    encoder.unlink()
+    with refused(ModelError, "not_found"):
+        find_companions(decoder, tmp_path, config)
+
 
 CPU = "CPUExecutionProvider"
 FOLDERS = {"decoder": "text", "embedding": "words", "vision_encoder": "eyes"}
@@ -84,7 +213,7 @@ def test_name_that_contradicts_the_graphs_is_refused_with_both() -> None:
 def test_two_graphs_of_one_part_are_refused_unless_one_is_named() -> None:
     one, other = (encoder("pixel_values", FEATURES[0]) for _ in range(2))
     found = find_parts(DECODER, {Path("a"): EMBEDDING, Path("b"): one, Path("c"): other})
-    with pytest.raises(ModelError, match="both 'b' and 'c' are 'vision' by the graphs: name one in 'components'"):
+    with refused(ModelError, "contradiction", holds=("vision", "components")):
         settle({}, found)
     assert settle({"vision": (Path("c"), "here")}, found)["vision"] == (Path("c"), "here")
 
@@ -107,7 +236,7 @@ def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -
 @pytest.mark.slow
 def test_components_are_named_by_hand(by_hand: Path) -> None:
     shutil.copytree(by_hand / "eyes", by_hand / "other")
-    with pytest.raises(ModelError, match=r"both '.*eyes.*' and '.*other.*' are 'vision'"):
+    with refused(ModelError, "contradiction", holds=("eyes", "other", "vision")):
         resolve(ModelSettings(model=str(by_hand)))
     named = {"decoder": "text/model.onnx", "embedding": "words/model.onnx", "vision": "other/model.onnx"}
     files = resolve(ModelSettings(model=str(by_hand), components=named)).files
@@ -119,30 +248,38 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
 @pytest.mark.parametrize(
     ("components", "error"),
     [
-        ({"vision": "words/model.onnx"}, r"'components' '.*words.*' is the part 'vision'; by the graphs .*'embedding'"),
-        ({"vision": "text/model.onnx"}, r"'components.vision' = '.*text.*' is the decoder itself: name the graph"),
-        ({"vision": "nose/model.onnx"}, r"'components.vision' = 'nose/model.onnx' is not in"),
+        (
+            {"vision": "words/model.onnx"},
+            {"code": "unsupported", "holds": ("components", "words", "vision", "embedding")},
+        ),
+        ({"vision": "text/model.onnx"}, {"code": "contradiction", "field": "components.vision"}),
+        (
+            {"vision": "nose/model.onnx"},
+            {"code": "not_found", "field": "components.vision", "value": "nose/model.onnx"},
+        ),
         (
             {"decoder": "words/model.onnx"},
-            r"'.*words.*' is to be the decoder; by the graph it is the embedding: it returns",
+            {"code": "contradiction", "holds": "words"},
         ),
         (
             {"embedding": "text/model.onnx"},
-            r"is the part 'embedding'; it returns logits, .*: not the decoder's 'inputs_e",
+            {"code": "contradiction", "holds": ("embedding", "inputs_e")},
         ),
         (
             {"audio": "eyes/model.onnx"},
-            r"'.*eyes.*' is the part 'audio'; by the graphs it is 'vision': it returns what",
+            {"code": "unsupported", "holds": ("eyes", "audio", "vision")},
         ),
     ],
 )
-def test_components_that_are_wrong_are_refused_by_name(by_hand: Path, components: dict[str, str], error: str) -> None:
-    with pytest.raises(ModelError, match=error):
+def test_components_that_are_wrong_are_refused_by_name(
+    by_hand: Path, components: dict[str, str], error: dict[str, Any]
+) -> None:
+    with refused(ModelError, **error):
         resolve(ModelSettings.of({"model": by_hand, "components": components}))
 
 
 def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"'components' = {'visoin'"):
+    with refused(ConfigError, "wrong_value", "components", {"visoin": "a.onnx"}):
         ModelSettings.of({"model": "x", "components": {"visoin": "a.onnx"}})
 
 
@@ -161,12 +298,12 @@ def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_de
         return model.providers_of(model.media.encoders[0])[0]
 
     for settings in ({}, {"engine": {"encoder_provider": {"audio": "cpu"}}}):
-        with pytest.raises(ProviderError, match=r"genai_config\.json names the unknown execution provider 'nowhere'"):
+        with refused(ProviderError, "unknown_name", holds=("nowhere", "genai_config.json")):
             provider(**settings)
     assert provider(execution_provider="cpu").origin == "execution_provider"
     assert provider(engine={"encoder_provider": "cpu"}).origin == "engine.encoder_provider"
     for named in ([["nothing", {"device_id": 1}]], {"vision": "nothing"}):
-        with pytest.raises(ProviderError, match=r"engine\.encoder_provider names the unknown execution provider"):
+        with refused(ProviderError, "unknown_name", holds="engine.encoder_provider"):
             provider(engine={"encoder_provider": named})
 
 
@@ -191,7 +328,7 @@ def test_encoder_without_a_section_of_its_own_runs_where_the_decoder_does(by_han
             "genai_config.json",
             "model.embedding",
             {"filename": "vision_encoder/model.onnx"},
-            "returns image_features: not the",
+            "returns image_features",
         ),
         (
             "genai_config.json",

@@ -1,5 +1,8 @@
-"""Items are fed whole, whatever cuts steps: chunks, budgets, forks, padding, memory that runs out. The fake runner
-fails on a step that cuts one."""
+"""What is kept within a budget of bytes, against a list of what was used.
+
+Items are fed whole, whatever cuts steps: chunks, budgets, forks, padding, memory that runs out. The fake runner
+fails on a step that cuts one.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.halves import halve
-from olive_ext.engine.media.items import ItemLimit, MediaItem, MediaRun
 from olive_ext.engine.requests import Generation, Lost, Request
 from olive_ext.engine.step import Row, Step
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
+from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, BlindRunner, FakeRunner, ShortRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
@@ -27,6 +30,33 @@ from tests.engine.strategies import (
     assert_runs_as_oracle,
     requests_with_items,
 )
+from tests.refusals import refused
+
+BUDGET = 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 25), st.booleans())))
+def test_values_used_last_are_kept_within_the_budget(calls: list[tuple[int, int, bool]]) -> None:
+    kept: ItemStore[bytes] = ItemStore(BUDGET, len)
+    used: list[tuple[str, bytes]] = []
+    for number, size, is_put in calls:
+        key, value = str(number), bytes(size)
+        known = dict(used)
+        if is_put:
+            others = [pair for pair in used if pair[0] != key]
+            used = [*others, (key, value)]
+            while len(used) > 1 and sum(len(held) for _, held in used) > BUDGET:
+                del used[0]
+            assert kept.put(key, value) == len(others) + 1 - len(used)
+        else:
+            assert kept.get(key) == known.get(key)
+            used = [pair for pair in used if pair[0] != key] + [pair for pair in used if pair[0] == key]
+        assert kept.num_bytes == sum(len(held) for _, held in used)
+        assert [name in kept for name in map(str, range(8))] == [name in dict(used) for name in map(str, range(8))]
+    kept.clear()
+    assert kept.num_bytes == 0
+    assert kept.get("0") is None
+
 
 CALLS = st.lists(requests_with_items(), min_size=1, max_size=3)
 MIXES = st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans())
@@ -153,7 +183,7 @@ def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
     runner = ShortRunner(3, RANGE)
     runner.most = LARGEST - 1
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MemoryShortageError, match="planted; the 9 tokens of a picture or a sound are fed in one step"):
+    with refused(MemoryShortageError, "out_of_memory", holds="9"):
         Engine(runner, 64).run([request])
 
 
@@ -199,7 +229,7 @@ def test_item_of_more_tokens_than_a_step_may_have_is_refused_by_name() -> None:
     runner = FakeRunner(2, RANGE)
     runner.traits = replace(runner.traits, item_limit=ItemLimit(LARGEST - 1, "'engine.chunk_size' = 8 allows fewer"))
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
-    with pytest.raises(MediaError, match=r"a picture takes 9 tokens and is fed in one step: 'engine\.chunk_size' = 8"):
+    with refused(MediaError, "media", holds=("engine.chunk_size", "9", "8")):
         Engine(runner, 8).run([request])
 
 
