@@ -19,7 +19,7 @@ GROUP = "olive_ext.plugins"
 """Entry points of other distributions; each names a `Plugin`."""
 
 Argument = tuple[str, str, str, Mapping[str, Any]]
-"""Names, metavar and help of an argument of a command, and what else argparse is told of it."""
+"""Names, metavar and help of an argument of a command, and what else argparse takes for it."""
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ def mistakes(
     them also what blocks ask of the models that they are given, and what is declared or bounded and not measured.
     `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
-        told = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
-        yield ConfigError(told, "$schema", code="unknown_key")
+        message = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        yield ConfigError(message, "$schema", code="unknown_key")
     yield from _no_mappings(recipe)
     try:
         recipe = settled_recipe(recipe)

@@ -209,7 +209,7 @@ class Step:
 
     @property
     def other_rows(self) -> Sequence[Row]:
-        """Without those of one token and nothing else that are told by columns alone."""
+        """The rows without those of one token and nothing else, which columns alone describe."""
         return self.rows.others if isinstance(self.rows, PlainRows) else self.rows
 
     @property

@@ -370,7 +370,7 @@ class MediaEncoder:
         for item in items[1:]:
             try:
                 arrays = self._shapes.filled(self._arrays(item))
-            except OliveExtError:  # what is wrong with it is told when it is wanted itself
+            except OliveExtError:  # what is wrong with it is reported when it is wanted itself
                 continue
             if self._batches.takes(is_padded(arrays, loaded[0][1])):
                 loaded.append((item, arrays))

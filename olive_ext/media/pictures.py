@@ -136,7 +136,7 @@ def media_digest(args: Sequence[Any]) -> str:
         from PIL import Image
 
         if isinstance(value, Image.Image):
-            with suppress(MediaError):  # one that cannot be read is told when it is asked about
+            with suppress(MediaError):  # one that cannot be read is reported when it is asked about
                 return content_key(read_picture(value))
         elif hasattr(value, "__array__"):  # of numpy, torch and others, whose `repr` leaves numbers out
             return content_key(np.asarray(value))

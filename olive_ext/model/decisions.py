@@ -114,7 +114,7 @@ def _free(settings: ModelSettings, memory: Memory) -> int:
 
 
 def _share(settings: ModelSettings, device: Device) -> float:
-    """Of that memory what slots may take. Workers of a cluster are told apart by Ray alone, as GPUs are."""
+    """Of that memory what slots may take. Workers of a cluster are distinguished by Ray alone, as GPUs are."""
     share, workers = MEMORY_SHARE[device.kind], settings.workers
     if device.kind != "cpu" or workers is None or workers.address is not None:
         return share

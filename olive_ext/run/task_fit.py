@@ -126,7 +126,7 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
 
 def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:
     """Raises `ConfigError` for `model_args` that `OrtLM` does not take. `where` is the block's place in a recipe.
-    Without `is_onnx` only a `model_class` that names this package's engine tells that the arguments are `OrtLM`'s;
+    Without `is_onnx` only a `model_class` that names this package's engine shows that the arguments are `OrtLM`'s;
     others are those of lm-eval's Hugging Face backend. An ONNX model runs on this engine whatever `model_class` says: a
     recipe that is ported keeps "hf" beside the checkpoint that its passes convert.
     """

@@ -115,7 +115,7 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
     if reference.float_model == AT_HAND and own.float_model is None and run is not None and _is_onnx(run.lineage[-1]):
         logger.warning(
             "'reference.float_model' = '%s': no float ONNX model is among those that this one was made from, so that "
-            "its stages are not told; '%s' makes one of the checkpoint",
+            "its stages are not reported; '%s' makes one of the checkpoint",
             *(AT_HAND, EXPORT),
         )
     return settings.model_copy(update={"reference": own})

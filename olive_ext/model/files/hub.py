@@ -33,7 +33,7 @@ _READERS = ("huggingface_hub.constants", "datasets.config")
 
 @contextmanager
 def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
-    """While the hub does not answer, its libraries are told to be offline: they then take what they have kept.
+    """While the hub does not answer, its libraries are set offline: they then take what they have kept.
 
     `names` are what users wrote for models and tokenizers; the hub is tried only where one of them, not being a path,
     may be on it, or data may (`has_data`). Raises `ModelError` for a name that is not kept here while the hub does not

@@ -42,7 +42,7 @@ class StepArrays:
     """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
 
     whole_length: int = 0
-    """Positions of the whole texts that the rows are parts of, as far as the graph can tell lengths apart."""
+    """Positions of the whole texts that the rows are parts of, as far as the graph distinguishes lengths."""
 
     @property
     def starts_B1(self) -> Array:

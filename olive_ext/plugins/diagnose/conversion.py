@@ -232,7 +232,7 @@ def first_state_difference(
     states = plain.states(tokens)
     nearest = _nearest(states, PlainGraph(model, values).run(tokens), bound)
     if not nearest:
-        raise ModelError("which layer it is cannot be told: no value of the graph has the size of a hidden state")
+        raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
     wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
     layers = plain.layers
     borders = [EMBEDDED, *(name for name in states if _is_layer(name, layers)), NORMED]
@@ -459,7 +459,7 @@ class StateDifference:
     """ "layer 3", "the embeddings", "the last norm" or "the LM head"."""
 
     part: str
-    """The layer's module whose output is the first that differs; empty where none is told apart."""
+    """The layer's module whose output is the first that differs; empty where none is found."""
 
     behind: str
     """The last module whose output is still in the graph; empty where there is none."""
@@ -536,8 +536,8 @@ class Agreement:
             return "; ".join([f"equal to the checkpoint: {apart}", *short])
         if self.quantized_by:
             return (
-                f"{apart}; the model is quantized ({self.quantized_by}): quantization and conversion cannot be told "
-                "apart without the float model, which can be held against the checkpoint in the same way"
+                f"{apart}; the model is quantized ({self.quantized_by}): quantization and conversion cannot be "
+                "separated without the float model, which can be held against the checkpoint in the same way"
             )
         where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else self.near)
         layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note

@@ -48,7 +48,7 @@ plugin = Plugin(
 
 
 def gate_command(arguments: Namespace) -> int:
-    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be told. Writes the baseline instead
+    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
     where that is asked."""
     from olive_ext.plugins.gate.decision import STATUS, Gated, gate
     from olive_ext.plugins.gate.forms import annotation_lines, lines, write_forms

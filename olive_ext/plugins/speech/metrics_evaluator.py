@@ -88,8 +88,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         self.settings = MetricSettings.parse(copy.deepcopy(settings))
 
     def evaluate(self, model: Any, metrics: Any = None, device: Any = None, execution_providers: Any = None) -> Any:
-        """Olive's `MetricResult` for a model handler: the declared metrics, and without a priority what is told beside
-        them. Raises an `OliveExtError` for every failure."""
+        """Olive's `MetricResult` for a model handler: the declared metrics, and without a priority others beside them.
+        Raises an `OliveExtError` for every failure."""
         declared = list(metrics or ())
         with surfaced("the evaluation stopped"):
             if self.settings.tasks:
@@ -204,7 +204,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         metrics: Sequence[Metric],
         comparison: Comparison | None,
     ) -> Report:
-        """What was found, written where the settings name a folder; the run in progress is told of it."""
+        """What was found, written where the settings name a folder; the run in progress notes it."""
         written = self.settings.model_dump(mode="json", exclude_unset=True)
         folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
         model = {"path": path, "kind": models.own.kind}
@@ -218,7 +218,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
 
 
 def _told(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
-    """Olive's entries with their standard errors, and what is told beside them."""
+    """Olive's entries with their standard errors, and the values reported beside them."""
     for name, entry in entries.items():
         stderr = beside.get(f"{name}_stderr")
         yield Metric(task, name, "none", entry.value, stderr, entry.higher_is_better, count)
@@ -244,8 +244,8 @@ _NEW_TOKENS = 64
 
 
 def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
-    """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
-    rate. Raises `TaskError` where there is no document."""
+    """Olive's result of the metric, and values beside it: standard errors by document, and jiwer's word error rate.
+    Raises `TaskError` where there is no document."""
     if not answers.texts:
         raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)

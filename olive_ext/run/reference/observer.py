@@ -33,7 +33,7 @@ Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
 _GENERATION = "generate_until"
 _NEARLY_ONE = 1 - 2.0**-24
-"""As much probability as a float32 tells from all of it."""
+"""The most probability that a float32 distinguishes from 1."""
 
 
 class ReferenceScores:

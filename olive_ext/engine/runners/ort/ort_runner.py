@@ -218,7 +218,7 @@ class OrtParts:
                 encoded.close()
 
     def describe(self) -> Mapping[str, Any]:
-        """What the parts have to tell."""
+        """The facts that the parts report."""
         told = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
         told.append(self.compiled.describe())
         return {name: value for facts in told for name, value in facts.items()}

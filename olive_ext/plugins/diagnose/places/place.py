@@ -70,7 +70,7 @@ class Place:
     def __init__(self, settings: ModelSettings, tokens: Sequence[int], runs: Runs) -> None:
         """Raises `ModelError` for a model that is not one ONNX graph which takes tokens alone."""
         self.model, self.runs = resolve(settings), runs
-        finding = f"where '{settings.model}' goes wrong cannot be told"
+        finding = f"where '{settings.model}' goes wrong cannot be found"
         if self.model.kind != "onnx" or not self.model.runtime.runs_graph:
             raise ModelError(f"{finding}: it is run by {self.model.runtime.name}, which shows no nodes")
         refuse_more_than_tokens(self.model, finding)

@@ -88,7 +88,7 @@ def opened_location(config: LocationConfig, progress: bool) -> Iterator[Location
     """The models of a configuration, found and paired. Raises `OliveExtError`."""
     refuse_unknown(config.tasks, task_folders(config.include_path))
     models = Models(config.evaluation(), progress)
-    with models.clock.told(progress), asked_where_it_answers(models.names()):
+    with models.clock.reporting(progress), asked_where_it_answers(models.names()):
         yield Location(config, models)
 
 

@@ -27,7 +27,7 @@ SAYS_NOTHING = 20.0
 """Times the mean beyond which the upper end of an interval is not printed: few documents have nearly all of it."""
 
 DOUBTED = 0.01
-"""Share of numbers beyond rounding from which on it is told."""
+"""Share of numbers beyond rounding from which on it is reported."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class LossMap:
         low, high = numbers.nats(self.kernels.low), numbers.nats(self.kernels.high)
         told = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
         if not math.isfinite(self.kernels.high - self.kernels.low):
-            return f"{told}: too few documents to tell what other kernels add."
+            return f"{told}: too few documents to know what other kernels add."
         if self.kernels.low <= 0 <= self.kernels.high:
             return f"{told}: other kernels add nothing that shows ({low} to {high})."
         return (
@@ -153,7 +153,7 @@ class LossMap:
         documents = counted(self.num_documents, "document")
         return (
             f"Of the {wanted} largest {self.num_certain} are certain (95 %) after {documents}, which are all: more "
-            "would tell the others."
+            "would decide the others."
         )
 
     def to_json(self) -> str:

@@ -134,7 +134,7 @@ class Mender:
         return self.own_size + self.menu.num_bytes(self.menu.least) - self.menu.num_bytes(self.menu.unchanged)
 
     def _measure_tables(self) -> None:
-        """Measures what a head loses with its table in its precision: nothing tells it beforehand."""
+        """Measures what a head loses with its table in its precision: nothing predicts it."""
         for number in range(len(self.menu.targets)):
             for choice, one in enumerate(self.menu.of_target(number)):
                 if one.together is not None and not one.is_measured:

@@ -84,7 +84,7 @@ def bill_page(bill: Bill) -> str:
 
 
 def _shade(entry: Entry, largest: float) -> int:
-    """Per cent, over three powers of ten below the largest loss: one hue, so that lightness alone tells."""
+    """Per cent, over three powers of ten below the largest loss: one hue, so that lightness alone shows it."""
     if entry.kl <= 0 or largest <= 0:
         return 0
     return round(MOST_SHADE * max(0.0, 1 + math.log10(entry.kl / largest) / 3))
