@@ -233,9 +233,9 @@ class Apart(NamedTuple):
     error: float
     """Of the whole, relative to the reference's size."""
 
-    def told(self, array: Array) -> str:
+    def sentence(self, array: Array) -> str:
         """ "rows 450 to 511 of 512 are not the reference's (relative error 0.3)"."""
-        return _told(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
+        return _sentence(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
 
 
 def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
@@ -268,8 +268,8 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """The constants of `model` that are NaN or infinite where the reference's are not, and vectors that it lacks while
     it has others of that layer and those of other layers: how, by name."""
-    told = {name: what for name, array in model.items() if (what := _broken(array))}
-    told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
+    causes = {name: what for name, array in model.items() if (what := _broken(array))}
+    causes = {name: what for name, what in causes.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(kind_of, model.keys() & reference.keys())), Counter(map(kind_of, model))
     # The highest layer of each stem; builders count the last norm as a layer more.
     last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
@@ -278,14 +278,14 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
         stem, number = _layer(name)
         if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
-            told[name] = "is missing"
-    return told
+            causes[name] = "is missing"
+    return causes
 
 
 def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """Those of `apart` and `broken` together, in words by name."""
     others = apart(reference, model)
-    return {name: what.told(model[name]) for name, what in others.items()} | broken(reference, model)
+    return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
 
 
 def _is_one(own: Array, other: Array) -> bool:
@@ -327,7 +327,7 @@ def _broken(array: Array) -> str:
         if not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all():
             continue
         rows += (first + np.flatnonzero(~is_finite.all(1))).tolist()
-    return _told(rows, array, "NaN or infinite") if rows else ""
+    return _sentence(rows, array, "NaN or infinite") if rows else ""
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
@@ -353,7 +353,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     return Apart(rows, count / own.size, (squares / (whole or 1)) ** 0.5) if rows else None
 
 
-def _told(rows: list[int], array: Array, what: str) -> str:
+def _sentence(rows: list[int], array: Array, what: str) -> str:
     """ "rows 450 to 511 of 512 are others"."""
     if array.ndim < 2 or len(rows) == len(array):
         return f"is {what}"

@@ -46,9 +46,9 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
         return
     for name in wanted:
         if not _is_kept(name):
-            told = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
-            raise ModelError(f"{told}: {reason}", code="needs_network")
-    with told_to_be_offline():
+            problem = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
+            raise ModelError(f"{problem}: {reason}", code="needs_network")
+    with set_offline():
         yield
 
 
@@ -69,7 +69,7 @@ def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
 
 
 @contextmanager
-def told_to_be_offline() -> Iterator[None]:
+def set_offline() -> Iterator[None]:
     """The hub's libraries, in this process and in those that it starts, ask nothing of the hub."""
     readers = [module for name in _READERS if (module := sys.modules.get(name)) is not None]
     with ExitStack() as undo:

@@ -121,8 +121,8 @@ class Sandbox:
         if status in (child.TIMED_OUT, 128 + signal.SIGXCPU):
             return Outcome(False, "timed out")
         text = message.decode("utf-8", "replace")
-        is_told = text.startswith(("failed: ", "refused: "))
-        return Outcome(False, text if is_told else f"failed: ended with status {status} before its end was reached")
+        is_reported = text.startswith(("failed: ", "refused: "))
+        return Outcome(False, text if is_reported else f"failed: ended with status {status} before its end was reached")
 
     def _options(self, mode: str, folder: str, limits: Limits) -> dict[str, Any]:
         own_user = 0

@@ -116,8 +116,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         other = models.other if models.config.reference is not None else None
         with PeakMemory() as memory:
             scores = evaluate_tasks(models.own, other, self.settings)
-        told = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
-        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), told, None)
+        measured = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
+        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), measured, None)
         found = to_metric_result(report, (), self.settings.require)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
@@ -147,7 +147,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         """Olive's entries of metrics of generations, by their keys; a report of them where the settings name a
         folder."""
         declared: dict[str, Any] = {}
-        told: list[Metric] = []
+        measured: list[Metric] = []
         answers = []
         with PeakMemory() as memory, self._opened(models.own, models, metrics) as session:
             for metric in sorted(metrics, key=lambda one: not is_of_answers(one)):
@@ -161,12 +161,12 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                     result, beside = timed(metric, session, self.settings)
                 entries = {text_of(name): entry for name, entry in result.root.items()}
                 declared |= {joint_metric_key(metric.name, name): entry for name, entry in entries.items()}
-                told += _told(metric.name, entries, beside, count)
+                measured += _metrics(metric.name, entries, beside, count)
             peak, execution = memory.bytes, session.describe_execution()
-        told.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
+        measured.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
         comparison = self._comparison(models, answers)
-        told += comparison_metrics(comparison) if comparison is not None else ()
-        report = self._report(models, path, execution, told, comparison)
+        measured += comparison_metrics(comparison) if comparison is not None else ()
+        report = self._report(models, path, execution, measured, comparison)
         return {**to_metric_result(report, (), self.settings.require).root, **declared}
 
     @contextmanager
@@ -217,7 +217,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         return report
 
 
-def _told(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
+def _metrics(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
     """Olive's entries with their standard errors, and the values reported beside them."""
     for name, entry in entries.items():
         stderr = beside.get(f"{name}_stderr")

@@ -219,9 +219,9 @@ class OrtParts:
 
     def describe(self) -> Mapping[str, Any]:
         """The facts that the parts report."""
-        told = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
-        told.append(self.compiled.describe())
-        return {name: value for facts in told for name, value in facts.items()}
+        described = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
+        described.append(self.compiled.describe())
+        return {name: value for facts in described for name, value in facts.items()}
 
 
 class OrtRunner(Runner):

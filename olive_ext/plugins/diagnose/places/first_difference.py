@@ -141,7 +141,7 @@ def first_difference(
     except VanishedError:  # then it can be read in the candidate, if it is the other's
         search = Search(theirs, own, other_one, mine)
         found = search.found()
-    result = _told(search, found, (own, theirs))
+    result = _difference(search, found, (own, theirs))
     if repro is None:
         return result
     given = search.known_before(found.begin)
@@ -149,7 +149,7 @@ def first_difference(
     return replace(result, repro=repro)
 
 
-def _told(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
+def _difference(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
     place, level = search.own, search.level(found)
     part, arrays = place.part(search.known_before(found.begin), [found.value])
     node = place.graph.nodes[place.graph.makers[found.value]]
@@ -183,8 +183,8 @@ def _write_repro(
         inputs = _shared(work, _INPUTS, _arrays)
         names = zip(("one", "other"), graphs, inputs, places, strict=True)
         first, second = (_result(*result) for result in names)
-        told = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
-        script = _SCRIPT.format(**told, first=first, second=second)
+        facts = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
+        script = _SCRIPT.format(**facts, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
         work.chmod(0o755)
         if folder.exists():

@@ -126,23 +126,23 @@ class LossMap:
     def rest(self) -> str:
         """What the quantized model loses beside the entries, in one sentence."""
         low, high = numbers.nats(self.kernels.low), numbers.nats(self.kernels.high)
-        told = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
+        whole = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
         if not math.isfinite(self.kernels.high - self.kernels.low):
-            return f"{told}: too few documents to know what other kernels add."
+            return f"{whole}: too few documents to know what other kernels add."
         if self.kernels.low <= 0 <= self.kernels.high:
-            return f"{told}: other kernels add nothing that shows ({low} to {high})."
+            return f"{whole}: other kernels add nothing that shows ({low} to {high})."
         return (
-            f"{told}: other kernels, and what could not be compared, add {numbers.nats(self.kernels.mean)} ({low} to "
+            f"{whole}: other kernels, and what could not be compared, add {numbers.nats(self.kernels.mean)} ({low} to "
             f"{high}) to what the entries lose."
         )
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that is to be said beside the entries."""
-        told = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
+        sentences = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
         if self.kernels.mean > self.model_kl.mean / 2:
-            told.insert(0, told.pop(2))
-        return (*doubt(self.damaged, self.beyond_rounding), *told)
+            sentences.insert(0, sentences.pop(2))
+        return (*doubt(self.damaged, self.beyond_rounding), *sentences)
 
     @property
     def certainty(self) -> str:
@@ -223,18 +223,18 @@ def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]
 def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
     """What is not the float model's, and whether the numbers of the other weights are farther off than rounding puts
     them; `shares` by weight. At most a sentence each."""
-    told = []
+    sentences = []
     if damaged:
         (name, what), *others = damaged.items()
         more = f", and {counted(len(others), 'other')}" if others else ""
-        told.append(f"Damaged: '{name}' {what}{more}.")
+        sentences.append(f"Damaged: '{name}' {what}{more}.")
     rest = {name: share for name, share in shares.items() if name not in damaged}
     mean = sum(rest.values()) / max(1, len(rest))
     if mean > DOUBTED:
         worst = max(rest, key=rest.__getitem__)
-        told.append(
+        sentences.append(
             f"{100 * mean:.0f} % of the numbers, and {100 * rest[worst]:.0f} % of those of '{worst}', lie farther from "
             "the float model's than rounding to blocks puts any: it is of another checkpoint, or weights were changed "
             "before they were rounded (AWQ, GPTQ)."
         )
-    return told
+    return sentences
