@@ -33,8 +33,8 @@ _LENGTH = struct.Struct("<Q")
 
 
 def usable_processors() -> int | None:
-    """Those that this process may run on, fewer than there are in a container or under a job scheduler; None where the
-    system does not say."""
+    """The processors that this process may run on, fewer than there are in a container or under a job scheduler; None
+    where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -187,7 +187,7 @@ def refuse(errors: Iterable[OliveExtError]) -> None:
 def _mistakes_of(
     recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes | None, *, has_model: bool
 ) -> Iterator[OliveExtError]:
-    """Those of a block of ours whose own keys are valid."""
+    """The mistakes in a block of this package whose own keys are valid."""
     missing = list(what_is_missing(block, settings))
     yield from missing
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):

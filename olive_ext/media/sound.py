@@ -39,7 +39,7 @@ _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0,
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
 _FILE_SCALES: Mapping[str, tuple[float, float]] = {**_SCALES, "int64": (0, 2**63)}
-"""Of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
+"""The scales of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
 
 _OPEN_SIZES = (0, 0xFFFFFFFF)
 """In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
@@ -67,7 +67,7 @@ class SoundProcessor:
 
     @property
     def seconds(self) -> float:
-        """Of a window."""
+        """The length of a window."""
         return float(self._extractor.n_samples) / self.rate
 
     def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:

@@ -80,7 +80,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Of the task and its metric."""
+        """The name of the task and its metric."""
         return name_of(self.task, self.metric)
 
     @property

@@ -24,7 +24,7 @@ _TITLES: dict[StageName, str] = {
 }
 _SAME_NATS = 1e-6
 _SMALL_PART = 0.1
-"""Of the largest stage's mean KL: the most that an innocent one's interval reaches."""
+"""A stage is small where its interval ends below this part of the largest stage's mean KL."""
 
 
 @dataclass(frozen=True)

@@ -462,7 +462,7 @@ class RecordsFile:
 
     @property
     def digest(self) -> str:
-        """Of the recorded model's content."""
+        """The digest of the recorded model's content."""
         return str(self.manifest["facts"].get("model"))
 
     @property

@@ -40,7 +40,7 @@ class Run:
     """Whether the engine ended without a model or its numbers, and raised nothing."""
 
     reports: list[Report] = field(default_factory=list)
-    """Of the evaluations, in their order."""
+    """The reports of the evaluations, in their order."""
 
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
@@ -58,7 +58,7 @@ class Run:
     """Model id to Olive's configurations of the models that it was made from, itself last."""
 
     model_id: str = ""
-    """Of the model that is evaluated, or that a pass is running on."""
+    """The id of the model that is evaluated, or that a pass is running on."""
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""

@@ -135,7 +135,7 @@ def scored(
 
 
 _WRAPPED = ("doc_iterator", "process_results", "doc_to_target")
-"""Of lm-eval's tasks."""
+"""Methods of lm-eval's tasks that `answered_documents` wraps."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class LostRequest:
 
 
 class LostRequests(list[LostRequest]):
-    """Those of one model."""
+    """The lost requests of one model."""
 
     is_read = False
     """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""

@@ -79,7 +79,7 @@ _QUANTIZED: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
     "GatherBlockQuantized": {"": (0, 2, 3)},
     "QMoE": {"/fc1": (2, 3, 11), "/fc2": (5, 6, 12), "/fc3": (8, 9, 13)},
 }
-"""Of operators that take packed numbers: those, their scales and their zero points."""
+"""The inputs of operators for packed numbers: the numbers, their scales and their zero points."""
 
 _STEP = 1.01
 """Scales in half precision are not exactly those that were rounded by."""
@@ -196,7 +196,7 @@ def plain_name(name: str) -> str:
 
 
 def constants_of(path: Path) -> Constants:
-    """Of the graph in a file. Raises `ModelError`."""
+    """The constants of the graph in a file. Raises `ModelError`."""
     return Constants(load_graph(path), path)
 
 
@@ -225,13 +225,13 @@ class Apart(NamedTuple):
     """How two constants differ beyond rounding."""
 
     rows: list[int]
-    """Those that do, counted from 0; of a vector 0."""
+    """The rows that differ, counted from 0; of a vector 0."""
 
     share: float
-    """Of the numbers."""
+    """The share of its numbers that differ."""
 
     error: float
-    """Of the whole, relative to the reference's size."""
+    """The error of the whole, relative to the reference's size."""
 
     def sentence(self, array: Array) -> str:
         """ "rows 450 to 511 of 512 are not the reference's (relative error 0.3)"."""
@@ -283,7 +283,7 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
 
 
 def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """Those of `apart` and `broken` together, in words by name."""
+    """The findings of `apart` and `broken`, in words by name."""
     others = apart(reference, model)
     return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
 
@@ -394,7 +394,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
 
 
 def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
-    """Of each quantized product, table and experts' weight whose float one `reference` has, by the name of the node."""
+    """By node name: each quantized product, table and experts' weight whose float one `reference` has."""
     floats, grids = float_weights(reference), quantized_weights(model)
     alike = (name for name, grid in grids.items() if name in floats and floats[name].shape == grid.shape)
     return {name: _distance(floats[name], grids[name]) for name in alike}
@@ -512,7 +512,7 @@ def _dequantized(
 
 
 def _distance(own: Array, grid: Grid) -> Distance:
-    """Of a float weight [N, K] and its quantized one."""
+    """The distance of a float weight [N, K] from its quantized one."""
     count, in_steps, in_size = 0, [], []
     for first, rows in _blocks(own):
         numbers, steps = grid.rows(first, first + len(rows))  # [R, K], [R, blocks]

@@ -45,10 +45,10 @@ _BY_NAME = (
     "activation_type", "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights",
     "update_rule",
 )  # fmt: skip
-"""Those that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
+"""Attributes that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
 
 _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
-"""Those that mean the same in two nodes of one name with the same inputs."""
+"""Attributes that mean the same in two nodes of one name with the same inputs."""
 
 _ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
@@ -64,7 +64,7 @@ _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
 
 _ROWS = 1 << 14
-"""Of a rotary table that are computed at a time."""
+"""Rows of a rotary table that are computed at a time."""
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 

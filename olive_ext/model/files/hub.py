@@ -24,7 +24,7 @@ from olive_ext.model.types import ModelFiles
 logger = logging.getLogger(__name__)
 
 SECONDS = 1.0
-"""That the hub has to take a connection."""
+"""Seconds within which the hub has to take a connection."""
 
 _SWITCH = "HF_HUB_OFFLINE"
 _READERS = ("huggingface_hub.constants", "datasets.config")

@@ -40,7 +40,7 @@ _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 _HIDDEN = -1e4
 
 MOST_TOKENS = 4098
-"""That masks are made for: their memory is the square of it, and a configuration may name any window."""
+"""The most tokens of a mask: its memory is the square of it, and a configuration may name any window."""
 
 
 def read_item_masks(

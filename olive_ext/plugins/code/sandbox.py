@@ -47,11 +47,11 @@ class Limits:
     """Seconds by the clock, for all of them."""
 
     memory_bytes: int = 1 << 30
-    """Of addresses, of each of its processes."""
+    """The most address space of each of its processes."""
 
     file_bytes: int = 16 << 20
     folder_bytes: int = 64 << 20
-    """Of all files, in namespaces."""
+    """The most bytes of all files, in namespaces."""
 
     processes: int = 32
     files: int = 64

@@ -201,16 +201,16 @@ def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreemen
 
 
 LARGEST_ERROR = 3e-4
-"""Of a token's state, relative to its length, that is rounding in fp32."""
+"""The largest error of a token's state, relative to its length, that is rounding in fp32."""
 
 MOST_ERROR = 1e9
 """What an error counts at most, and where it is no number."""
 
 LEAST_LENGTH = 1e-3
-"""Of a state, as a part of the mean length."""
+"""The least length of a state, as a part of the mean length."""
 
 MOST_TOKENS = 128
-"""Of a text of which every value of the graph is kept; of a longer one those that are states of its beginning."""
+"""Tokens of a text of which every value of the graph is kept; of a longer one the states of its beginning are."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -299,8 +299,8 @@ def _nearest(states: States, values: Mapping[str, npt.NDArray[Any]], bound: floa
 
 
 def _errors(value: Floats, state: Floats) -> Floats:
-    """Of each token [S], relative to its state's length; of one that is nearly zero, as a pad token's embedding is, to
-    the others'."""
+    """The error of each token [S], relative to its state's length; of one that is nearly zero, as a pad token's
+    embedding is, to the others'."""
     length_S = np.linalg.norm(state, axis=1)
     length_S = np.maximum(length_S, LEAST_LENGTH * length_S.mean())
     with np.errstate(all="ignore"):
@@ -341,7 +341,7 @@ class Hypothesis(NamedTuple):
     """ "a sliding window of 16 is missing"."""
 
     changes: Mapping[str, Any]
-    """Of the decoder's configuration, for transformers to do the same."""
+    """The changes of the decoder's configuration with which transformers does the same."""
 
     rotated: Rotated | None = None
     """What rotary positions turn together; None for what transformers do."""
@@ -408,7 +408,7 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
 
 
 def _rotary(ropes: Any, name: str, off: Any) -> Iterator[Hypothesis]:
-    """Of the rotary positions, which are one mapping or one for each type of layers."""
+    """Hypotheses about the rotary positions, which are one mapping or one for each type of layers."""
     if not isinstance(ropes, Mapping):
         return
     inner = [key for key, rope in ropes.items() if isinstance(rope, Mapping)]
@@ -429,7 +429,7 @@ def near(lengths: Mapping[str, int], equal_up_to: int) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one text."""
+    """The difference on one text."""
 
     num_tokens: int
     nats: float

@@ -16,7 +16,7 @@ from olive_ext.registry import Command, Plugin
 
 
 def points(text: str) -> float:
-    """Of accuracy; raises `ArgumentTypeError`."""
+    """Points of accuracy; raises `ArgumentTypeError`."""
     with suppress(ValueError):
         if 0 < float(text) < 100:
             return float(text)

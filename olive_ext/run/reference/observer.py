@@ -116,7 +116,7 @@ class Observer:
         """Tasks that score more than whole texts."""
 
         self._generating: set[str] = set()
-        """Those that score generated answers."""
+        """The tasks that score generated answers."""
 
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self.greedy: dict[Answered, tuple[int, ...]] = {}

@@ -167,7 +167,7 @@ class PlainPass:
 
     @property
     def lengths_beyond(self) -> list[int]:
-        """Of texts that have several tokens beyond one of `lengths` each."""
+        """Lengths of texts, each with several tokens beyond one of `lengths`."""
         return [number + 2 + number // 4 for number in self.lengths.values()]
 
     @staticmethod

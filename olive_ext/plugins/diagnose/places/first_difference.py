@@ -63,12 +63,12 @@ class FirstDifference:
 
     node: str
     operator: str
-    """Of several nodes that differ together, and none of them alone, all in order: "Div, Erf, Add"."""
+    """The operator; of several nodes that differ only together, all in order: "Div, Erf, Add"."""
 
     output: str
     layer: int | None
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the inputs that are no weights, and of the output."""
+    """The shapes of the inputs that are no weights, and of the output."""
 
     largest_error: float
     tolerance: float
@@ -258,8 +258,8 @@ MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
 
 EFFECT = 0.01
-"""Of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many times the
-difference (what an optimizer fuses away), is passed over."""
+"""A part of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many
+times the difference (what an optimizer fuses away), is passed over."""
 
 GUESSES = 4
 """Pieces that are taken apart where none is beyond its tolerance."""
@@ -275,7 +275,7 @@ class Found(NamedTuple):
     judged: Judged
     shape: tuple[int, ...]
     explained: float
-    """Of the logits' difference, the share that is there with this output alone as the candidate has it."""
+    """The share of the logits' difference that is there with this output alone as the candidate has it."""
 
 
 class VanishedError(NotLocatedError):

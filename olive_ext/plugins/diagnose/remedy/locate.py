@@ -324,7 +324,7 @@ def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWei
 
 
 def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
-    """Of products those that round what they multiply on the host; one of each form is tried."""
+    """The roundings of products that round what they multiply on the host; one of each form is tried."""
     tried: dict[tuple[object, ...], bool] = {}
     for target in targets:
         block = _block(target.quantized[0], quantized)

@@ -511,7 +511,7 @@ class Drafts:
         return mended(self._model, self._sources, chosen)
 
     def num_bytes(self, answer: Answer) -> int:
-        """Of graph and weights, at most."""
+        """The bytes of graph and weights, at most."""
         return self._beside + self.package(answer).graph_bytes
 
     def place(self, answer: Answer) -> Path:

@@ -18,7 +18,7 @@ from olive_ext.report.report import plain, to_json
 from olive_ext.report.report_files import write_texts
 
 _TEMPLATES = Path(__file__).with_name("templates")
-"""Beside those of report.html, whose style sheet is shared."""
+"""The page's templates, beside those of report.html, whose style sheet is shared."""
 
 _TONES: dict[bills.Verdict, str] = {"kept": "fine", "not kept": "loss", "not decided": "doubt", "none": ""}
 """The style of a verdict."""
