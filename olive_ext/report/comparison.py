@@ -441,7 +441,7 @@ class Comparison:
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:
-        """The outcome of all tasks, else of the first with right and wrong answers, else the first; None without any."""
+        """The outcome of all tasks, else of the first with right and wrong answers, else the first; None if none."""
         items = [*telling(self.outcomes).values(), *self.outcomes]
         return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 

@@ -38,8 +38,8 @@ class TaskInputs:
 def declared_inputs(
     specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
 ) -> list[TaskInputs]:
-    """The inputs of every task of `specs` that is defined in a file; those that are Python classes, or members of a
-    tag, are left out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run a model's code."""
+    """The inputs of every task of `specs` that is defined in a file. Python classes and members of a tag are left
+    out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run a model's code."""
     from olive_ext.backends.task_loading import find_tasks, leaves
 
     manager, _ = find_tasks(specs, include_path, runs_code=runs_code)

@@ -206,7 +206,7 @@ class Sequence:
 
     @cached_property
     def decoding(self) -> Reading:
-        """Reads a row that only finds the next token: with a probe, as rows to choose from are seen as a whole."""
+        """Reads a row that only finds the next token; with a probe, unless its logits are read whole."""
         assert self.answer is not None
         probe = Read(PROBED, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)

@@ -240,7 +240,7 @@ FloatArray = npt.NDArray[np.float64]
 
 _PROMPT = "Once upon a time there was a model of language, and it was asked how it was."
 _NEW_TOKENS = 64
-"""The most tokens of an answer to a text, at most half of the context; those to pictures and sounds end by themselves."""
+"""Most tokens of an answer to a text, at most half of the context; those to pictures and sounds end by themselves."""
 
 
 def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
