@@ -7,7 +7,7 @@ the switch against that (-P), and -I would drop a user's PYTHONPATH as well: the
 path, before it imports anything. After -m that is too late: Python has imported runpy.
 
 Parent and child exchange pickled messages through the child's standard input and output. What the child prints goes to
-its standard error. The child beats every second, which tells the parent how far it is; it ends when the parent does.
+its standard error. The child beats every second, which shows the parent how far it is; it ends when the parent does.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LENGTH = struct.Struct("<Q")
 
 
 def usable_processors() -> int | None:
-    """Those that this process may run on, fewer than there are in a container or under a job scheduler; None where the
-    system does not say."""
+    """The processors that this process may run on, fewer than there are in a container or under a job scheduler; None
+    where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -162,7 +162,7 @@ def serve(answer: Callable[[Any], Any], pulse: Callable[[], Any] = lambda: None)
                 time.sleep(BEAT_S)
                 reply("beat", pulse())
         finally:
-            os._exit(1)  # the parent could no more tell long steps from a hang
+            os._exit(1)  # the parent could no longer distinguish long steps from a hang
 
     threading.Thread(target=beat, name="beat", daemon=True).start()
     with suppress(EOFError):
@@ -179,7 +179,7 @@ def _forward(pipe: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> No
             messages.put(_read(pipe))
     except (EOFError, OSError):
         pass
-    except BaseException as error:  # noqa: BLE001 - told where the answer is waited for
+    except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
         unread = f"{type(error).__name__}: {error}"[:300].splitlines()[0]
     finally:
         messages.put(("end", unread))

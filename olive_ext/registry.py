@@ -19,7 +19,7 @@ GROUP = "olive_ext.plugins"
 """Entry points of other distributions; each names a `Plugin`."""
 
 Argument = tuple[str, str, str, Mapping[str, Any]]
-"""Names, metavar and help of an argument of a command, and what else argparse is told of it."""
+"""Names, metavar and help of an argument of a command, and what else argparse takes for it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Command:
 
     help: str
     function: str
-    """Of the parsed arguments; returns the exit status. "module:name", as all that is imported when it is used."""
+    """Takes the parsed arguments, returns the exit status. "module:name", as all that is imported when used."""
 
     arguments: Sequence[Argument] = ()
     options: str = ""
@@ -65,11 +65,11 @@ class Evaluator:
     """What it is, for the schema."""
 
     mistakes: str
-    """Of the recipe, a place in it, the metrics there as written, and the settings; a sentence for each mistake. To be
+    """Takes the recipe, a place in it, its metrics as written, and the settings; a sentence for each mistake. To be
     asked before anything runs."""
 
     describe: str
-    """Of the metrics as written and the settings; a text for a person."""
+    """Takes the metrics as written and the settings; gives a text for a person."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Plugin:
     passes: Mapping[str, Pass] = field(default_factory=dict)
     evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
-    """Of the package, as `olive_ext.locate`."""
+    """The functions of the package, such as `olive_ext.locate`."""
 
     hooks: Mapping[str, str] = field(default_factory=dict)
     """By the names that the core asks for (`hook`, `hooks`)."""

@@ -162,12 +162,12 @@ def media_of_shots() -> Iterator[None]:
     with (
         replaced(task, "fewshot_context", noting_shots(task.fewshot_context, own_examples)),
         replaced(task, "construct_requests", _adding(task.construct_requests)),
-        replaced(task, "build_all_requests", _told(task.build_all_requests, own_examples)),
+        replaced(task, "build_all_requests", _noting_own_examples(task.build_all_requests, own_examples)),
     ):
         yield
 
 
-def _told(build: Any, own_examples: list[bool]) -> Any:
+def _noting_own_examples(build: Any, own_examples: list[bool]) -> Any:
     """`build_all_requests` with a line on prompts in which the document itself, with its answer, is an example:
     lm-eval leaves it out only where 'fewshot_split' names the split that is evaluated."""
 

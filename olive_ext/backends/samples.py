@@ -39,7 +39,7 @@ class GeneratedText(str):
     """Whether only its limit ended it."""
 
     lengths: Mapping[str, float]
-    """Its values of `LENGTHS`, where it is told from its reasoning."""
+    """Its values of `LENGTHS`, where it is separated from its reasoning."""
 
     reasoning: str | None
 
@@ -73,7 +73,7 @@ class _FilteredList(_Filtered, list[Any]):
 
 def names_of(repeats: int | None, *, thinks: bool) -> dict[str, bool]:
     """The metrics of a task with so many answers to a document, and whether higher is better. `thinks`: whether answers
-    are told from their reasoning."""
+    are separated from their reasoning."""
     count = repeats or 1
     sampled = [f"avg@{count}", f"maj@{count}", *(f"pass@{k}" for k in _counts(count))] if count > 1 else []
     return dict.fromkeys(sampled, True) | dict.fromkeys(LENGTHS if thinks else (), False)

@@ -32,7 +32,7 @@ def word_error_rate(pairs: Iterable[Pair]) -> float:
 
 
 def word_errors(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
-    """Of each pair: the words that were substituted, deleted and inserted, and those that were said."""
+    """For each pair the words that were substituted, deleted and inserted, and those that were said."""
     try:
         from jiwer import process_words
     except ImportError as error:

@@ -405,7 +405,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
 
 
 def _first_layer(model: ResolvedModel) -> str:
-    """Where the model's output stops to be finite, or why that cannot be told."""
+    """Where the model's output stops to be finite, or why that cannot be found."""
     from olive_ext.engine.runners.ort.plain_graph import first_non_finite
     from olive_ext.session.tokenizer import load_tokenizer
 

@@ -151,8 +151,8 @@ def mistakes(
     them also what blocks ask of the models that they are given, and what is declared or bounded and not measured.
     `has_model`: the recipe's own model is used."""
     if "$schema" in recipe:
-        told = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
-        yield ConfigError(told, "$schema", code="unknown_key")
+        message = "unknown key '$schema': Olive refuses it; name the schema in the editor's settings"
+        yield ConfigError(message, "$schema", code="unknown_key")
     yield from _no_mappings(recipe)
     try:
         recipe = settled_recipe(recipe)
@@ -187,7 +187,7 @@ def refuse(errors: Iterable[OliveExtError]) -> None:
 def _mistakes_of(
     recipe: Mapping[str, Any], block: Block, settings: Settings, passes: Passes | None, *, has_model: bool
 ) -> Iterator[OliveExtError]:
-    """Those of a block of ours whose own keys are valid."""
+    """The mistakes in a block of this package whose own keys are valid."""
     missing = list(what_is_missing(block, settings))
     yield from missing
     if settings.reference is not None and (has_model or not settings.reference.is_input_model):

@@ -110,7 +110,7 @@ def compare_command(arguments: Namespace) -> int:
 
 
 def run_command(arguments: Namespace) -> int:
-    """Runs Olive with the arguments as they were given; what the recipe's text shows to be wrong is told before."""
+    """Runs Olive with the arguments as they were given; mistakes that the recipe's text shows are reported before."""
     from olive_ext.check import mistakes, read_recipe, refuse
 
     refuse(mistakes(read_recipe(arguments.config), has_model=arguments.model is None))

@@ -50,7 +50,7 @@ class Option:
 AGAINST_HELP = (
     "Holds the model against itself in another place: provider=cpu, runtime=genai, num_threads=1 and other keys of "
     "`reference` and its `engine`. Says whether it is the same to rounding, rounding of the kernels, or different, and "
-    "where first: exit status 0, 0 and 1, and 3 where that cannot be told."
+    "where first: exit status 0, 0 and 1, and 3 where that cannot be decided."
 )
 
 OPTIONS: tuple[Option, ...] = (
@@ -126,7 +126,7 @@ def written_values(
 
 
 def parsed(kind: type[_Config], values: Mapping[str, Any], options: Sequence[Option]) -> _Config:
-    """The configuration; a key that is missing is told with its option. Raises `ConfigError`."""
+    """The configuration; a key that is missing is reported with its option. Raises `ConfigError`."""
     try:
         return kind.parse(values)
     except ConfigError as error:

@@ -29,7 +29,7 @@ _AGAINST = (
     "they differ, from which length on, in which layer, and what the export left out."
 )
 _MODEL = "An .onnx file, a folder with one or with genai_config.json, or a Hugging Face model."
-_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is told before the model runs."
+_RECORDS = "The file: distributions, answers, versions, provider, processor. Its size is printed before the model runs."
 _NEEDED = {"required": True}
 
 

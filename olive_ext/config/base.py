@@ -146,8 +146,8 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
     value: Any = values
     for name in names:
         value = value.get(name, item["input"]) if isinstance(value, Mapping) else item["input"]
-    told = message if item["type"] == UNCLEAR_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
-    return ConfigError(told, key, value)
+    complaint = message if item["type"] == UNCLEAR_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
+    return ConfigError(complaint, key, value)
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str]]:

@@ -118,7 +118,7 @@ class EvaluationSettings(ComparedSettings, PassSettings):
 
     @property
     def thinks(self) -> bool:
-        """Whether answers are told from their reasoning."""
+        """Whether answers are separated from their reasoning."""
         return self.model_args.get("think_end_token") is not None
 
     @property
@@ -168,7 +168,7 @@ class WorkflowSettings(JudgedSettings, EvaluationSettings):
         try:
             bounds = [Bound.model_validate(item) for item in values.get("require") or ()]
         except ValidationError:
-            return values  # told with the field
+            return values  # reported with the field
         claim = implied(bounds)
         return values if claim is None else {**values, "certain": claim}
 

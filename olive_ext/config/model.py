@@ -45,7 +45,7 @@ class ModelChoice(Strict):
     """Which .onnx file in the folder, relative to it, where there are several."""
 
     components: Components = Field(default_factory=dict)
-    """Which graph does what, where a model is several and neither their interfaces nor genai_config.json tell:
+    """Which graph does what, where a model is several and neither their interfaces nor genai_config.json show it:
     "decoder", "embedding" (token ids to what the decoder takes), "vision" and "audio" (encoders of pictures and sound),
     or "encoder" and "first_step" of an encoder-decoder, each an .onnx file relative to the path. One that contradicts
     the graphs is refused."""

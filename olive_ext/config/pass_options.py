@@ -65,17 +65,17 @@ def unknown_options(pass_type: str, values: Mapping[str, Any], where: str) -> It
             yield from unlike(surgery, ["surgeon", *surgeons[surgeon.lower()]], place, f"surgeon '{surgeon}'")
         else:
             near = _nearest(surgeon.lower(), surgeons)
-            told = near or "the installed olive has " + ", ".join(surgeons)
-            yield ConfigError(told, f"{place}.surgeon", surgeon, code="unknown_name")
+            problem = near or "the installed olive has " + ", ".join(surgeons)
+            yield ConfigError(problem, f"{place}.surgeon", surgeon, code="unknown_name")
 
 
 def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """An error for each key at the top of a recipe that Olive does not know; "$schema" is told elsewhere."""
+    """An error for each key at the top of a recipe that Olive does not know; "$schema" is reported elsewhere."""
     known = _fields()
     for key in recipe:
         if known and key not in known and key != "$schema":
-            told = f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
-            yield ConfigError(told, str(key), recipe[key], code="unknown_key")
+            problem = f"unknown key '{key}': {_nearest(str(key), known) or 'Olive takes ' + ', '.join(sorted(known))}"
+            yield ConfigError(problem, str(key), recipe[key], code="unknown_key")
 
 
 def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str) -> Iterator[ConfigError]:
@@ -84,8 +84,8 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
     unknown = [option for option in options if known and option not in known]
     for option in unknown:
         hints = [_nearest(str(option), known), f"{who} takes {', '.join(sorted(known))}" * (option == unknown[-1])]
-        told = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
-        yield ConfigError(told, f"{where}.{option}", code="unknown_key")
+        problem = f"unknown key '{where}.{option}'{': ' * any(hints)}{' '.join(filter(None, hints))}"
+        yield ConfigError(problem, f"{where}.{option}", code="unknown_key")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ class Capacity(NamedTuple):
     """Cells of the shared-prefix cache."""
 
     blocks: Blocks = NO_BLOCKS
-    """That slots take as they grow: there may be fewer than all of them could need."""
+    """The blocks that slots take as they grow: there may be fewer than all of them could need."""
 
     most_positions: int = UNLIMITED
     """Positions of all slots together that memory holds."""

@@ -34,7 +34,7 @@ class Copy:
     target: int
     length: int
     num_equal: int = 0
-    """Of these positions so many are the same in both slots already, and need not be copied."""
+    """The number of these positions that are the same in both slots already, and need not be copied."""
 
 
 class Side(NamedTuple):
@@ -87,10 +87,10 @@ class Ban(IntEnum):
 
     NONE = 0
     LATER = 1
-    """Those that are never generated."""
+    """The tokens that are never generated."""
 
     FIRST = 2
-    """Those, and those that are not generated as the first token."""
+    """The same, and those that are not generated as the first token."""
 
 
 class LogitsRow(NamedTuple):
@@ -118,11 +118,11 @@ class Columns(NamedTuple):
     """Offset of each row's first token among all tokens of the step."""
 
     tokens_N: IntArray
-    """Of all rows, one row after the other."""
+    """The tokens of all rows, one row after the other."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Columns:
-        """Those of these rows."""
+        """The columns of these rows."""
         if isinstance(rows, PlainRows):
             return rows.columns
         slots, past, tokens, *_ = zip(*rows, strict=True)
@@ -131,7 +131,7 @@ class Columns(NamedTuple):
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
     def tokens_behind(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
-        """All tokens, where rows with `follows` of 0 or more are fed with that one of those that a step has found."""
+        """All tokens, [N]; a row whose `follows` is 0 or more takes its token from those that a step has found."""
         if not follows:
             return self.tokens_N
         follows_B, tokens_N = integers(follows), np.array(self.tokens_N)
@@ -192,7 +192,7 @@ class Step:
 
     beams: tuple[int, ...] = ()
     num_candidates: int = 0
-    """Of the rows of `beams` so many of the most probable tokens are read."""
+    """The number of most probable tokens that are read of each row of `beams`."""
 
     whole_length: int = 0
     """The least positions of the texts that all rows are parts of, where the model computes long texts otherwise."""
@@ -209,7 +209,7 @@ class Step:
 
     @property
     def other_rows(self) -> Sequence[Row]:
-        """Without those of one token and nothing else that are told by columns alone."""
+        """The rows without those of one token and nothing else, which columns alone describe."""
         return self.rows.others if isinstance(self.rows, PlainRows) else self.rows
 
     @property
@@ -225,7 +225,7 @@ class Candidates(NamedTuple):
     ids_NC: IntArray
 
     def rows(self) -> list[Candidates]:
-        """Those of each row by themselves."""
+        """The candidates of each row by themselves."""
         return [Candidates(self.logprobs_NC[n : n + 1], self.ids_NC[n : n + 1]) for n in range(len(self.ids_NC))]
 
     def first(self, num_rows: int | None = None, count: int | None = None) -> Candidates:
@@ -258,7 +258,7 @@ class StepOutput:
     """What a tap notes of each target."""
 
     candidates: Candidates = NO_CANDIDATES
-    """Of the step's `beams`."""
+    """The candidates of the step's `beams`."""
 
     @property
     def scores_nbytes(self) -> int:

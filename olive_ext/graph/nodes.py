@@ -239,7 +239,7 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 
 def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
-    """Those of `nodes`, which stand in order of execution, that `values` are made by, in that order."""
+    """The nodes that make `values`, in the order of `nodes`, which is that of execution."""
     wanted, behind = set(values), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.output):

@@ -184,7 +184,7 @@ def _score(writer: NodeWriter, value: str, elem_type: int, vocab_size: int | Non
 def _allowed(writer: NodeWriter, logits_RV: str, vocab_size: int | None, bans: tuple[tuple[int, ...], ...]) -> str:
     """The logits, with `BANNED` added to those of the tokens that a row must not give."""
     if vocab_size is None:
-        raise ModelError("tokens are suppressed, and the graph does not tell how many there are")
+        raise ModelError("tokens are suppressed, and the graph does not show how many there are")
     writer.input("score_bans", _INT64, ["max(R, 1)"])
     rows = [[BANNED if token in banned else 0.0 for token in range(vocab_size)] for banned in map(frozenset, bans)]
     bias_RV = writer.add("Gather", [writer.table(rows), "score_bans"], axis=0)

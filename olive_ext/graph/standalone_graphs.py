@@ -40,7 +40,7 @@ class RowTensor(NamedTuple):
 
 
 def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
-    """Of what `index` [...] counts, which has so many parts each, the numbers of the parts, [..., parts]."""
+    """The numbers of the parts [..., parts] of the things that `index` [...] counts, each of so many parts."""
     first = graph.add("Mul", [graph.add("Unsqueeze", [index, graph.integers([-1])]), graph.integers(parts)])
     return graph.add("Add", [first, graph.integers(range(parts))])
 

@@ -157,7 +157,7 @@ ROUNDING = {8: 1e-5, 4: 1e-5, 2: 2e-3}
 """For the bytes of a number: the most that features may be off beside others, relative to the largest."""
 
 SCALES = (1.0, 8.0, 1 / 64, 0.0)
-"""Of the values of items that are tried together: what is taken of all of them is then none's own."""
+"""Scales of the values of items that are tried together: a value that is taken over all of them is then none's own."""
 
 
 def company_problem(items: Sequence[Loaded], encode: Encode) -> str:
@@ -231,7 +231,7 @@ class EncoderCounters:
 
     encoded: int = 0
     runs: int = 0
-    """Of the encoder, of one item or several; the warm-up's are not among them."""
+    """Runs of the encoder, on one item or several; the warm-up's are not among them."""
 
     hits: int = 0
     evicted: int = 0
@@ -370,7 +370,7 @@ class MediaEncoder:
         for item in items[1:]:
             try:
                 arrays = self._shapes.filled(self._arrays(item))
-            except OliveExtError:  # what is wrong with it is told when it is wanted itself
+            except OliveExtError:  # what is wrong with it is reported when it is wanted itself
                 continue
             if self._batches.takes(is_padded(arrays, loaded[0][1])):
                 loaded.append((item, arrays))

@@ -91,7 +91,7 @@ class EncoderShapes:
         return list(filled.reshape(-1, self.piece))
 
     def filled(self, inputs: Arrays) -> Arrays:
-        """The item's inputs with zeros up to the next length that was expected, which its mask tells."""
+        """The item's inputs with zeros up to the next length that was expected, which its mask marks."""
         own = self._length(inputs)
         if own is None or self.problem or not self.is_bucketed or not own <= max(self._lengths, default=0):
             return inputs

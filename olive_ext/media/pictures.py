@@ -36,14 +36,14 @@ _FORMATS = {
     *("AVIF", "BMP", "DIB", "GIF", "ICO", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "PSD", "SGI", "TGA", "TIFF"),
     "WEBP",
 }
-"""Those of PIL's that are pixels (MPO is read as JPEG): of EPS it has Ghostscript run a program."""
+"""PIL's formats that are pixels (MPO is read as JPEG): of EPS it has Ghostscript run a program."""
 
 LARGEST_SIDE = 16384
 """Pixels of a side at most."""
 
 LARGEST_RATIO = 200
-"""Of the sides at most, as in transformers' processor of Qwen2-VL: others enlarge the shorter side in proportion, which
-takes any memory."""
+"""The largest ratio of the sides, as in transformers' processor of Qwen2-VL: others enlarge the shorter side in
+proportion, which takes any memory."""
 
 
 def read_picture(given: Given) -> Image.Image:
@@ -76,7 +76,7 @@ def read_picture(given: Given) -> Image.Image:
 
 
 def _formats() -> list[str]:
-    """Those of `_FORMATS` that this PIL has."""
+    """The formats of `_FORMATS` that this PIL has."""
     from PIL import Image
 
     Image.init()
@@ -136,7 +136,7 @@ def media_digest(args: Sequence[Any]) -> str:
         from PIL import Image
 
         if isinstance(value, Image.Image):
-            with suppress(MediaError):  # one that cannot be read is told when it is asked about
+            with suppress(MediaError):  # one that cannot be read is reported when it is asked about
                 return content_key(read_picture(value))
         elif hasattr(value, "__array__"):  # of numpy, torch and others, whose `repr` leaves numbers out
             return content_key(np.asarray(value))

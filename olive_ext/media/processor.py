@@ -61,7 +61,7 @@ class ItemArrays:
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = self.given
-        with suppress(MediaError):  # of a file that is gone: told there, where it costs its own requests alone
+        with suppress(MediaError):  # of a file that is gone: reported there, where it costs its own requests alone
             given = sendable(given, WORDS[self.modality].kind)
         return ItemArrays, (None, self.modality, self.key, given)
 

@@ -39,7 +39,7 @@ _SCALES: Mapping[str, tuple[float, float]] = {"uint8": (128, 2**7), "int16": (0,
 """For samples that are whole numbers: what silence is, and what the loudest is; WAV files of 24 bits are read as 32."""
 
 _FILE_SCALES: Mapping[str, tuple[float, float]] = {**_SCALES, "int64": (0, 2**63)}
-"""Of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
+"""The scales of files: those of 40, 48 and 56 bits are read as 64. In an array they may be any numbers."""
 
 _OPEN_SIZES = (0, 0xFFFFFFFF)
 """In a WAV file's header: written before the size was known, as ffmpeg does into a pipe."""
@@ -67,7 +67,7 @@ class SoundProcessor:
 
     @property
     def seconds(self) -> float:
-        """Of a window."""
+        """The length of a window."""
         return float(self._extractor.n_samples) / self.rate
 
     def windows(self, given: Given) -> list[npt.NDArray[np.float32]]:
@@ -109,7 +109,7 @@ class SoundProcessor:
 
 def refuse_non_finite(arrays: Mapping[str, npt.NDArray[Any]], kind: str) -> None:
     """Raises `MediaError` for what a processor makes of samples or pixels that are far out of any range: an encoder
-    would give NaN, and the request could not be told from a broken model's."""
+    would give NaN, and the request would look like a broken model's."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
     if wrong:
         raise MediaError(f"a {kind} has features of NaN or infinity ('{wrong[0]}'): its numbers are far out of range")
@@ -154,7 +154,7 @@ def read_sound(given: Given) -> tuple[Samples, float]:
     if array.ndim not in (1, 2) or not array.size:
         raise MediaError(f"{shown} has no samples (an array of shape {list(array.shape)})")
     silence, loudest = scales.get(array.dtype.name, (0, 1))
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # reported below
         samples = (array.astype(np.float32) - silence) / np.float32(loudest)
     if not np.isfinite(samples).all():
         raise MediaError(f"{shown} holds NaN or infinity")

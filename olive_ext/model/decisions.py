@@ -114,7 +114,7 @@ def _free(settings: ModelSettings, memory: Memory) -> int:
 
 
 def _share(settings: ModelSettings, device: Device) -> float:
-    """Of that memory what slots may take. Workers of a cluster are told apart by Ray alone, as GPUs are."""
+    """The share of that memory that slots may take. Ray keeps a cluster's workers apart, as it does GPUs."""
     share, workers = MEMORY_SHARE[device.kind], settings.workers
     if device.kind != "cpu" or workers is None or workers.address is not None:
         return share
@@ -229,7 +229,7 @@ class CapturePlan(NamedTuple):
     def of(
         cls, config: EngineConfig, buckets: BucketPlan, device: str, spec: DecoderSpec, is_compared: bool
     ) -> CapturePlan:
-        """Of a `spec` as a form has changed it."""
+        """The plan for a `spec` as a form has changed it."""
         if config.graph_capture != "auto":
             return cls(buckets.is_captured)
         problem = against_capture(spec) or ""

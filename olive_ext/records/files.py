@@ -211,7 +211,7 @@ def write_index(folder: Path, index: Mapping[str, Any]) -> None:
 
 
 def _checksum(index: Mapping[str, Any]) -> int:
-    """Of all but itself, as it is read back."""
+    """The checksum of an index without its own checksum, as it is read back."""
     content = {key: value for key, value in index.items() if key != "checksum"}
     return zlib.crc32(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
 

@@ -80,7 +80,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """Of the task and its metric."""
+        """The name of the task and its metric."""
         return name_of(self.task, self.metric)
 
     @property
@@ -200,9 +200,9 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
     is_one_of_several = sum((other.task, other.metric) == (item.task, item.metric) for other in others) > 1
     metric = f"{item.metric} ({item.filter})" if is_one_of_several else item.metric
     shown, interval = difference_texts(item)
-    told = telling(others)
-    is_first = item is told.get(item.task, next((other for other in others if other.task == item.task), None))
-    is_shown = is_first and (item.task == ALL or not {ALL, item.task} <= told.keys())
+    telling_ones = telling(others)
+    is_first = item is telling_ones.get(item.task, next((other for other in others if other.task == item.task), None))
+    is_shown = is_first and (item.task == ALL or not {ALL, item.task} <= telling_ones.keys())
     return Change(
         item.task,
         metric,

@@ -58,7 +58,7 @@ class TextChange(_OverDocuments):
 
     task: str
     metric: str
-    """The task's: "word_perplexity"."""
+    """The task's metric: "word_perplexity"."""
 
     num_documents: int
     perplexity_ratio: Number
@@ -223,7 +223,7 @@ class Certainty:
     """What the drawn documents make certain of all documents, and why the evaluation stopped."""
 
     metric: str
-    """Of the comparison, over all tasks."""
+    """The metric of the comparison that the claim is about, over all tasks."""
 
     side: Literal["above", "below"]
     """The side of `bound` on which the metric was to be."""
@@ -250,7 +250,7 @@ class Certainty:
     """Documents among those evaluated that have no value: the claim is decided whatever these are, or open."""
 
     cut: float | None = None
-    """Of a position's KL no more counts in the claim, in nats; None where all does."""
+    """The most of a position's KL that counts in the claim, in nats; None where all does."""
 
     beyond_cut: Number = 0.0
     """What positions have beyond the cut, as a part of the mean KL of the drawn documents."""
@@ -298,7 +298,7 @@ class Asked:
     """"chat template", "special tokens around a text"."""
 
     files: tuple[str, ...]
-    """Those that differ and may decide it."""
+    """The files that differ and may decide it."""
 
     reference_prompt: str = ""
     """A document's prompt with its special tokens, in short."""
@@ -333,12 +333,12 @@ class Stops:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Those of the reference at which the candidate goes on."""
+        """The stop tokens of the reference at which the candidate goes on."""
         return tuple(sorted({*self.reference} - {*self.candidate}))
 
     @property
     def more(self) -> tuple[int, ...]:
-        """Those of the candidate at which the reference goes on."""
+        """The stop tokens of the candidate at which the reference goes on."""
         return tuple(sorted({*self.candidate} - {*self.reference}))
 
     @property
@@ -429,7 +429,7 @@ class Comparison:
     """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
 
     texts: tuple[TextChange, ...] = ()
-    """Of tasks of whole texts, where no distributions were compared."""
+    """The changes of tasks of whole texts, where no distributions were compared."""
 
     lengths: tuple[Outcome, ...] = ()
     """Outcomes of how long answers are (`report.metrics.LENGTHS`): of these the verdict judges those cut off."""
@@ -441,7 +441,7 @@ class Comparison:
         return numbers | {item.task: item.num_documents for item in self.outcomes if item.task != ALL}
 
     def overall_outcome(self) -> Outcome | None:
-        """That of all tasks, else of the first task with right and wrong answers, else the first; None without any."""
+        """The outcome of all tasks, else of the first with right and wrong answers, else the first; None if none."""
         items = [*telling(self.outcomes).values(), *self.outcomes]
         return next(iter(sorted(items, key=lambda item: item.task != ALL)), None)
 

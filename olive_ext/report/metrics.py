@@ -20,8 +20,8 @@ COMPARISON_NAMES = (
 these."""
 
 LENGTHS = ("generated_tokens", "thinking_tokens", "thinking_forced", "cut_off")
-"""Metrics of generated answers that are told from their reasoning, of a document the means over its answers: tokens of
-all of it, those of the reasoning, the shares that the thinking budget and the length cut off. Neither loss nor
+"""Metrics of generated answers that are separated from their reasoning, means over a document's answers: tokens of all
+of it, those of the reasoning, the shares that the thinking budget and the length cut off. Neither loss nor
 gain, but that a verdict counts answers of which certainly more are cut off, by more than what matters, as a loss."""
 
 MEANS = ("mean", "nanmean")

@@ -79,7 +79,7 @@ class Place:
 
     first: FirstPosition | None = None
     reason: str = ""
-    """Why it cannot be told."""
+    """Why the kind cannot be decided."""
 
     @property
     def headline(self) -> str:

@@ -81,8 +81,8 @@ def check_writable(directory: str | Path, setting: str = "output_dir") -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        told = f"cannot write in '{nearest}': {error.strerror or error}"
-        raise ConfigError(told, setting, directory, code="no_access") from error
+        problem = f"cannot write in '{nearest}': {error.strerror or error}"
+        raise ConfigError(problem, setting, directory, code="no_access") from error
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)

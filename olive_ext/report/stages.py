@@ -24,7 +24,7 @@ _TITLES: dict[StageName, str] = {
 }
 _SAME_NATS = 1e-6
 _SMALL_PART = 0.1
-"""Of the largest stage's mean KL: the most that an innocent one's interval reaches."""
+"""A stage is small where its interval ends below this part of the largest stage's mean KL."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
     guilty = [stage for stage in ranked if not _is_innocent(stage, min(most_kl, _SMALL_PART * largest))]
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
-        yield f"the stages cannot be told apart: {_listed(ranked)}"
+        yield f"the stages cannot be distinguished: {_listed(ranked)}"
     elif all(stage.is_exact and not stage.is_loss for stage in stages):
         titles = " nor ".join(stage.title for stage in stages)
         yield f"neither {titles} lost anything: at most {ranked[0].distance}"

@@ -27,7 +27,7 @@ from olive_ext.report.stages import stage_sentences
 
 Status = Literal["ok", "small_loss", "loss", "unknown"]
 EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unknown": 3}
-"""Of a command that ends with a verdict; 2 is a mistake."""
+"""The exit status of a command that ends with a verdict; 2 is a mistake."""
 
 Code = Literal[
     "cannot_tell", "asked", "place_unknown",
@@ -46,7 +46,7 @@ _SAME_NATS = 1e-6
 _MOST_NAMED = 3
 
 SENTENCES = "sentence_accuracy"
-"""The share of transcripts in which no word is wrong: of the documents that a word error rate is of, once more."""
+"""The share of transcripts in which no word is wrong: a second metric on the documents of a word error rate."""
 
 
 _OTHER_AGREEMENT = 0.05
@@ -79,7 +79,7 @@ class Reason:
     task: str = ""
     metric: str = ""
     size: float | None = None
-    """Of the loss, certain or possible, in `unit`."""
+    """The size of the loss, certain or possible, in `unit`."""
 
     unit: str = ""
     words: str = ""
@@ -87,7 +87,7 @@ class Reason:
 
     @property
     def name(self) -> str:
-        """Of the task and its metric."""
+        """The name of the task and its metric."""
         return name_of(self.task, self.metric)
 
 
@@ -413,6 +413,6 @@ def distance_words(item: Divergence) -> str:
 
 
 def num_documents(comparison: Comparison) -> int:
-    """Of all tasks; those whose sentences are judged beside their words count once."""
+    """The documents of all tasks; those judged by words and by sentences count once."""
     beside = {item.task for item in comparison.outcomes if item.metric == SENTENCES}
     return sum(number for task, number in comparison.documents().items() if task not in beside)

@@ -59,8 +59,8 @@ def documents(outcome: Outcome) -> str:
 
 def flips_p(outcome: Outcome) -> str:
     """McNemar's p; empty where documents were drawn, and where no answer is right or wrong."""
-    is_told = outcome.is_binary and outcome.num_population is None
-    return numbers.probability(outcome.mcnemar_p) if is_told else ""
+    has_p = outcome.is_binary and outcome.num_population is None
+    return numbers.probability(outcome.mcnemar_p) if has_p else ""
 
 
 def needed(outcome: Outcome) -> str:

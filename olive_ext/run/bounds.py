@@ -202,5 +202,5 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
 
 
 def _apart(value: float, bound: float) -> str:
-    """The value with as many digits as tell it from the bound."""
+    """The value with as many digits as distinguish it from the bound."""
     return number(value) if number(value) != number(bound) else f"{value:.12g}"

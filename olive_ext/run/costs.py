@@ -25,7 +25,7 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
     tasks = [task for task in config.tasks if task not in COSTS]
     costs = [name for name in asked_costs(config) if name != SIZE_ON_DISK]
     if costs and not tasks:
-        raise MissingError(f"'{costs[0]}' is told of a run, add a task to be run", "tasks", config.tasks)
+        raise MissingError(f"'{costs[0]}' is measured on a run: add a task to be run", "tasks", config.tasks)
     return tasks
 
 

@@ -71,7 +71,7 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
         _refuse_missing(config, models)
     on_hub = asked_where_it_answers(models.names() if lm is None else ())
     file = nullcontext() if models.records_file is None else models.records_file.in_use()
-    with models.clock.told(progress), on_hub, ExitStack() as logging_runs, file:
+    with models.clock.reporting(progress), on_hub, ExitStack() as logging_runs, file:
         name = Path(config.model.path).name
         runs = [logging_runs.enter_context(logged(name)) for logged in hooks("logged_run").values()]
         evaluated = _evaluate(models, lm, log_folder)
@@ -136,8 +136,8 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
 
     config, seeds = models.config, Seeds.of(models.config.seed)
     if lm is not None and not hasattr(lm, "session") and config.use_cache is not None:
-        told = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
-        raise ConfigError(told, "use_cache", config.use_cache)
+        problem = "lm-eval's own model keeps no answers: leave it out, or wrap the model in lm_eval.api.model.CachingLM"
+        raise ConfigError(problem, "use_cache", config.use_cache)
     tasks = asked_task_objects(models, lm, seeds)
     if tasks is not None and weights is not None:
         tasks = ChosenDocuments(tasks).of(weights)

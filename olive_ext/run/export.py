@@ -178,14 +178,14 @@ def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
 
 
 def logprobs(model: ResolvedModel, texts: Sequence[tuple[int, ...]]) -> list[npt.NDArray[np.float64]]:
-    """Of each text's tokens after the first, as this package's engine scores them."""
+    """Log-probabilities of each text's tokens after the first, as this package's engine scores them."""
     with open_model(model) as session:
         outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
     return [np.array(output.token_logprobs, np.float64) for output in outputs]
 
 
 def _lengths(plain: PlainPass) -> list[int]:
-    """Of 2 to 192 tokens, and beyond each number of tokens in the checkpoint's configuration that a text can reach."""
+    """Lengths of texts: 2 to 192 tokens, and one beyond each number of tokens in the checkpoint's configuration."""
     lengths = np.linspace(2, min(LONGEST, plain.context_length), NUM_REQUESTS).astype(int).tolist()
     longest = min(FARTHEST, plain.context_length)
     beyond = [min(length, longest) for length in plain.lengths_beyond if length > LONGEST]

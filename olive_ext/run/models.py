@@ -412,7 +412,7 @@ class Clock:
         return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
 
     @contextmanager
-    def told(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
+    def reporting(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
         """Says `state` on stderr after every `every` seconds in which nothing else was said, where `progress` is shown
         and no terminal has bars."""
         done, begin = threading.Event(), time.monotonic()
@@ -462,7 +462,7 @@ class RecordsFile:
 
     @property
     def digest(self) -> str:
-        """Of the recorded model's content."""
+        """The digest of the recorded model's content."""
         return str(self.manifest["facts"].get("model"))
 
     @property

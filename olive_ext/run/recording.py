@@ -37,7 +37,7 @@ _ANSWER_BYTES = 16
 
 def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False) -> tuple[Report, int]:
     """Evaluates the model that `config` names and writes what it said to `file`, at its end and as a whole; its report
-    and the bytes written. What the file will take is told before the model is asked. Raises as `evaluate`."""
+    and the bytes written. The file's size is reported before the model is asked. Raises as `evaluate`."""
     file = Path(file)
     if file.suffix != RECORDS_SUFFIX or file.is_dir():
         raise ConfigError(f"a file whose name ends with {RECORDS_SUFFIX}", "--output", file)

@@ -38,8 +38,8 @@ class TaskInputs:
 def declared_inputs(
     specs: Sequence[Spec], include_path: str | Sequence[str] | None = None, *, runs_code: bool = False
 ) -> list[TaskInputs]:
-    """Of every task of `specs` that is defined in a file; those that are Python classes, or members of a tag, are left
-    out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run what a model has written."""
+    """The inputs of every task of `specs` that is defined in a file. Python classes and members of a tag are left
+    out. Raises `TaskError` for unknown tasks, and without `runs_code` for those that run a model's code."""
     from olive_ext.backends.task_loading import find_tasks, leaves
 
     manager, _ = find_tasks(specs, include_path, runs_code=runs_code)
@@ -48,7 +48,7 @@ def declared_inputs(
 
 
 def loaded_inputs(tasks: LoadedTasks) -> list[TaskInputs]:
-    """Of every loaded task that has a configuration."""
+    """The inputs of every loaded task that has a configuration."""
     return [_inputs(name, vars(task.config)) for name, task in tasks.tasks.items() if task.config is not None]
 
 
@@ -126,7 +126,7 @@ def refuse_misfits(model: ResolvedModel, tasks: Iterable[TaskInputs]) -> None:
 
 def refuse_arguments(settings: EvaluationSettings, where: str = "", *, is_onnx: bool = True) -> None:
     """Raises `ConfigError` for `model_args` that `OrtLM` does not take. `where` is the block's place in a recipe.
-    Without `is_onnx` only a `model_class` that names this package's engine tells that the arguments are `OrtLM`'s;
+    Without `is_onnx` only a `model_class` that names this package's engine shows that the arguments are `OrtLM`'s;
     others are those of lm-eval's Hugging Face backend. An ONNX model runs on this engine whatever `model_class` says: a
     recipe that is ported keeps "hf" beside the checkpoint that its passes convert.
     """

@@ -77,7 +77,7 @@ class _Chunk:
     """Results that the journal has."""
 
     keys: dict[bytes, list[Hashable]]
-    """Of each request that is computed, by its digest, whom its result answers."""
+    """The keys that each computed request's result answers, by the request's digest."""
 
 
 class _Chunks:

@@ -54,7 +54,7 @@ class BoundedEnvironment(SandboxedEnvironment):
 
 
 class _BoundedChat(BoundedEnvironment, ImmutableSandboxedEnvironment):
-    """Of chat templates."""
+    """The environment of chat templates."""
 
 
 @contextmanager

@@ -424,10 +424,10 @@ class Call:
         self._model, self.name, self._ask = model, name, ask
         self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
         self._results: dict[int, dict[int, Result]] = {}
-        """Those of requests of several parts."""
+        """The results so far of requests of several parts."""
 
         self.lost: dict[int, str] = {}
-        """The reasons of those that will have no output, by their indices."""
+        """The reasons why requests will have no output, by their indices."""
 
     def put(self, index: int, item: Any) -> tuple[list[tuple[Window, Request]], bool]:
         """The engine's requests for one of the call, and whether its text was cut to fit."""

@@ -97,8 +97,8 @@ class MediaText:
     def _check_count(self, num_markers: int, given: int, modality: Modality) -> None:
         if num_markers != given:
             kind = WORDS[modality].kind
-            told = f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker"
-            raise MediaError(f"{told} '{self.marker_text(modality)}': give one for each {kind}")
+            complaint = f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker"
+            raise MediaError(f"{complaint} '{self.marker_text(modality)}': give one for each {kind}")
 
 
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:

@@ -30,7 +30,7 @@ SourceInput: TypeAlias = str | Sequence[int] | npt.NDArray[Any]
 
 
 def is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
-    """Whether the prompt of a request is chat messages: its first item tells, because requests are checked."""
+    """Whether the prompt of a request is chat messages: its first item decides, because requests are checked."""
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 

@@ -442,7 +442,7 @@ class _Streamed(Call):
     def __init__(self, session: Session, request: GenerationRequest) -> None:
         super().__init__(session, "generate", to_generation)
         if request.think_end_token is not None:
-            text = "the answer is what follows the last end of the reasoning: `generate` tells them apart"
+            text = "the answer is what follows the last end of the reasoning: `generate` separates them"
             raise ConfigError(f"stream: 'think_end_token' = {request.think_end_token!r}: {text}", "think_end_token")
         windows, _ = super().put(0, request)
         self._key, self._request = windows[0]

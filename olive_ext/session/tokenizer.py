@@ -36,7 +36,7 @@ _TOGETHER = 256
 """Texts that are encoded at once: enough for all cores, few enough for what the library notes of each token."""
 
 LARGEST_ID = 2**22 - 1
-"""Of a token in a tokenizer's files; the largest vocabulary that is published has a million."""
+"""The largest id of a token in a tokenizer's files; the largest vocabulary that is published has a million."""
 
 LARGEST_FILE = 2**28
 """Bytes of a file of a tokenizer; the largest that are published have 35 million."""
@@ -109,7 +109,7 @@ class Rows(NamedTuple):
 
     embedding: int | None = None
     vocabulary: int | None = None
-    """Of its logits."""
+    """The number of the model's logits."""
 
     @classmethod
     def of(cls, model: ResolvedModel) -> Rows:

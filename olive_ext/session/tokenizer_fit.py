@@ -78,11 +78,11 @@ def hold_to_files(tokenizer: Tokenizer, add_bos_token: bool | None = None) -> st
         if ids == alone:
             continue
         read, spelt = core.decode(ids, skip_special_tokens=False), core.decode(alone, skip_special_tokens=False)
-        told = f"{by} makes {len(ids)} tokens of {text!r}, '{file}' alone {len(alone)}"
+        problem = f"{by} makes {len(ids)} tokens of {text!r}, '{file}' alone {len(alone)}"
         if normalize("NFC", read).split() == normalize("NFC", spelt).split():  # Llama's class adds no space in front
-            return told
+            return problem
         cure = 'take another version, or write "tokenizer_class": "PreTrainedTokenizerFast" into tokenizer_config.json'
-        raise ModelError(f"{told}; they spell {read!r} and {spelt!r}: {cure}")
+        raise ModelError(f"{problem}; they spell {read!r} and {spelt!r}: {cure}")
     return ""
 
 

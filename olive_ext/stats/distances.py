@@ -102,7 +102,7 @@ def clustered_mean(
 
 
 def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
-    """Of the standard error of a mean over positions, by how many each document has [D]: Satterthwaite's (1946) for
+    """The degrees of freedom of a mean over positions, `sizes` [D] for each document: Satterthwaite's (1946) for
     sums whose variance grows with the document's size squared, (sum n^2)^2 / sum n^4 - 1. Documents of one size have
     D - 1; one that has most positions leaves next to none."""
     squares = (sizes / sizes.max()) ** 2

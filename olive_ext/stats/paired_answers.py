@@ -39,7 +39,7 @@ def compare_outcomes(
 ) -> Outcome:
     """One metric of one task from both models' values [D] for the same D documents, at least one.
 
-    `matters` points are one of the differences for which the documents needed are told.
+    `matters` points are one of the differences for which the number of documents needed is reported.
 
     Where all values are 0 or 1 a document's answer is right (1, or 0 where lower is better) or wrong, and flips are
     counted. Other metrics have no flips, and their `mcnemar_p` is that of their signs (`sign_p`).

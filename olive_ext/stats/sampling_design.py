@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 _MAX_LEVELS = 5
 _LEAST_DOCUMENTS = 8
-"""Of the least sure stratum; smaller ones teach nothing about themselves before they are used up."""
+"""Documents of the least sure stratum, at least; smaller ones are used up before they teach anything."""
 
 
 @dataclass(frozen=True)

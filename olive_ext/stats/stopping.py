@@ -34,7 +34,7 @@ Verdict = Literal["kept", "broken", "open"]
 
 @dataclass(frozen=True)
 class Claim:
-    """That the population mean is at least (`kept` "above") or at most ("below") `bound`.
+    """The claim that the population mean is at least (`kept` "above") or at most ("below") `bound`.
 
     `distance`: from the bound to the mean of a candidate that equals its reference (for a loss within 0.01: 0.01).
     """
@@ -61,7 +61,7 @@ class ClaimDecision:
     num_evaluated: int
     num_documents: int
     num_unknown: int = 0
-    """Of those evaluated, documents without a value."""
+    """Evaluated documents without a value."""
 
 
 class Sampler:
@@ -202,7 +202,7 @@ _PORTIONS_K = np.array([0.25, 0.5, 0.25])
 """Bets on a population mean that is 0.5, 1 and 3 distances from the bound, and their portions of the first wealth."""
 
 _MIDDLE = 1
-"""Of the bets, the one that draws are allocated for."""
+"""The bet that draws are allocated for."""
 
 _MOST_LOST = 0.9
 """Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
@@ -214,7 +214,7 @@ _LEAST_SPREAD = 0.03
 """Least score of every stratum: beliefs can be wrong about the harmless ones, too."""
 
 _PRECISION = 1e-6
-"""Of limits, in units of the population mean."""
+"""The precision of limits, in units of the population mean."""
 
 _GUESSED = 2.0
 """Documents that the first guess of a stratum counts for."""
@@ -367,7 +367,7 @@ def limits(bets: Bet, bound: float, logical: tuple[float, float], confidence: fl
 
 
 def _last_rejected(bets: Bet, side: int, ends: tuple[float, float], needed: float) -> float:
-    """Of the values from one end, which cannot be, to the other the last that is rejected: wealth falls on the way."""
+    """The last rejected value on the way from one end, which is rejected, to the other: wealth falls on the way."""
     rejected, kept = ends
     if (kept - rejected) * SIGNS_S[side] <= 0:
         return rejected

@@ -40,7 +40,7 @@ class Run:
     """Whether the engine ended without a model or its numbers, and raised nothing."""
 
     reports: list[Report] = field(default_factory=list)
-    """Of the evaluations, in their order."""
+    """The reports of the evaluations, in their order."""
 
     broken: RequirementError | None = None
     """Bounds that the output model breaks, to be raised once it is saved."""
@@ -58,7 +58,7 @@ class Run:
     """Model id to Olive's configurations of the models that it was made from, itself last."""
 
     model_id: str = ""
-    """Of the model that is evaluated, or that a pass is running on."""
+    """The id of the model that is evaluated, or that a pass is running on."""
 
     def described(self, passes: Sequence[str]) -> str:
         """What was done to a model by `passes`, each with its type and its name."""
@@ -115,7 +115,7 @@ def with_reference(settings: EvaluationSettings) -> EvaluationSettings:
     if reference.float_model == AT_HAND and own.float_model is None and run is not None and _is_onnx(run.lineage[-1]):
         logger.warning(
             "'reference.float_model' = '%s': no float ONNX model is among those that this one was made from, so that "
-            "its stages are not told; '%s' makes one of the checkpoint",
+            "its stages are not reported; '%s' makes one of the checkpoint",
             *(AT_HAND, EXPORT),
         )
     return settings.model_copy(update={"reference": own})

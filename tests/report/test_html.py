@@ -146,10 +146,10 @@ def test_charts_have_no_empty_rows_and_say_what_they_leave_out() -> None:
 
 def test_perplexity_is_told_of_whole_texts_alone() -> None:
     found = comparison(100)
-    assert "Perplexity is told of tasks that score whole texts" in to_html(report(found=found))
+    assert "Perplexity is shown for tasks that score whole texts" in to_html(report(found=found))
     texts = replace(found, divergences=tuple(replace(item, is_text=True) for item in found.divergences))
     page = to_html(report(found=texts))
-    assert "Perplexity is told" not in page
+    assert "Perplexity is shown" not in page
     change = 100 * (found.divergences[0].perplexity_ratio - 1)
     assert f"+{change:.1f} %" in page
 

@@ -40,11 +40,11 @@ def test_what_was_measured_inside_a_phase_moves() -> None:
 
 def test_long_phase_without_a_word_is_told_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    with clock.told(True, every=0.05), clock.phase("export"):
+    with clock.reporting(True, every=0.05), clock.phase("export"):
         time.sleep(0.4)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 8
     assert lines[0].startswith("olive-ext: exporting the float model, ")
-    with clock.told(False, every=0.05):
+    with clock.reporting(False, every=0.05):
         time.sleep(0.2)
     assert capsys.readouterr().err == ""

@@ -102,7 +102,7 @@ class OrtLMArguments(OpenSettings):
     @model_validator(mode="after")
     def _check_thinking(self) -> Self:
         if self.enable_thinking and self.think_end_token is None:
-            raise MissingError("needs 'think_end_token', to tell answer from reasoning", "enable_thinking")
+            raise MissingError("needs 'think_end_token', to separate answer and reasoning", "enable_thinking")
         if self.thinking_budget is not None and self.think_end_token is None:
             raise MissingError("'thinking_budget' needs 'think_end_token', which is put at its end", "thinking_budget")
         return self

@@ -82,7 +82,7 @@ class GenerationSettings:
 
     max_length: int | None
     beams: Mapping[str, Any]
-    """Those of a `GenerationRequest`; empty without a beam search."""
+    """The beam settings of a `GenerationRequest`; empty without a beam search."""
 
     @classmethod
     def read(cls, gen_kwargs: Mapping[str, Any], default_max_gen_toks: int, eos: str | None, seed: int) -> Self:

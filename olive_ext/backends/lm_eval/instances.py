@@ -135,7 +135,7 @@ def scored(
 
 
 _WRAPPED = ("doc_iterator", "process_results", "doc_to_target")
-"""Of lm-eval's tasks."""
+"""Methods of lm-eval's tasks that `answered_documents` wraps."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class LostRequest:
 
 
 class LostRequests(list[LostRequest]):
-    """Those of one model."""
+    """The lost requests of one model."""
 
     is_read = False
     """Whether who evaluates leaves their documents out. lm-eval itself would take for an answer what stands there."""
@@ -214,8 +214,8 @@ def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
         with named_failures(f"task '{name}', document {at}"):
             values = {} if is_lost else process(document, results)
         if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-            told = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
-            raise TaskError(f"task '{name}', document {at}: {told}")
+            problem = f"'process_results' gives {str(values)[:80]}: names of metrics with values are expected"
+            raise TaskError(f"task '{name}', document {at}: {problem}")
         return values
 
     def target(*args: Any, **options: Any) -> Any:

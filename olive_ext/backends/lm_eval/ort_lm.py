@@ -122,7 +122,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
     @property
     def thinks(self) -> bool:
-        """Whether answers are told from their reasoning."""
+        """Whether answers are separated from their reasoning."""
         return self._arguments.think_end_token is not None
 
     @property

@@ -34,7 +34,7 @@ FLOATS = (1, 10, 16)
 """Element types of caches that keep keys and values as they are."""
 
 SCALE = 1 / 16
-"""Of a quantized cache."""
+"""The scale of a quantized cache."""
 
 
 def attended(
@@ -260,7 +260,7 @@ TABLES, NUM_BLOCKS = ((6, 2, 4), (6, 1, 0), (3, 5, 7), (6, 2, 4)), 8
 """Blocks of the texts: neither neighbours nor in order."""
 
 ROWS = 80
-"""Of a step: more than there are lanes in two warps, or slots by default."""
+"""Rows of a step: more than there are lanes in two warps, or slots by default."""
 
 SHARPNESS = 4.0
 """Standard deviation of the sharp text's scores: wrong scales, soft caps and rotations change its values by as much as

@@ -81,7 +81,7 @@ class GraphForm(ABC):
 
     @classmethod
     def refused(cls, model: ResolvedModel, reason: str) -> str:
-        """What is told where the form is not used for this reason. Raises `ConfigError` where settings demand it."""
+        """The note where the form is not used for this reason. Raises `ConfigError` where settings demand it."""
         return reason
 
     @classmethod

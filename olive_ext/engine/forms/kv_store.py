@@ -75,7 +75,7 @@ class KvStore(ABC):
 
     @property
     def blocks(self) -> Blocks:
-        """Those that slots take as they grow, where slots are made of such."""
+        """The blocks that slots take as they grow, where slots are made of blocks."""
         return NO_BLOCKS
 
     def halve(self) -> bool:

@@ -73,7 +73,7 @@ class PagedKernel:
     every step, as many times as there are heads of queries to one of theirs, padded to the longest row."""
 
     most_tokens: int = UNLIMITED
-    """Of a step that it is known to survive."""
+    """Tokens of the largest step that it is known to survive."""
 
     @property
     def caches(self) -> frozenset[int]:

@@ -237,7 +237,7 @@ class ReturnedOnGraph(RowsOnGraph):
         return "" if model.spec.is_kv_in_place else None
 
     def allocate(self, place: KvPlace) -> KvStore:
-        """A store that is told later where rows are filled up."""
+        """A store; where rows are filled up is set later."""
         self._store = ReturnedKv(place)
         return self._store
 

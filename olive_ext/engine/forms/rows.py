@@ -393,8 +393,8 @@ class RowsOnGraph(GraphForm):
         if problem:
             return Decision("scoring", "rows", reason)
         why = "short answers share steps of one token each where that is cheaper by rule"
-        told = "engine.scoring: if steps of short answers agree" if is_demanded else f"{reason}; {why}"
-        return Decision("scoring", "answers", told, "tried")
+        why_answers = "engine.scoring: if steps of short answers agree" if is_demanded else f"{reason}; {why}"
+        return Decision("scoring", "answers", why_answers, "tried")
 
     @override
     def allocate(self, place: KvPlace) -> KvStore:

@@ -262,7 +262,7 @@ class ReadingTap(Tap):
         self._scored: dict[Hashable, Notes] = {}
 
     def traits(self, runner: Runner) -> Traits:
-        """Those of any tap, on the reference's sides, too: a row of logits is compared with one record."""
+        """The traits of any tap, on the reference's sides, too: a row of logits is compared with one record."""
         traits = super().traits(runner)
         lengths = {*traits.lengths, *self._records.facts.get("lengths", ())}
         return replace(traits, lengths=tuple(sorted(lengths)))

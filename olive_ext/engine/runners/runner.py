@@ -103,7 +103,7 @@ class Runner(ABC):
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens that the model has logits for, where a graph or a configuration tells."""
+        """Tokens that the model has logits for, where a graph or a configuration says."""
         return None
 
     @abstractmethod

@@ -205,7 +205,7 @@ class _PartsTrial:
         return self._fed(text, 0, len(text))
 
     def last_alone(self) -> FloatArray:
-        """Of the last token of the second text, which was fed last, in a step of its own."""
+        """The result of the second text's last token, which was fed last, in a step of its own."""
         text = self.texts[1]
         if not self._runner.traits.can_rewind:
             self._fed(text, 0, len(text) - 1)
@@ -229,7 +229,7 @@ class _PartsTrial:
             yield "texts beside another", [beside, expected[1]]
 
     def _last_in_company(self) -> FloatArray:
-        """Of the last token of the first text, which is resident up to there, in a step with that of the short one."""
+        """The result of the first text's last token, resident up to there, in a step with the short text's."""
         text, short, last = self.texts[0], self._short, len(self.texts[0]) - 1
         self._fed(short, 0, SHORT - 1, slot=1)
         slots = self._runner.traits.form.in_slots.slots_of([0, 1], self._runner.capacity.num_slots)

@@ -266,7 +266,7 @@ class NonFinite:
 
 
 def _kl(output: StepOutput) -> Any:
-    """Of each target [T], where a tap compares them; one that records notes none."""
+    """KL of each target [T], where a tap compares them; one that records notes none."""
     notes_T = output.notes_T
     return None if notes_T is None or "kl" not in (notes_T.dtype.names or ()) else notes_T["kl"]
 

@@ -62,7 +62,7 @@ class MediaIds:
 
 
 def one_side(_: int) -> Side:
-    """Of a model that computes texts of all lengths alike."""
+    """The side of every text of a model that computes texts of all lengths alike."""
     return ONE_SIDE
 
 

@@ -37,7 +37,7 @@ PROBE = -1
 taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
 
 PROBED = 0
-"""That token, which every vocabulary has; the input's may be numbers of a picture."""
+"""The token of a probe, which every vocabulary has; the input's may be numbers of a picture."""
 
 
 class PendingAnswer:
@@ -123,7 +123,7 @@ class Reading(NamedTuple):
 
     sequence: Sequence
     reads: list[Read]
-    """Those of its targets, in their order."""
+    """The reads of its targets, in their order."""
 
     is_next: bool = False
     """Whether its token is the sequence's next one."""
@@ -206,7 +206,7 @@ class Sequence:
 
     @cached_property
     def decoding(self) -> Reading:
-        """Of a row that finds the next token alone. With a probe; rows to choose from are seen as a whole."""
+        """Reads a row that only finds the next token; with a probe, unless its logits are read whole."""
         assert self.answer is not None
         probe = Read(PROBED, self.answer, PROBE)
         return Reading(self, [] if self.needs_rows else [probe], is_next=True)
@@ -327,7 +327,7 @@ PlannedRow = tuple[Sequence | None, Row]
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Those of `plain` sequences, after them `others`."""
+    """The rows of `plain` sequences, after them `others`."""
 
     others: Items[PlannedRow]
     plain: Items[Sequence] = ()
@@ -345,5 +345,5 @@ class ChosenRows:
 
     @cached_property
     def sequences(self) -> tuple[Sequence | None, ...]:
-        """Of each row; None for an idle one."""
+        """The sequence of each row; None for an idle one."""
         return (*self.plain, *[sequence for sequence, _ in self.others])

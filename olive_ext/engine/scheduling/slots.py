@@ -56,7 +56,7 @@ class Slots:
         """Slots that nobody has taken, the longest unused first."""
 
         self.copies: list[Copy] = []
-        """Those that come before the next step's rows, in their order."""
+        """The copies to be made before the next step's rows, in their order."""
 
         self._tables: BlockTables | None = None
         number, size = capacity.blocks

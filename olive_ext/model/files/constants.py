@@ -79,7 +79,7 @@ _QUANTIZED: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
     "GatherBlockQuantized": {"": (0, 2, 3)},
     "QMoE": {"/fc1": (2, 3, 11), "/fc2": (5, 6, 12), "/fc3": (8, 9, 13)},
 }
-"""Of operators that take packed numbers: those, their scales and their zero points."""
+"""The inputs of operators for packed numbers: the numbers, their scales and their zero points."""
 
 _STEP = 1.01
 """Scales in half precision are not exactly those that were rounded by."""
@@ -196,7 +196,7 @@ def plain_name(name: str) -> str:
 
 
 def constants_of(path: Path) -> Constants:
-    """Of the graph in a file. Raises `ModelError`."""
+    """The constants of the graph in a file. Raises `ModelError`."""
     return Constants(load_graph(path), path)
 
 
@@ -225,17 +225,17 @@ class Apart(NamedTuple):
     """How two constants differ beyond rounding."""
 
     rows: list[int]
-    """Those that do, counted from 0; of a vector 0."""
+    """The rows that differ, counted from 0; of a vector 0."""
 
     share: float
-    """Of the numbers."""
+    """The share of its numbers that differ."""
 
     error: float
-    """Of the whole, relative to the reference's size."""
+    """The error of the whole, relative to the reference's size."""
 
-    def told(self, array: Array) -> str:
+    def sentence(self, array: Array) -> str:
         """ "rows 450 to 511 of 512 are not the reference's (relative error 0.3)"."""
-        return _told(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
+        return _sentence(self.rows, array, f"not the reference's (relative error {self.error:.2g})")
 
 
 def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
@@ -268,8 +268,8 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
     """The constants of `model` that are NaN or infinite where the reference's are not, and vectors that it lacks while
     it has others of that layer and those of other layers: how, by name."""
-    told = {name: what for name, array in model.items() if (what := _broken(array))}
-    told = {name: what for name, what in told.items() if name not in reference or _broken(reference[name]) != what}
+    causes = {name: what for name, array in model.items() if (what := _broken(array))}
+    causes = {name: what for name, what in causes.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(kind_of, model.keys() & reference.keys())), Counter(map(kind_of, model))
     # The highest layer of each stem; builders count the last norm as a layer more.
     last = dict(sorted(_layer(name) for name in model if known[kind_of(name)] > 1))
@@ -278,14 +278,14 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
         is_there = any(array.ndim == 1 and _is_one(reference[name], array) for array in model.values())
         stem, number = _layer(name)
         if kind_of(name) in kinds and number <= last.get(stem, -1) and reference[name].any() and not is_there:
-            told[name] = "is missing"
-    return told
+            causes[name] = "is missing"
+    return causes
 
 
 def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """Those of `apart` and `broken` together, in words by name."""
+    """The findings of `apart` and `broken`, in words by name."""
     others = apart(reference, model)
-    return {name: what.told(model[name]) for name, what in others.items()} | broken(reference, model)
+    return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
 
 
 def _is_one(own: Array, other: Array) -> bool:
@@ -325,7 +325,7 @@ def _broken(array: Array) -> str:
         if is_finite.all() or (not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all()):
             continue
         rows += (first + np.flatnonzero(~is_finite.all(1))).tolist()
-    return _told(rows, array, "NaN or infinite") if rows else ""
+    return _sentence(rows, array, "NaN or infinite") if rows else ""
 
 
 def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
@@ -351,7 +351,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
     return Apart(rows, count / own.size, (squares / (whole or 1)) ** 0.5) if rows else None
 
 
-def _told(rows: list[int], array: Array, what: str) -> str:
+def _sentence(rows: list[int], array: Array, what: str) -> str:
     """ "rows 450 to 511 of 512 are others"."""
     if array.ndim < 2 or len(rows) == len(array):
         return f"is {what}"
@@ -392,7 +392,7 @@ def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
 
 
 def distances(reference: Constants, model: Constants) -> dict[str, Distance]:
-    """Of each quantized product, table and experts' weight whose float one `reference` has, by the name of the node."""
+    """By node name: each quantized product, table and experts' weight whose float one `reference` has."""
     floats, grids = float_weights(reference), quantized_weights(model)
     alike = (name for name, grid in grids.items() if name in floats and floats[name].shape == grid.shape)
     return {name: _distance(floats[name], grids[name]) for name in alike}
@@ -508,7 +508,7 @@ def _dequantized(
 
 
 def _distance(own: Array, grid: Grid) -> Distance:
-    """Of a float weight [N, K] and its quantized one."""
+    """The distance of a float weight [N, K] from its quantized one."""
     count, in_steps, in_size = 0, [], []
     for first, rows in _blocks(own):
         numbers, steps = grid.rows(first, first + len(rows))  # [R, K], [R, blocks]

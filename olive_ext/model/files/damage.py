@@ -45,10 +45,10 @@ _BY_NAME = (
     "activation_type", "activation_alpha", "activation_beta", "swiglu_limit", "normalize_routing_weights",
     "update_rule",
 )  # fmt: skip
-"""Those that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
+"""Attributes that mean the same in two nodes of one name: another exporter may scale queries elsewhere."""
 
 _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
-"""Those that mean the same in two nodes of one name with the same inputs."""
+"""Attributes that mean the same in two nodes of one name with the same inputs."""
 
 _ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
@@ -64,7 +64,7 @@ _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
 
 _ROWS = 1 << 14
-"""Of a rotary table that are computed at a time."""
+"""Rows of a rotary table that are computed at a time."""
 
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
@@ -74,7 +74,7 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers. The reference is an ONNX model, a checkpoint, or not on disk. Raises
     `ModelError`."""
-    told: dict[str, str] = {}
+    findings: dict[str, str] = {}
     graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
     floats, config, others = {}, {}, {}
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -92,8 +92,8 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
         elif config and not part:
             known, numbers = floats | rotary_tables(config, constants), numbers_against(config, own.model)
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
-        told |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
-    return told
+        findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
+    return findings
 
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
@@ -111,8 +111,8 @@ def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mappi
             whole.add(name)
     is_meant = len(whole) + len(far) > 1
     meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
-    told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}
-    return told if is_meant else {**told, **far}
+    findings = {name: what.sentence(constants[name]) for name, what in others.items() if name not in meant}
+    return findings if is_meant else {**findings, **far}
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
@@ -172,7 +172,7 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
     order, or, where there are not as many, a number is another that no node of the reference has; then only what does
     not depend on other nodes is compared.
     """
-    told: dict[str, str] = {}
+    findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
     theirs = _by_kind(reference.model)
     for kind, nodes in _by_kind(model.model).items():
@@ -183,14 +183,14 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
             known = others.get(name, [])
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                told |= _unlike(node, pair, sizes, is_named=is_named)
+                findings |= _unlike(node, pair, sizes, is_named=is_named)
     scalars = _scalars(reference)
     for name, value in _scalars(model).items():
         other = scalars.get(name, value)
         is_mask = min(abs(value), abs(other)) > _LARGE
         if not is_mask and not math.isclose(value, other, rel_tol=2**-7, abs_tol=6e-8):
-            told[name] = f"is {value:.6g}, the reference's {other:.6g}"
-    return told
+            findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
+    return findings
 
 
 def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], *, is_named: bool) -> dict[str, str]:
@@ -218,7 +218,7 @@ def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[s
     caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
     kinds = _by_kind(model)
     has_windows = any(attribute(node, "local_window_size", -1) > 0 for node in kinds.get("attention", ()))
-    told: dict[str, str] = {}
+    findings: dict[str, str] = {}
     for node in chain(kinds.get("norm", ()), kinds.get("attention", ())):
         allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
         if node.op_type in _ATTENTIONS:
@@ -227,10 +227,10 @@ def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[s
         for name, values in allowed.items():
             own = _value(node, name, set())
             if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
-                told[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
+                findings[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
     norms = {node.name for node in kinds.get("norm", ())}
-    meant = meant_others(norms, norms & told.keys(), kind_of) if norms - told.keys() else ()
-    return {name: how for name, how in told.items() if name not in meant}
+    meant = meant_others(norms, norms & findings.keys(), kind_of) if norms - findings.keys() else ()
+    return {name: how for name, how in findings.items() if name not in meant}
 
 
 def _scales(text: Mapping[str, Any]) -> list[float]:

@@ -24,7 +24,7 @@ from olive_ext.model.types import ModelFiles
 logger = logging.getLogger(__name__)
 
 SECONDS = 1.0
-"""That the hub has to take a connection."""
+"""Seconds within which the hub has to take a connection."""
 
 _SWITCH = "HF_HUB_OFFLINE"
 _READERS = ("huggingface_hub.constants", "datasets.config")
@@ -33,7 +33,7 @@ _READERS = ("huggingface_hub.constants", "datasets.config")
 
 @contextmanager
 def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False) -> Iterator[None]:
-    """While the hub does not answer, its libraries are told to be offline: they then take what they have kept.
+    """While the hub does not answer, its libraries are set offline: they then take what they have kept.
 
     `names` are what users wrote for models and tokenizers; the hub is tried only where one of them, not being a path,
     may be on it, or data may (`has_data`). Raises `ModelError` for a name that is not kept here while the hub does not
@@ -46,9 +46,9 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
         return
     for name in wanted:
         if not _is_kept(name):
-            told = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
-            raise ModelError(f"{told}: {reason}", code="needs_network")
-    with told_to_be_offline():
+            problem = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
+            raise ModelError(f"{problem}: {reason}", code="needs_network")
+    with set_offline():
         yield
 
 
@@ -69,7 +69,7 @@ def with_configs(files: ModelFiles, cache: Path | None = None) -> ModelFiles:
 
 
 @contextmanager
-def told_to_be_offline() -> Iterator[None]:
+def set_offline() -> Iterator[None]:
     """The hub's libraries, in this process and in those that it starts, ask nothing of the hub."""
     readers = [module for name in _READERS if (module := sys.modules.get(name)) is not None]
     with ExitStack() as undo:

@@ -186,11 +186,11 @@ def _refuse_misspelt_entries(names: tuple[str, ...]) -> None:
         known = [match[1].decode() for match in _ENTRY.finditer(content)] if unknown else []
     for name in unknown:
         if near := difflib.get_close_matches(name, known, n=1, cutoff=0.9):
-            told = f"'engine.session_options' has '{name}', which ONNX Runtime ignores"
-            raise ConfigError(f"{told}: did you mean '{near[0]}'?", code="unknown_name")
+            problem = f"'engine.session_options' has '{name}', which ONNX Runtime ignores"
+            raise ConfigError(f"{problem}: did you mean '{near[0]}'?", code="unknown_name")
     if unknown:
         logger.warning(
-            "engine.session_options: this ONNX Runtime has no entry %s, as far as can be told, and ignores such",
+            "engine.session_options: this ONNX Runtime has no entry %s, as far as this package knows, and ignores such",
             ", ".join(map(repr, unknown)),
         )
 

@@ -11,7 +11,7 @@ CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class CompiledCache:
-    """How a provider is told to write what it compiles to disk, and to read it again."""
+    """The options by which a provider writes what it compiles to disk, and to read it again."""
 
     options: Mapping[str, str] = field(default_factory=dict)
     """The provider's own options for that, with FOLDER where they take a folder. Without any, ONNX Runtime writes the
@@ -24,7 +24,7 @@ class CompiledCache:
     """Further options by which a user names a place of their own: where one is set, nothing is kept here."""
 
     libraries: tuple[str, ...] = ()
-    """Python packages whose versions decide what is compiled, unless a plugin tells its own version."""
+    """Python packages whose versions decide what is compiled, unless a plugin reports its own version."""
 
 
 FOLDER = "{folder}"
@@ -149,7 +149,7 @@ TABLE = (
             "enable_qdq_optimizer disable_dynamic_shapes model_priority enable_causallm reshape_input layout"
         ),
         # The plugin computes in bfloat16 where the processor can (3.6e-2 off in an encoder's features, else 2e-6).
-        # On GPUs it takes 16 bits unless told otherwise.
+        # On GPUs it takes 16 bits unless an option says otherwise.
         defaults={"load_config": json.dumps({name: {"EXECUTION_MODE_HINT": "ACCURACY"} for name in ("CPU", "GPU")})},
         plans_shapes=True,
         compiled_cache=CompiledCache(user_options=("cache_dir",)),

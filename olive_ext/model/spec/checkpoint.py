@@ -67,8 +67,8 @@ def least_limit(limits: Mapping[str, int | None]) -> tuple[int, str]:
         raise ModelError("no config and no graph states the context length; give it", "max_length", code="missing")
     winner = min(known, key=known.__getitem__)
     others = ", ".join(f"{origin} {limit}" for origin, limit in known.items() if limit != known[winner])
-    told = f"the context length {known[winner]} is that of {winner}"
-    return known[winner], f"{told} (not {others})" if others else told
+    problem = f"the context length {known[winner]} is that of {winner}"
+    return known[winner], f"{problem} (not {others})" if others else problem
 
 
 def entries(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

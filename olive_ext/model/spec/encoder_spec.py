@@ -196,7 +196,7 @@ class Part:
 
 
 def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, Part]:
-    """What each of `others` does for `decoder`, for those of which the graphs tell."""
+    """What each of `others` does for `decoder`, for those whose graphs show it."""
     parts = dict(_embeddings(decoder, others))
     features = [
         tensor
@@ -218,7 +218,7 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
 
 
 def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, Named]:
-    """The graph of each part: those that are `named`, and those that the graphs tell. Raises `ModelError` where a name
+    """The graph of each part: those that are `named`, and those that the graphs show. Raises `ModelError` where a name
     and the graphs contradict each other, or two graphs that nothing names do the same."""
     for part, (file, rule) in named.items():
         real = parts.get(file)

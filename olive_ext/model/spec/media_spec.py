@@ -40,7 +40,7 @@ _MASK_AT = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 _HIDDEN = -1e4
 
 MOST_TOKENS = 4098
-"""That masks are made for: their memory is the square of it, and a configuration may name any window."""
+"""The most tokens of a mask: its memory is the square of it, and a configuration may name any window."""
 
 
 def read_item_masks(
@@ -231,7 +231,7 @@ def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:
 
 
 def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The outputs that are these inputs of the embedding graph; several are told by their names alone."""
+    """The outputs that are these inputs of the embedding graph; several are distinguished by their names alone."""
     returned = [value.name for value in proto.graph.output]
     missing = [feature.name for feature in features if feature.name not in returned]
     if len(features) > 1 and missing:
@@ -257,7 +257,7 @@ def _output(files: GraphFiles, proto: onnx.ModelProto, feature: TensorSpec) -> T
 
 
 def _real_rows(proto: onnx.ModelProto, output: TensorSpec) -> TensorSpec | None:
-    """The output beside features [B, rows, size] that tells padding: a mask, or the number of others."""
+    """The output beside features [B, rows, size] that marks padding: a mask, or the number of others."""
     others = [tensor_spec(value) for value in proto.graph.output if value.name != output.name]
     told = [tensor for tensor in others if tensor.elem_type in _WHOLE and len(tensor.shape) in (1, 2)]
     named = [tensor for tensor in told if any(word in tensor.name for word in ("mask", "length", "size"))]

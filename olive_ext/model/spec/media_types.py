@@ -45,12 +45,12 @@ _PARTS_OF_NAMES = {Modality.IMAGE: ("image", "vision", "visual", "pixel"), Modal
 
 
 def modalities_of(name: str) -> list[Modality]:
-    """What an input is for, as far as its name tells."""
+    """What an input is for, as far as its name says."""
     return [modality for modality, parts in _PARTS_OF_NAMES.items() if any(part in name.lower() for part in parts)]
 
 
 def modality_of(feature: str) -> Modality:
-    """The modality of an embedding graph's input. Raises `ModelError` for a name that tells none."""
+    """The modality of an embedding graph's input. Raises `ModelError` for a name that says none."""
     modalities = modalities_of(feature)
     if len(modalities) != 1:
         raise ModelError(f"the embedding graph's input '{feature}' is neither for pictures nor for sound, by its name")
@@ -88,12 +88,12 @@ class MediaEncoderSpec(MediaInput):
     """The embedding graph's inputs for them, [rows, size], in the order of `outputs`."""
 
     real_rows: TensorSpec | None = None
-    """The output that tells which rows of the features are of the item and not of its padding: their number [B], or a
+    """The output that says which rows of the features are of the item and not of its padding: their number [B], or a
     mask [B, rows]. None where all are."""
 
     @property
     def one_by_one(self) -> str:
-        """Why it takes one item a run, as far as its interface tells; empty where several may be tried."""
+        """Why it takes one item a run, as far as its interface shows; empty where several may be tried."""
         for tensor in self.inputs:
             if isinstance(tensor.shape[0], int):
                 return f"'{tensor.name}' {list(tensor.shape)} has room for {tensor.shape[0]}"
@@ -106,7 +106,7 @@ class MediaEncoderSpec(MediaInput):
 
     @property
     def has_mask(self) -> bool:
-        """Whether an input tells what of an item is padding."""
+        """Whether an input marks the padding of an item."""
         return any("mask" in tensor.name for tensor in self.inputs)
 
     @property

@@ -42,7 +42,7 @@ class StepArrays:
     """A row that has fewer positions than the mask covers has the last ones of these, not the first."""
 
     whole_length: int = 0
-    """Positions of the whole texts that the rows are parts of, as far as the graph can tell lengths apart."""
+    """Positions of the whole texts that the rows are parts of, as far as the graph distinguishes lengths."""
 
     @property
     def starts_B1(self) -> Array:
@@ -53,7 +53,7 @@ class StepArrays:
 
 
 def arrays_of(rows: Sequence[tuple[int, ...]]) -> StepArrays:
-    """Of each row its positions before, and how many tokens; and the last of these, where it is not 0 as all."""
+    """Each row's positions before it, and its number of tokens; and the last of these, where it is not 0 as all."""
     past_B, lengths_B = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     positions_N = np.concatenate([np.arange(past, past + length) for past, length, *_ in rows])
     tokens_N, total_B = np.zeros_like(positions_N), past_B + lengths_B

@@ -250,7 +250,7 @@ CHUNK, PART = 8, 4
 """Tokens of a chunk, and of a shorter one that begins at the same position."""
 
 BASE_LENGTH = 40
-"""Positions of the steps by which values of tokens are told from those of the cache."""
+"""Positions of the steps that distinguish values of tokens from those of the cache."""
 
 MOST_FED = 2048
 """Tokens of a whole text that is compared with its beginning."""
@@ -450,7 +450,7 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that tell rows after pasts of different lengths apart. A graph that has none takes positions from the
+"""Inputs that distinguish rows after pasts of different lengths. A graph that has none takes positions from the
 cache's shape (T5 and Whisper of two exporters), and rows share its steps only after equally many."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"

@@ -73,7 +73,7 @@ def main() -> NoReturn:
             first = partial(_run, options, job, verdict)
         _called("prctl", _libc.prctl(4, 0, 0, 0, 0))  # PR_SET_DUMPABLE: nobody may look into the memory of this process
         child = _forked(first, verdict)
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - sent to the parent
         os.write(verdict, f"refused: {error}".encode())
         os._exit(1)
     os.close(verdict)
@@ -200,7 +200,7 @@ def _forked(run: Callable[[], NoReturn], verdict: int) -> int:
     if not child:
         try:
             run()
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - sent to the parent
             os.write(verdict, f"refused: {error}".encode())
         finally:
             os._exit(1)

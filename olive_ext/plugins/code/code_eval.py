@@ -73,7 +73,7 @@ class CodeEval:
             for n in k
             if all(total >= n for total, _ in counts)
         }
-        return passes, defaultdict(list, {task: _told(task, several) for task, several in enumerate(ended)})
+        return passes, defaultdict(list, {task: _results(task, several) for task, several in enumerate(ended)})
 
     def run(self, programs: Sequence[Program]) -> None:
         """Runs those that were not run yet, in parallel."""
@@ -103,7 +103,7 @@ CODE_EVAL = CodeEval()
 """The one that tasks get: lm-eval keeps a task's Python, and what that has loaded, as long as the process lives."""
 
 
-def _told(task: int, ended: Sequence[Outcome]) -> list[tuple[int, dict[str, Any]]]:
+def _results(task: int, ended: Sequence[Outcome]) -> list[tuple[int, dict[str, Any]]]:
     return [
         (number, {"task_id": task, "passed": one.passed, "result": one.result, "completion_id": number})
         for number, one in enumerate(ended)

@@ -47,11 +47,11 @@ class Limits:
     """Seconds by the clock, for all of them."""
 
     memory_bytes: int = 1 << 30
-    """Of addresses, of each of its processes."""
+    """The most address space of each of its processes."""
 
     file_bytes: int = 16 << 20
     folder_bytes: int = 64 << 20
-    """Of all files, in namespaces."""
+    """The most bytes of all files, in namespaces."""
 
     processes: int = 32
     files: int = 64
@@ -121,8 +121,8 @@ class Sandbox:
         if status in (child.TIMED_OUT, 128 + signal.SIGXCPU):
             return Outcome(False, "timed out")
         text = message.decode("utf-8", "replace")
-        is_told = text.startswith(("failed: ", "refused: "))
-        return Outcome(False, text if is_told else f"failed: ended with status {status} before its end was reached")
+        is_reported = text.startswith(("failed: ", "refused: "))
+        return Outcome(False, text if is_reported else f"failed: ended with status {status} before its end was reached")
 
     def _options(self, mode: str, folder: str, limits: Limits) -> dict[str, Any]:
         own_user = 0

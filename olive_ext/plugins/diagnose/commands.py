@@ -15,7 +15,7 @@ LOCATE_OPTIONS: tuple[Option, ...] = (
     Option("--by", "by", "WHAT", owner=LocationConfig),
     Option("--top", "top", "N", owner=LocationConfig),
 )
-"""Those of `evaluate` that say what is asked of which model, and its own."""
+"""The options of `evaluate` that name the model and the tasks, and the command's own."""
 
 MEND_OPTIONS: tuple[Option, ...] = (
     *(replace(option, owner=MendingConfig) for option in LOCATE_OPTIONS if option.flag != "--by"),

@@ -201,16 +201,16 @@ def _explanation(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreemen
 
 
 LARGEST_ERROR = 3e-4
-"""Of a token's state, relative to its length, that is rounding in fp32."""
+"""The largest error of a token's state, relative to its length, that is rounding in fp32."""
 
 MOST_ERROR = 1e9
 """What an error counts at most, and where it is no number."""
 
 LEAST_LENGTH = 1e-3
-"""Of a state, as a part of the mean length."""
+"""The least length of a state, as a part of the mean length."""
 
 MOST_TOKENS = 128
-"""Of a text of which every value of the graph is kept; of a longer one those that are states of its beginning."""
+"""Tokens of a text of which every value of the graph is kept; of a longer one the states of its beginning are."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -232,7 +232,7 @@ def first_state_difference(
     states = plain.states(tokens)
     nearest = _nearest(states, PlainGraph(model, values).run(tokens), bound)
     if not nearest:
-        raise ModelError("which layer it is cannot be told: no value of the graph has the size of a hidden state")
+        raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
     wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
     layers = plain.layers
     borders = [EMBEDDED, *(name for name in states if _is_layer(name, layers)), NORMED]
@@ -299,8 +299,8 @@ def _nearest(states: States, values: Mapping[str, npt.NDArray[Any]], bound: floa
 
 
 def _errors(value: Floats, state: Floats) -> Floats:
-    """Of each token [S], relative to its state's length; of one that is nearly zero, as a pad token's embedding is, to
-    the others'."""
+    """The error of each token [S], relative to its state's length; of one that is nearly zero, as a pad token's
+    embedding is, to the others'."""
     length_S = np.linalg.norm(state, axis=1)
     length_S = np.maximum(length_S, LEAST_LENGTH * length_S.mean())
     with np.errstate(all="ignore"):
@@ -341,7 +341,7 @@ class Hypothesis(NamedTuple):
     """ "a sliding window of 16 is missing"."""
 
     changes: Mapping[str, Any]
-    """Of the decoder's configuration, for transformers to do the same."""
+    """The changes of the decoder's configuration with which transformers does the same."""
 
     rotated: Rotated | None = None
     """What rotary positions turn together; None for what transformers do."""
@@ -408,7 +408,7 @@ def _altered(config: Mapping[str, Any]) -> Iterator[Hypothesis]:
 
 
 def _rotary(ropes: Any, name: str, off: Any) -> Iterator[Hypothesis]:
-    """Of the rotary positions, which are one mapping or one for each type of layers."""
+    """Hypotheses about the rotary positions, which are one mapping or one for each type of layers."""
     if not isinstance(ropes, Mapping):
         return
     inner = [key for key, rope in ropes.items() if isinstance(rope, Mapping)]
@@ -429,7 +429,7 @@ def near(lengths: Mapping[str, int], equal_up_to: int) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one text."""
+    """The difference on one text."""
 
     num_tokens: int
     nats: float
@@ -459,7 +459,7 @@ class StateDifference:
     """ "layer 3", "the embeddings", "the last norm" or "the LM head"."""
 
     part: str
-    """The layer's module whose output is the first that differs; empty where none is told apart."""
+    """The layer's module whose output is the first that differs; empty where none is found."""
 
     behind: str
     """The last module whose output is still in the graph; empty where there is none."""
@@ -536,8 +536,8 @@ class Agreement:
             return "; ".join([f"equal to the checkpoint: {apart}", *short])
         if self.quantized_by:
             return (
-                f"{apart}; the model is quantized ({self.quantized_by}): quantization and conversion cannot be told "
-                "apart without the float model, which can be held against the checkpoint in the same way"
+                f"{apart}; the model is quantized ({self.quantized_by}): quantization and conversion cannot be "
+                "separated without the float model, which can be held against the checkpoint in the same way"
             )
         where = self._where() + (f": {self.omission.sentence()}" if self.omission is not None else self.near)
         layer = self.state_difference.sentence() if self.state_difference is not None else self.states_note

@@ -87,7 +87,7 @@ def with_stages(report: Report, models: Models, compare: Compare) -> Report:
                 return report
             stages.append(stage_of(name, alone, comparison))
     except OliveExtError as error:
-        logger.warning("the stages of the difference are not told: %s", first_line(error))
+        logger.warning("the stages of the difference are not reported: %s", first_line(error))
         return report
     between = {"float_model": models.float_path} if stages and models.float_path is not None else {}
     if stages and stages[0].name == "conversion" and not stages[0].kl_mean < LOST_NATS:
@@ -180,7 +180,7 @@ def _finding(models: Models) -> str:
         assert float_model is not None
         return str(hold_against(float_model, models.given_reference).sentence())
     except ANY_FAILURE as error:  # a remark must not cost the report, which is not written yet
-        logger.warning("what the conversion lost is not told: %s", first_line(error))
+        logger.warning("the loss of the conversion is not reported: %s", first_line(error))
         return first_line(error)
 
 

@@ -16,7 +16,7 @@ from olive_ext.registry import Command, Plugin
 
 
 def points(text: str) -> float:
-    """Of accuracy; raises `ArgumentTypeError`."""
+    """Points of accuracy; raises `ArgumentTypeError`."""
     with suppress(ValueError):
         if 0 < float(text) < 100:
             return float(text)
@@ -48,7 +48,7 @@ plugin = Plugin(
 
 
 def gate_command(arguments: Namespace) -> int:
-    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be told. Writes the baseline instead
+    """Prints the decision on an evaluation; 0: passed, 1: a loss, 3: it cannot be decided. Writes the baseline instead
     where that is asked."""
     from olive_ext.plugins.gate.decision import STATUS, Gated, gate
     from olive_ext.plugins.gate.forms import annotation_lines, lines, write_forms

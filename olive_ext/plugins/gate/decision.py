@@ -280,7 +280,7 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
 
 FORMAT = 2
 _KEY_BYTES = 4
-"""Of a digest: 32 bits are for one document beside its earlier self, and among some thousand others."""
+"""Bytes of a digest: 32 bits are for one document beside its earlier self, and among some thousand others."""
 
 _MOST_BYTES = 1 << 26
 """What packed numbers may unfold to: 8 million documents; a file of more is no baseline of ours."""

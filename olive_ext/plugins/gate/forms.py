@@ -64,7 +64,7 @@ def junit(gated: Gated) -> str:
 
 
 def annotation_lines(gated: Gated, environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each bound that is lost or not told, as the machine reads it from stdout; elsewhere none."""
+    """A line for each bound that is lost or undecided, as the machine reads it from stdout; elsewhere none."""
     bad = [bound for bound in gated.bounds if bound.decision != "passed"]
     if environment.get("GITHUB_ACTIONS") == "true":
         for bound in bad:

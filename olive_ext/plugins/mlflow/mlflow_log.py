@@ -53,7 +53,7 @@ class LoggedRun:
     """Further artifacts of the run, logged when it ends."""
 
     num_children: int = 0
-    """Those begun inside it."""
+    """The number of runs begun inside it."""
 
     logged: set[tuple[str, str]] = field(default_factory=set)
     """When reports of those were made, and paths of their models."""

@@ -54,7 +54,7 @@ class Document:
 
     target: str
     seconds: float = 0.0
-    """Of sound."""
+    """The length of all sounds."""
 
     num_choices: int = 0
     """Numbered options of the question."""
@@ -63,7 +63,7 @@ class Document:
 
     @property
     def digest(self) -> str:
-        """Of what is asked and what is right, whatever form the model is asked in."""
+        """The digest of questions and right answers, whatever form the model is asked in."""
         asked = self.request
         media = [] if asked is None else [*asked.images, *(samples_N for samples_N, _ in asked.audio)]
         return media_digest([*media, self.question, self.target])
@@ -149,13 +149,13 @@ def _transcription(session: Session, settings: MetricSettings, params: Mapping[s
 
 
 def _most_tokens(session: Session) -> int:
-    """Of prompt and transcript, as genai_config.json has it for Olive; else Olive's own numbers."""
+    """The most tokens of prompt and transcript, as genai_config.json has it for Olive; else Olive's own numbers."""
     search = {} if session.model is None else session.model.files.genai_config.get("search", {})
     return int(search.get("max_length") or (1024 if session.encoding is None else 448))
 
 
 def _first_tokens(session: Session) -> list[int]:
-    """Those that Olive gives Whisper's decoder, as far as the tokenizer names all of them; else none."""
+    """The tokens that Olive gives Whisper's decoder, as far as the tokenizer names all of them; else none."""
     known = session.tokenizer.hf.get_vocab()
     is_english = session.tokenizer.rows.embedding == _ENGLISH_ONLY
     tokens = [known.get(name) for name in (_START[0], _START[3])] if is_english else list(map(known.get, _START))

@@ -88,8 +88,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         self.settings = MetricSettings.parse(copy.deepcopy(settings))
 
     def evaluate(self, model: Any, metrics: Any = None, device: Any = None, execution_providers: Any = None) -> Any:
-        """Olive's `MetricResult` for a model handler: the declared metrics, and without a priority what is told beside
-        them. Raises an `OliveExtError` for every failure."""
+        """Olive's `MetricResult` for a model handler: the declared metrics, and without a priority others beside them.
+        Raises an `OliveExtError` for every failure."""
         declared = list(metrics or ())
         with surfaced("the evaluation stopped"):
             if self.settings.tasks:
@@ -116,8 +116,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         other = models.other if models.config.reference is not None else None
         with PeakMemory() as memory:
             scores = evaluate_tasks(models.own, other, self.settings)
-        told = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
-        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), told, None)
+        measured = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
+        report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), measured, None)
         found = to_metric_result(report, (), self.settings.require)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
@@ -147,7 +147,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         """Olive's entries of metrics of generations, by their keys; a report of them where the settings name a
         folder."""
         declared: dict[str, Any] = {}
-        told: list[Metric] = []
+        measured: list[Metric] = []
         answers = []
         with PeakMemory() as memory, self._opened(models.own, models, metrics) as session:
             for metric in sorted(metrics, key=lambda one: not is_of_answers(one)):
@@ -161,12 +161,12 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
                     result, beside = timed(metric, session, self.settings)
                 entries = {text_of(name): entry for name, entry in result.root.items()}
                 declared |= {joint_metric_key(metric.name, name): entry for name, entry in entries.items()}
-                told += _told(metric.name, entries, beside, count)
+                measured += _metrics(metric.name, entries, beside, count)
             peak, execution = memory.bytes, session.describe_execution()
-        told.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
+        measured.append(Metric(PEAK_MEMORY, "bytes", "none", float(peak), higher_is_better=False))
         comparison = self._comparison(models, answers)
-        told += comparison_metrics(comparison) if comparison is not None else ()
-        report = self._report(models, path, execution, told, comparison)
+        measured += comparison_metrics(comparison) if comparison is not None else ()
+        report = self._report(models, path, execution, measured, comparison)
         return {**to_metric_result(report, (), self.settings.require).root, **declared}
 
     @contextmanager
@@ -204,7 +204,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         metrics: Sequence[Metric],
         comparison: Comparison | None,
     ) -> Report:
-        """What was found, written where the settings name a folder; the run in progress is told of it."""
+        """What was found, written where the settings name a folder; the run in progress notes it."""
         written = self.settings.model_dump(mode="json", exclude_unset=True)
         folder = None if self.settings.output_dir is None else str(Path(self.settings.output_dir) / label(path))
         model = {"path": path, "kind": models.own.kind}
@@ -217,8 +217,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         return report
 
 
-def _told(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
-    """Olive's entries with their standard errors, and what is told beside them."""
+def _metrics(task: str, entries: Mapping[str, Any], beside: Mapping[str, float], count: int | None) -> Iterator[Metric]:
+    """Olive's entries with their standard errors, and the values reported beside them."""
     for name, entry in entries.items():
         stderr = beside.get(f"{name}_stderr")
         yield Metric(task, name, "none", entry.value, stderr, entry.higher_is_better, count)
@@ -240,12 +240,12 @@ FloatArray = npt.NDArray[np.float64]
 
 _PROMPT = "Once upon a time there was a model of language, and it was asked how it was."
 _NEW_TOKENS = 64
-"""Of an answer to a text, at most half of the context; answers to pictures and sounds end by themselves."""
+"""Most tokens of an answer to a text, at most half of the context; those to pictures and sounds end by themselves."""
 
 
 def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str, float]]:
-    """Olive's result of the metric, and what is told beside it: standard errors by document, and jiwer's word error
-    rate. Raises `TaskError` where there is no document."""
+    """Olive's result of the metric, and values beside it: standard errors by document, and jiwer's word error rate.
+    Raises `TaskError` where there is no document."""
     if not answers.texts:
         raise TaskError(f"'metrics.{metric.name}': its data config has no documents", f"metrics.{metric.name}")
     result = OliveEvaluator.compute_accuracy(metric, OliveModelOutput(answers.texts, answers.timing), answers.targets)

@@ -121,24 +121,24 @@ def metric_mistakes(
     if settings.tasks:
         return
     if not isinstance(metrics, list) or not metrics:
-        told = "missing: give Olive's metrics, of wer or exact_match for instance"
-        yield MissingError(told, f"{where}.metrics")
+        problem = "missing: give Olive's metrics, of wer or exact_match for instance"
+        yield MissingError(problem, f"{where}.metrics")
         return
     data = {str(item.get("name")): item for item in mappings(recipe.get("data_configs"))}
     measured: dict[str, list[str]] = {}
     for number, metric in enumerate(metrics):
         if not isinstance(metric, Mapping):
             if not isinstance(metric, str):  # whose mistake is where names are looked up
-                told = "give a mapping, or the name of one in 'metrics'"
-                yield ConfigError(told, f"{where}.metrics.{number}", metric)
+                problem = "give a mapping, or the name of one in 'metrics'"
+                yield ConfigError(problem, f"{where}.metrics.{number}", metric)
             continue
         place, names = f"{where}.metrics.{metric.get('name', number)}", _sub_types(metric)
         yield from _kind(place, metric, names)
         yield from _data(place, metric.get("data_config"), names, data)
         given = _measured(metric, names)
         if twice := [name for name in given if name in measured]:
-            told = f"'{twice[0]}' is there twice (a wer of 'm' is also 'm_sentences'): rename one"
-            yield ContradictionError(told, f"{where}.metrics")
+            problem = f"'{twice[0]}' is there twice (a wer of 'm' is also 'm_sentences'): rename one"
+            yield ContradictionError(problem, f"{where}.metrics")
         measured |= given
     if settings.require and len(mappings(metrics)) == len(metrics):
         from olive_ext.report.metrics import COMPARISON_NAMES
@@ -199,18 +199,18 @@ def _kind(place: str, metric: Mapping[str, Any], names: list[str]) -> Iterator[O
             yield ConfigError(hint, f"{place}.sub_types", name, code="unknown_name")
     kinds = [some for some in (_SPEECH, _VISION, _TENSORS) if set(some) & set(names)]
     if kind == "accuracy" and len(kinds) > 1:
-        told = f"put {' and '.join(kinds[0])} into a metric of their own"
-        yield ContradictionError(told, f"{place}.sub_types", names)
+        problem = f"put {' and '.join(kinds[0])} into a metric of their own"
+        yield ContradictionError(problem, f"{place}.sub_types", names)
 
 
 def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[str, Any]]) -> Iterator[OliveExtError]:
     asks = next((kind for kind in (_SPEECH, _VISION) if set(kind) & set(names)), None)
     if data is None and asks:
-        told = f"missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
-        yield MissingError(told, f"{place}.data_config")
+        problem = f"missing: name one of 'data_configs', with {' or '.join(PARAMETERS)}"
+        yield MissingError(problem, f"{place}.data_config")
     if isinstance(data, str) and data not in known:
-        told = f"not in 'data_configs', which has {', '.join(known) or 'none'}"
-        yield ConfigError(told, f"{place}.data_config", data, code="unknown_name")
+        problem = f"not in 'data_configs', which has {', '.join(known) or 'none'}"
+        yield ConfigError(problem, f"{place}.data_config", data, code="unknown_name")
     written = mapping(known.get(data) if isinstance(data, str) else data)
     component = mapping(written.get("pre_process_data_config"))
     given = {**component, **mapping(component.get("params"))}
@@ -218,11 +218,11 @@ def _data(place: str, data: Any, names: list[str], known: Mapping[str, Mapping[s
     for key in (key for key in given if accepted and key not in (*accepted, "type", "params")):
         if near := difflib.get_close_matches(key, accepted, n=1):
             place_of_key = f"{where}.pre_process_data_config.params.{key}"
-            told = f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
-            yield ConfigError(told, place_of_key, given[key], code="unknown_key")
+            problem = f"unknown key '{place_of_key}': did you mean '{near[0]}'? Olive would drop it"
+            yield ConfigError(problem, place_of_key, given[key], code="unknown_key")
     task = given.get("task")
     for name in names if asks is _VISION and task is not None else ():
         if VISION_TASKS.get(str(task)) != name:
             pairs = ", ".join(f"{kind} of '{other}'" for other, kind in VISION_TASKS.items())
-            told = f"its data has the task '{task}': Olive measures {pairs}"
-            yield ContradictionError(told, f"{place}.sub_types", name)
+            problem = f"its data has the task '{task}': Olive measures {pairs}"
+            yield ContradictionError(problem, f"{place}.sub_types", name)

@@ -67,8 +67,8 @@ class Graph:
         for kind, given, known in (("inputs", names, [*self.inputs]), ("outputs", results, outputs)):
             for key, name in given.items():
                 if name not in known:
-                    told = f"'model.{part}.{kind}.{key}' = '{name}'"
-                    raise ModelError(f"{told}: the graph has the {kind} {', '.join(known)}")
+                    problem = f"'model.{part}.{kind}.{key}' = '{name}'"
+                    raise ModelError(f"{problem}: the graph has the {kind} {', '.join(known)}")
         if unknown := self.inputs.keys() - set(names.values()):
             raise ModelError(
                 f"the {part}'s graph has the input '{min(unknown)}', which genai_config.json does not name"
@@ -164,8 +164,8 @@ class Transducer:
         given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
         logits_BV = self.joiner.run(given, [names.outputs.logits], {})[0].reshape(batch, -1).astype(np.float32)
         if logits_BV.shape[1] != self.config.vocab_size:
-            told = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
-            raise ModelError(f"{told}: the joint network gives {logits_BV.shape[1]} logits")
+            problem = f"'model.vocab_size' = {self.config.vocab_size} in genai_config.json"
+            raise ModelError(f"{problem}: the joint network gives {logits_BV.shape[1]} logits")
         if not np.isfinite(logits_BV).all():
             raise NonFiniteError("the joint network's logits are NaN or infinite")
         logits_BV[:, self.config.blank_id] -= self._penalty

@@ -183,6 +183,6 @@ def read_pieces(folder: Path) -> Mapping[int, str]:
         pieces = {int(number): str(name) for name, number in pairs.items()}
         special = {int(token["id"]) for token in tokenizer.get("added_tokens", ()) if token.get("special")}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        told = f"'{path}': 'model.vocab' is no list of [piece, score], and no mapping of pieces to ids"
-        raise ModelError(told) from error
+        problem = f"'{path}': 'model.vocab' is no list of [piece, score], and no mapping of pieces to ids"
+        raise ModelError(problem) from error
     return {number: piece for number, piece in pieces.items() if number not in special}

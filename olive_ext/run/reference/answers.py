@@ -49,7 +49,7 @@ class DocumentAnswer:
     metric's normalisation; of a single target between right and wrong, up to a constant. None of a generation."""
 
     scores: tuple[float, ...] = ()
-    """Of each choice, in nats by the metric's normalisation; none of other answers."""
+    """The score of each choice, in nats by the metric's normalisation; none of other answers."""
 
     generated: str = ""
     """Digest of all texts that the model generated; empty where it generated none."""

@@ -25,7 +25,7 @@ Document: TypeAlias = tuple[str, int]
 """A task, and a document's number in it."""
 
 CUT_NATS = 1.0
-"""Of a position's KL no more counts: without an upper limit no upper limit of a mean is certain."""
+"""The most of a position's KL that counts: without an upper limit no upper limit of a mean is certain."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Question:
     """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
 
     cut: float | None = None
-    """Of a position no more counts, in nats; None where all does."""
+    """The most of a position that counts, in nats; None where all does."""
 
 
 def question_of(
@@ -186,7 +186,7 @@ _OTHER: Mapping[Any, Any] = {"above": "below", "below": "above"}
 def _document_means(
     batch: BatchAnswers, metric: str, highest: float, counts: Mapping[Document, int]
 ) -> dict[Document, tuple[float, float, float]]:
-    """Of each document that is not lost the mean of its positions, a mean that the true one is not below, and the
+    """For each document that is not lost: the mean of its positions, a mean that the true one is not below, and the
     variance that comes from keeping a part of the reference's distributions."""
     assert batch.observer is not None
     all_means: dict[Document, tuple[float, float, float]] = {}

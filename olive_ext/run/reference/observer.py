@@ -33,7 +33,7 @@ Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
 _GENERATION = "generate_until"
 _NEARLY_ONE = 1 - 2.0**-24
-"""As much probability as a float32 tells from all of it."""
+"""The most probability that a float32 distinguishes from 1."""
 
 
 class ReferenceScores:
@@ -116,7 +116,7 @@ class Observer:
         """Tasks that score more than whole texts."""
 
         self._generating: set[str] = set()
-        """Those that score generated answers."""
+        """The tasks that score generated answers."""
 
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self.greedy: dict[Answered, tuple[int, ...]] = {}

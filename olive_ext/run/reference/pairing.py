@@ -82,8 +82,8 @@ def compare_answers(
     task's metric that speaks for it (`telling`), and the outcomes of answers' lengths, apart. `samples` are the
     candidate's, `tasks` lm-eval's objects by name, `matters` the points that matter. Where the candidate answered drawn
     documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
-    two runs differ but for those that `has_same_prompts` allows. Of answers that are not told from their reasoning only
-    the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
+    two runs differ but for those that `has_same_prompts` allows. Of answers that are not separated from their reasoning
+    only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
     """
     prompts = {"is_sample": weights is not None, "has_same_prompts": has_same_prompts}
     every = list(_pairs(reference, candidate, matters, **prompts))

@@ -175,7 +175,7 @@ class _Call:
 
 
 class Crew:
-    """Open workers. One call at a time. Their threads drive them and tell; the thread of the call counts."""
+    """Open workers. One call at a time. Their threads drive them and report; the thread of the call counts."""
 
     def __init__(self, workers: Sequence[Worker], pauses_s: Sequence[float] = PAUSES_S) -> None:
         """Opens all of them together. Raises the first error of opening; those that were opened are ended then."""

@@ -220,7 +220,7 @@ class ProcessWorker(Worker):
 
 def serve_model(open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
     """The child: opens what the first message names, then answers until there are no more messages."""
-    errors.logger.disabled = True  # the parent has told what is ignored
+    errors.logger.disabled = True  # the parent has logged what is ignored
     respondent = Respondent(open_served)
     serve(lambda message: respondent.answer(*message), respondent.num_steps)
     respondent.close()

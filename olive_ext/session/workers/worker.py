@@ -1,5 +1,5 @@
 """The contract between a crew and its workers, what a worker opens, answers and raises; and a worker's side: it opens
-the model of a `WorkerJob`, runs chunks on it, and tells how far it is.
+the model of a `WorkerJob`, runs chunks on it, and reports how far it is.
 
 Knows no chunk's position in a call, and no transport: a process of its own and a Ray actor both hold one `Respondent`.
 """

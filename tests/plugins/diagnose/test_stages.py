@@ -114,7 +114,7 @@ def test_stage_that_fails_is_a_warning_and_the_report_stands(
         report = staged(folder, export("llama-genai-0.14-int4").path, "llama", broken)
     assert report.comparison is not None
     assert report.comparison.stages == ()
-    assert "the stages of the difference are not told" in caplog.text
+    assert "the stages of the difference are not reported" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class _GeneratorTrial:
         self._is_refused = False
         generator = self._fed(tokens)
         self._expected_V = _last(generator)
-        if not (self._expected_V < np.inf).all():  # no comparison of such logits tells anything
+        if not (self._expected_V < np.inf).all():  # no comparison of such logits shows anything
             raise NonFiniteError(f"the model's output after {len(tokens)} tokens, tried as it opens, is not finite")
         self.returns_all_rows = len(self._rows(generator)) == len(tokens)
 

@@ -155,7 +155,7 @@ class PlainPass:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The numbers of tokens by which the configuration tells texts or their parts apart, by their keys."""
+        """The numbers of tokens by which the configuration distinguishes texts or their parts, by their keys."""
         lengths: dict[str, int] = {}
         ropes = self.config.get("rope_parameters")
         entries = [self.config, *([ropes, *ropes.values()] if isinstance(ropes, Mapping) else [])]
@@ -167,7 +167,7 @@ class PlainPass:
 
     @property
     def lengths_beyond(self) -> list[int]:
-        """Of texts that have several tokens beyond one of `lengths` each."""
+        """Lengths of texts, each with several tokens beyond one of `lengths`."""
         return [number + 2 + number // 4 for number in self.lengths.values()]
 
     @staticmethod

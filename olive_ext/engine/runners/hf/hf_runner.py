@@ -255,7 +255,7 @@ KEPT_SOURCES = 8
 """Sources whose states are kept: those of the requests at hand."""
 
 _TYPES = ("token_type_ids", "mm_token_type_ids")
-"""Names of the input that tells the tokens of pictures and sounds from text (0), in the models that take it."""
+"""Names of the input that marks the tokens of pictures and sounds among text (0), in the models that take it."""
 
 _TYPE_IDS = {Modality.IMAGE: 1, Modality.AUDIO: 3}
 

@@ -48,7 +48,7 @@ class BoundWeights:
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
         self.states: StepStates | None = None
-        """What the graph's steps leave for parts of it, which `opened` is told how to open."""
+        """What the graph's steps leave for parts of it, as settings for `opened`."""
 
         self._early: dict[str, npt.NDArray[Any]] = {}
         """What was put before there was a session: those of encoders are opened when the first item comes."""

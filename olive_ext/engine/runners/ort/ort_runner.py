@@ -130,7 +130,7 @@ class ScoringHead:
         return replace(output, logits_RV=rest[0]) if rest else output
 
     def _candidates(self, logits_KV: ort.OrtValue, rows: range, count: int) -> Candidates:
-        """Those of `rows`, of each `count` or the whole vocabulary. Banned tokens have -inf."""
+        """The candidates of `rows`: `count` of each, or the whole vocabulary. Banned tokens have -inf."""
         vocab_size = logits_KV.shape()[1]
         if self._beams_session is None:
             self._beams_session = self._plan.open_graph(candidates_graph(vocab_size))
@@ -218,10 +218,10 @@ class OrtParts:
                 encoded.close()
 
     def describe(self) -> Mapping[str, Any]:
-        """What the parts have to tell."""
-        told = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
-        told.append(self.compiled.describe())
-        return {name: value for facts in told for name, value in facts.items()}
+        """The facts that the parts report."""
+        described = [part.describe() for part in (self.encoder, self.embedding, self.capture) if part is not None]
+        described.append(self.compiled.describe())
+        return {name: value for facts in described for name, value in facts.items()}
 
 
 class OrtRunner(Runner):

@@ -77,7 +77,7 @@ def _types(graph: onnx.GraphProto) -> dict[str, int]:
 
 
 def _type_of(node: onnx.NodeProto, types: dict[str, int]) -> int | None:
-    """Of the first output; None where it is not known."""
+    """The type of the first output; None where it is not known."""
     if node.op_type == "Cast":
         return int(attribute(node, "to", _FLOAT))
     if node.op_type in _LENGTHS:
@@ -144,7 +144,7 @@ def misplaced(
 
 
 def untaken(session: ort.InferenceSession, provider: str) -> str | None:
-    """That `provider` runs none of the session's products, in words; None where it runs some, or a part that it has
+    """The sentence that `provider` runs none of the session's products; None where it runs some, or a part that it has
     compiled, where there are none, or where that is not recorded."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None

@@ -29,7 +29,7 @@ class PlainGraph:
     def __init__(self, model: ResolvedModel, values: Collection[str] | None = None) -> None:
         """`values` are returned beside the graph's own outputs; of every node where it is None. Raises `ModelError`
         where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph."""
-        refuse_more_than_tokens(model, "which layer it is cannot be told")
+        refuse_more_than_tokens(model, "which layer it is cannot be found")
         file = model.files.decoder
         proto = with_outputs(load_graph(file), values)
         self.folder, renames = external_data_plan(file, external_locations(proto))

@@ -63,12 +63,12 @@ class FirstDifference:
 
     node: str
     operator: str
-    """Of several nodes that differ together, and none of them alone, all in order: "Div, Erf, Add"."""
+    """The operator; of several nodes that differ only together, all in order: "Div, Erf, Add"."""
 
     output: str
     layer: int | None
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the inputs that are no weights, and of the output."""
+    """The shapes of the inputs that are no weights, and of the output."""
 
     largest_error: float
     tolerance: float
@@ -141,7 +141,7 @@ def first_difference(
     except VanishedError:  # then it can be read in the candidate, if it is the other's
         search = Search(theirs, own, other_one, mine)
         found = search.found()
-    result = _told(search, found, (own, theirs))
+    result = _difference(search, found, (own, theirs))
     if repro is None:
         return result
     given = search.known_before(found.begin)
@@ -149,7 +149,7 @@ def first_difference(
     return replace(result, repro=repro)
 
 
-def _told(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
+def _difference(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
     place, level = search.own, search.level(found)
     part, arrays = place.part(search.known_before(found.begin), [found.value])
     node = place.graph.nodes[place.graph.makers[found.value]]
@@ -183,8 +183,8 @@ def _write_repro(
         inputs = _shared(work, _INPUTS, _arrays)
         names = zip(("one", "other"), graphs, inputs, places, strict=True)
         first, second = (_result(*result) for result in names)
-        told = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
-        script = _SCRIPT.format(**told, first=first, second=second)
+        facts = {"what": what.replace("\n", " "), "libraries": _libraries(places), "tolerance": tolerance}
+        script = _SCRIPT.format(**facts, first=first, second=second)
         (work / "repro.py").write_text(script, encoding="utf-8")
         work.chmod(0o755)
         if folder.exists():
@@ -258,8 +258,8 @@ MEMORY = 0.25
 """Share of the free memory that values may take; of each there are up to four arrays."""
 
 EFFECT = 0.01
-"""Of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many times the
-difference (what an optimizer fuses away), is passed over."""
+"""A part of the logits' difference: an output that moves the logits by less (what a mask hides, say), or by as many
+times the difference (what an optimizer fuses away), is passed over."""
 
 GUESSES = 4
 """Pieces that are taken apart where none is beyond its tolerance."""
@@ -275,7 +275,7 @@ class Found(NamedTuple):
     judged: Judged
     shape: tuple[int, ...]
     explained: float
-    """Of the logits' difference, the share that is there with this output alone as the candidate has it."""
+    """The share of the logits' difference that is there with this output alone as the candidate has it."""
 
 
 class VanishedError(NotLocatedError):

@@ -26,7 +26,7 @@ from olive_ext.model.types import ITEM_BYTES
 from olive_ext.plugins.diagnose.places.tolerance import INT8, Array, unit_of
 
 MOST_RUNS = 12
-"""Of the document over the whole graph; those over parts of it count by their share of the nodes."""
+"""Runs of the document over the whole graph; those over parts of it count by their share of the nodes."""
 
 _COARSE = {
     **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"), 2.0**-10),
@@ -70,7 +70,7 @@ class Place:
     def __init__(self, settings: ModelSettings, tokens: Sequence[int], runs: Runs) -> None:
         """Raises `ModelError` for a model that is not one ONNX graph which takes tokens alone."""
         self.model, self.runs = resolve(settings), runs
-        finding = f"where '{settings.model}' goes wrong cannot be told"
+        finding = f"where '{settings.model}' goes wrong cannot be found"
         if self.model.kind != "onnx" or not self.model.runtime.runs_graph:
             raise ModelError(f"{finding}: it is run by {self.model.runtime.name}, which shows no nodes")
         refuse_more_than_tokens(self.model, finding)
@@ -152,7 +152,7 @@ class Place:
 
 
 def last_row(logits: Array) -> Array:
-    """Of the last token [V], wide enough for differences."""
+    """The logits of the last token [V], wide enough for differences."""
     row: Array = logits.reshape(-1, logits.shape[-1])[-1].astype(np.float64)
     return row
 
@@ -178,7 +178,7 @@ class Part(NamedTuple):
 
     wanted: tuple[str, ...]
     types: Types
-    """Of the given values."""
+    """The types of the given values."""
 
 
 class ProbedGraph:
@@ -220,7 +220,7 @@ class ProbedGraph:
         return {name: known.get(name, max(known.values(), default=1)) for name in self.values}
 
     def live(self, values: Iterable[str], place: int) -> list[str]:
-        """Those of `values` that nodes before `place` make and nodes from there on read."""
+        """The ones of `values` that nodes before `place` make and nodes from there on read."""
         return [name for name in values if self.makers[name] < place <= self._last.get(name, -1)]
 
     def places(self, begin: int, end: int, count: int, sizes: Mapping[str, int]) -> list[int]:

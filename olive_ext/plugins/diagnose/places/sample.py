@@ -18,7 +18,7 @@ from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOut
 
 MOST_DOCUMENTS = 64
 MOST_REQUESTS = 1
-"""Of a document: its choices share a context, which each of them would have computed again."""
+"""Requests of a document: its choices share a context, which each of them would have computed again."""
 
 MOST_APART = 32
 
@@ -61,8 +61,8 @@ class Kept:
 
 
 class Sample:
-    """Of each task `MOST_DOCUMENTS` at most, those with the smallest digests of their numbers: every document is among
-    them with the same probability, however many come."""
+    """`MOST_DOCUMENTS` documents of each task at most, those with the smallest digests of their numbers: every document
+    is among them with the same probability, however many come."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, dict[tuple[int, int], list[Kept]]] = {}

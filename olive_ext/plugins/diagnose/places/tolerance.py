@@ -1,7 +1,7 @@
 """How far two kernels' results may be apart: by what rounding of the inputs does to them. Knows no graph.
 
 A kernel adds up in its own order and rounds in between, which is as if its inputs were others in their last bit. So
-the same node, run on inputs that were moved by that much, tells how far results may be apart. Axes: R rows, C numbers.
+the same node, run on inputs that were moved by that much, shows how far results may be apart. Axes: R rows, C numbers.
 """
 
 from __future__ import annotations

@@ -133,18 +133,18 @@ class Bill:
         grown = self.chosen.bytes / self.unchanged.bytes
         held, before = self.chosen_loss.held_out, self.unchanged_loss.held_out
         sizes = f"{numbers.size(self.chosen.bytes)}, {grown:.3f} times the quantized model's"
-        told = [f"{counted(len(self.changed), 'weight')} of {len(self.lines)} in another precision: {sizes}."]
+        sentences = [f"{counted(len(self.changed), 'weight')} of {len(self.lines)} in another precision: {sizes}."]
         if not self.changed:
-            told = [
+            sentences = [
                 f"The quantized model already meets the goal ({self.goal}) on the documents that choose: it is handed "
                 "on unchanged."
             ]
-        told.append(
+        sentences.append(
             f"kl_mean: predicted {numbers.nats(self.chosen.kl)}, measured {with_interval(held)} on "
             f"{counted(held.num_documents, 'document')} that chose nothing; before it was {with_interval(before)}."
         )
-        told = [*doubt(self.damaged, self.beyond_rounding), *told]
-        return (*self.olive.get("notes", ()), *told, *self._trials_sentence(), *self._verdict_sentence())
+        sentences = [*doubt(self.damaged, self.beyond_rounding), *sentences]
+        return (*self.olive.get("notes", ()), *sentences, *self._trials_sentence(), *self._verdict_sentence())
 
     def _trials_sentence(self) -> tuple[str, ...]:
         if not self.trials:

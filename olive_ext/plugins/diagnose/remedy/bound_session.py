@@ -87,7 +87,7 @@ class BoundSession:
         return [(self.session, 1.0), *((session, border.share) for border, session in self._above.items())]
 
     def share(self, targets: Collection[AnyTarget]) -> float:
-        """Of the whole graph's multiplications those that are above the highest border below all of `targets`."""
+        """The share of the graph's multiplications that are above the highest border below all of `targets`."""
         values = {value for target in targets for value in target.values}
         fits = [border.share for border in self._decoder.borders if values and border.decided.issuperset(values)]
         return min(fits, default=1.0)
@@ -301,7 +301,7 @@ class Border:
     """The bound values that change nothing below."""
 
     share: float
-    """Of the whole graph's multiplications by bound weights."""
+    """The share of the whole graph's multiplications that are by bound weights."""
 
     opened: OpenedRunner | None = None
     states: KeptStepStates | None = None

@@ -125,7 +125,7 @@ class Menu:
         return self._cured(cheapest(self._bytes, self._kl, most_kl) or self.finest)
 
     def best(self, most_bytes: float) -> Answer:
-        """That with the least loss in at most so many bytes; every weight as it is where nothing fits."""
+        """The answer with the least loss in at most so many bytes; every weight as it is where nothing fits."""
         return self._cured(cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
 
     def front(self, num_points: int) -> list[Answer]:
@@ -148,7 +148,7 @@ class Menu:
         return total(self._kl, answer)
 
     def num_bytes(self, answer: Sequence[int]) -> int:
-        """Of all weights together."""
+        """The bytes of all weights together."""
         return int(total(self._bytes, answer))
 
     @property
@@ -228,7 +228,7 @@ def form_of(use: WeightUse, sources: Sources) -> tuple[int, int]:
 
 
 def _float_bytes(target: Target, sources: Sources) -> int:
-    """Of the float graph's initializers in the quantized graph's type; none of one that is in that graph already."""
+    """The bytes of the float graph's initializers in the quantized graph's type; 0 for one that this graph has."""
     size, data_type = 0, sources.element_type(target.quantized[0])
     old = {name for use in target.quantized for name in use.roots}
     for name in {name for own in target.floats for name in own.roots}:

@@ -33,7 +33,7 @@ def document_key(document: Document) -> bytes:
 
 
 def _is_text(value: object) -> bool:
-    """Whether `repr` tells it apart from all others."""
+    """Whether `repr` distinguishes it from all others."""
     is_ids = isinstance(value, tuple) and all(isinstance(one, int) for one in value)
     return is_ids or value is None or isinstance(value, str | int)
 

@@ -35,7 +35,7 @@ class NewTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Of its numbers. No type of a new tensor is smaller than a byte."""
+        """The bytes of its numbers. No type of a new tensor is smaller than a byte."""
         size = helper.tensor_dtype_to_np_dtype(self.data_type).itemsize
         return int(np.prod(self.dims, dtype=np.int64)) * size
 
@@ -79,7 +79,7 @@ class GraphFile:
 
     model: onnx.ModelProto
     constants: Constants
-    """Of the quantized graph, whose kept numbers are copied."""
+    """The constants of the quantized graph, whose kept numbers are copied."""
 
     new: Mapping[str, NewTensor]
     path: Path
@@ -90,7 +90,7 @@ class GraphFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of the graph and its weights, with what lies between these; a few more than there are inside of the graph."""
+        """The bytes of the graph and its weights, with the gaps between these; a few more than inside of the graph."""
         graph, parts = self._layout
         inside = sum(new.num_bytes + INLINE_BYTES for new in self.new.values() if self._is_inside(new))
         return graph.ByteSize() + inside + max((offset + length for offset, length, _ in parts), default=0)

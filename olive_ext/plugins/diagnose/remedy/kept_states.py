@@ -21,7 +21,7 @@ Values: TypeAlias = dict[str, Any]
 
 
 class MissingStatesError(Exception):
-    """Of a step nothing is kept: the whole graph is to be run."""
+    """Nothing is kept of a step: the whole graph is to be run."""
 
 
 class KeptStates:
@@ -34,7 +34,7 @@ class KeptStates:
         self._borders: dict[Hashable, list[tuple[str, ...]]] = {}
 
     def borders(self, run: Hashable) -> Sequence[tuple[str, ...]]:
-        """Those that are kept of every step of a run."""
+        """The borders that are kept of every step of a run."""
         return self._borders.get(run, ())
 
     def begin(self, run: Hashable, borders: Iterable[tuple[str, ...]]) -> None:
@@ -52,7 +52,7 @@ class KeptStates:
         return int(value.element_type()), [None] * len(value.shape())
 
     def get(self, run: Hashable, step: bytes) -> Mapping[str, Any]:
-        """Of one step. Raises `MissingStatesError`."""
+        """The states of one step. Raises `MissingStatesError`."""
         try:
             return self._runs[run][step]
         except KeyError:

@@ -88,7 +88,7 @@ def opened_location(config: LocationConfig, progress: bool) -> Iterator[Location
     """The models of a configuration, found and paired. Raises `OliveExtError`."""
     refuse_unknown(config.tasks, task_folders(config.include_path))
     models = Models(config.evaluation(), progress)
-    with models.clock.told(progress), asked_where_it_answers(models.names()):
+    with models.clock.reporting(progress), asked_where_it_answers(models.names()):
         yield Location(config, models)
 
 
@@ -324,7 +324,7 @@ def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWei
 
 
 def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
-    """Of products those that round what they multiply on the host; one of each form is tried."""
+    """The roundings of products that round what they multiply on the host; one of each form is tried."""
     tried: dict[tuple[object, ...], bool] = {}
     for target in targets:
         block = _block(target.quantized[0], quantized)

@@ -27,7 +27,7 @@ SAYS_NOTHING = 20.0
 """Times the mean beyond which the upper end of an interval is not printed: few documents have nearly all of it."""
 
 DOUBTED = 0.01
-"""Share of numbers beyond rounding from which on it is told."""
+"""Share of numbers beyond rounding from which on it is reported."""
 
 _MADE_UP = 4.0
 """Times the loss of all weights together from which on others make up for an entry's: it was changed with them."""
@@ -129,25 +129,25 @@ class LossMap:
     def rest(self) -> str:
         """What the quantized model loses beside the entries, in one sentence."""
         low, high = numbers.nats(self.kernels.low), numbers.nats(self.kernels.high)
-        told = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
+        whole = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
         if not math.isfinite(self.kernels.high - self.kernels.low):
-            return f"{told}: too few documents to tell what other kernels add."
+            return f"{whole}: too few documents to know what other kernels add."
         if self.kernels.low <= 0 <= self.kernels.high:
-            return f"{told}: other kernels add nothing that shows ({low} to {high})."
+            return f"{whole}: other kernels add nothing that shows ({low} to {high})."
         return (
-            f"{told}: other kernels, and what could not be compared, add {numbers.nats(self.kernels.mean)} ({low} to "
+            f"{whole}: other kernels, and what could not be compared, add {numbers.nats(self.kernels.mean)} ({low} to "
             f"{high}) to what the entries lose."
         )
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """All that is to be said beside the entries."""
-        told = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
+        sentences = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
         if self.kernels.mean > self.model_kl.mean / 2:
-            told.insert(0, told.pop(2))
+            sentences.insert(0, sentences.pop(2))
         made_up = {entry.name for entry in self.entries if entry.kl > _MADE_UP * self.total.mean}
         damaged = {name: what for name, what in self.damaged.items() if name not in made_up}
-        return (*doubt(damaged, {name: n for name, n in self.beyond_rounding.items() if name not in made_up}), *told)
+        return (*doubt(damaged, {name: n for name, n in self.beyond_rounding.items() if name not in made_up}), *sentences)
 
     @property
     def certainty(self) -> str:
@@ -158,7 +158,7 @@ class LossMap:
         documents = counted(self.num_documents, "document")
         return (
             f"Of the {wanted} largest {self.num_certain} are certain (95 %) after {documents}, which are all: more "
-            "would tell the others."
+            "would decide the others."
         )
 
     def to_json(self) -> str:
@@ -228,18 +228,18 @@ def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]
 def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
     """What is not the float model's, and whether the numbers of the other weights are farther off than rounding puts
     them; `shares` by weight. At most a sentence each."""
-    told = []
+    sentences = []
     if damaged:
         (name, what), *others = damaged.items()
         more = f", and {counted(len(others), 'other')}" if others else ""
-        told.append(f"Damaged: '{name}' {what}{more}.")
+        sentences.append(f"Damaged: '{name}' {what}{more}.")
     rest = {name: share for name, share in shares.items() if name not in damaged}
     mean = sum(rest.values()) / max(1, len(rest))
     if mean > DOUBTED:
         worst = max(rest, key=rest.__getitem__)
-        told.append(
+        sentences.append(
             f"{100 * mean:.0f} % of the numbers, and {100 * rest[worst]:.0f} % of those of '{worst}', lie farther from "
             "the float model's than rounding to blocks puts any: it is of another checkpoint, or weights were changed "
             "before they were rounded (AWQ, GPTQ)."
         )
-    return told
+    return sentences

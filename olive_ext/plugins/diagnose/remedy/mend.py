@@ -84,13 +84,13 @@ def _mended(config: MendingConfig, output: Path, progress: bool) -> Bill:
         refuse_inside(location.model, output)
         own_size = size_on_disk(location.with_whole_experts().model.files)
         given = f"'{'at_most' if config.like is None else 'like'}' = {numbers.size(size or 0)}"
-        told = f"{given}: the quantized model itself takes {numbers.size(own_size)}"
+        problem = f"{given}: the quantized model itself takes {numbers.size(own_size)}"
         if size is not None and own_size > size and not location.tables:
-            raise ConfigError(told)
+            raise ConfigError(problem)
         with location.measuring() as material:
             mender = Mender(config.most_kl, size, location, material, config.unfinished / "drafts", progress)
             if size is not None and (least := mender.least) > size:
-                raise ConfigError(f"{told}, and {numbers.size(least)} with its table and its head as one")
+                raise ConfigError(f"{problem}, and {numbers.size(least)} with its table and its head as one")
             draft, bill = mender.run()
             write_texts({draft / name: text for name, text in bill_texts(bill).items()}, draft, "the bill")
             moved(draft, output)
@@ -120,11 +120,11 @@ class Mender:
         by_target = {target: losses[target.name] for target in location.targets}
         self.menu = Menu.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
 
-        def told(package: Package) -> None:
+        def announce(package: Package) -> None:
             if progress:
                 say(f"writing {numbers.size(package.num_bytes)} to {folder}")
 
-        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, told)
+        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, announce)
         self._measure_tables()
         self.search = Search(self.menu, self.drafts, self.own_size, self.choosing, self._goal)
 
@@ -134,7 +134,7 @@ class Mender:
         return self.own_size + self.menu.num_bytes(self.menu.least) - self.menu.num_bytes(self.menu.unchanged)
 
     def _measure_tables(self) -> None:
-        """Measures what a head loses with its table in its precision: nothing tells it beforehand."""
+        """Measures what a head loses with its table in its precision: nothing predicts it."""
         for number in range(len(self.menu.targets)):
             for choice, one in enumerate(self.menu.of_target(number)):
                 if one.together is not None and not one.is_measured:
@@ -494,11 +494,11 @@ class Drafts:
         menu: Menu,
         material: Material,
         folder: Path,
-        told: Callable[[Package], None],
+        announce: Callable[[Package], None],
     ) -> None:
-        """`sources` by part of the package; `told` is given each package before it is written."""
+        """`sources` by part of the package; `announce` is given each package before it is written."""
         self._model, self._sources, self._menu, self._material = model, sources, menu, material
-        self._folder, self._told = folder, told
+        self._folder, self._announce = folder, announce
         self._measurements = Measurements(material.variants, material.documents, material.journal)
         self._beside = size_on_disk(model.files) - mended(model, sources, {}).graph_bytes
         self._places: dict[Answer, Path] = {}
@@ -511,7 +511,7 @@ class Drafts:
         return mended(self._model, self._sources, chosen)
 
     def num_bytes(self, answer: Answer) -> int:
-        """Of graph and weights, at most."""
+        """The bytes of graph and weights, at most."""
         return self._beside + self.package(answer).graph_bytes
 
     def place(self, answer: Answer) -> Path:
@@ -520,7 +520,7 @@ class Drafts:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
             package = self.package(answer)
-            self._told(package)
+            self._announce(package)
             self._places = {answer: self._folder / str(len(list(self._folder.glob("*"))))}
             package.write(self._places[answer])
         return self._places[answer]

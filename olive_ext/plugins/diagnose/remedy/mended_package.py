@@ -46,12 +46,12 @@ class Package:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """The bytes of all files."""
         return self.graph_bytes + sum(path.stat().st_size for path in self.others)
 
     @property
     def graph_bytes(self) -> int:
-        """Of graphs and weights."""
+        """The bytes of graphs and weights."""
         return sum(graph.num_bytes for graph in self.graphs) + sum(path.stat().st_size for path in self.kept)
 
     def write(self, output: Path) -> None:

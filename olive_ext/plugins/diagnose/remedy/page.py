@@ -18,7 +18,7 @@ from olive_ext.report.report import plain, to_json
 from olive_ext.report.report_files import write_texts
 
 _TEMPLATES = Path(__file__).with_name("templates")
-"""Beside those of report.html, whose style sheet is shared."""
+"""The page's templates, beside those of report.html, whose style sheet is shared."""
 
 _TONES: dict[bills.Verdict, str] = {"kept": "fine", "not kept": "loss", "not decided": "doubt", "none": ""}
 """The style of a verdict."""
@@ -84,7 +84,7 @@ def bill_page(bill: Bill) -> str:
 
 
 def _shade(entry: Entry, largest: float) -> int:
-    """Per cent, over three powers of ten below the largest loss: one hue, so that lightness alone tells."""
+    """Per cent, over three powers of ten below the largest loss: one hue, so that lightness alone shows it."""
     if entry.kl <= 0 or largest <= 0:
         return 0
     return round(MOST_SHADE * max(0.0, 1 + math.log10(entry.kl / largest) / 3))

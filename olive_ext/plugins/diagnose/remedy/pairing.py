@@ -124,7 +124,7 @@ class Pairing:
     """Constants, and weights, that are farther from the float graph's than any rounding, and how."""
 
     shares: dict[str, float] = field(default_factory=dict)
-    """Of weights the share of their numbers beyond rounding (`Distance`)."""
+    """The share of each weight's numbers beyond rounding (`Distance`)."""
 
     def add(self, other: Pairing, part: str) -> None:
         """Takes what cannot be paired, and what is damaged, of another part of the package."""

@@ -24,7 +24,7 @@ class Precision:
     """How the numbers of a weight are stored: floating point as in the rest of the graph, or integers in blocks."""
 
     bits: int = 0
-    """Of the integers; 0 for floating point."""
+    """The bits of the integers; 0 for floating point."""
 
     block_size: int = 0
 

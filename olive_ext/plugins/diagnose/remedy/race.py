@@ -62,9 +62,9 @@ class Race:
         """Measures until the `num_largest` largest quantities are certain, or every document is measured; the numbers
         of those that are certain to be among them.
 
-        What is called certain is wrong in at most 5 % of races. A quantity that is not among the largest could be
-        called so, or one that is be given up, only where one of those not among the largest was found larger than one
-        that is: the chance is divided by the number of such pairs and of looks (Bonferroni).
+        What is called certain is wrong in at most 5 % of races. A mistake calls a quantity certain that is none of the
+        largest, or gives up one that is. It needs one that is not among the largest to be measured larger than one that
+        is, so the chance is divided by the number of such pairs and of looks (Bonferroni).
         """
         looks = self._looks()
         contested = list(range(len(self._counts_Q)))

@@ -121,7 +121,7 @@ class Site:
 
     node: str
     index: int
-    """Of the input; `OUTPUT` for the output."""
+    """The index of the input; `OUTPUT` for the output."""
 
     weight: str = ""
     """The constant that the node multiplies by; empty for another node."""
@@ -223,7 +223,7 @@ class Switches:
     def __init__(self, roundings: Sequence[Rounding]) -> None:
         self._roundings = roundings
         self.missing: list[Rounding] = []
-        """Those of which the graph that was edited last has not every site."""
+        """The roundings that lack a site in the graph that was edited last."""
 
     def edit(self, model: onnx.ModelProto) -> None:
         """Puts all roundings into a graph, in place, each with its switch as a constant that is off."""

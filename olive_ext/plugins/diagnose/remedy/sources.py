@@ -46,11 +46,11 @@ class Sources:
 
     @classmethod
     def of(cls, reference: Path, model: Path) -> Sources:
-        """Of the graphs in two files."""
+        """The sources of the graphs in two files."""
         return cls(*(GraphWeights(load_graph(file), file) for file in (reference, model)))
 
     def error(self, target: Target) -> float:
-        """Of all numbers of a target: root mean square of the difference over that of the float ones."""
+        """The error of a target's numbers: root mean square of the difference over that of the float ones."""
         lost = whole = 0.0
         for own, use in zip(target.floats, target.quantized, strict=True):
             numbers = np.asarray(self.floats.matrix(own), np.float32)

@@ -126,7 +126,7 @@ class Variants:
         return deciding_facts(self._plain.session)
 
     def share(self, targets: Collection[AnyTarget]) -> float:
-        """Of a pass what a variant of `targets` takes where what is below them is known."""
+        """The share of a pass that a variant of `targets` takes where all below them is known."""
         return self._plain.share(targets)
 
     @property
@@ -136,7 +136,7 @@ class Variants:
         return sum(tokens for tokens, _ in fed), sum(tokens * share for tokens, share in fed)
 
     def computed_share(self, since: tuple[int, float]) -> float:
-        """Of the work since then the share that was computed; 1 where there was none."""
+        """The share of the work since then that was computed; 1 where there was none."""
         (fed, computed), (fed_before, computed_before) = self.work, since
         return (computed - computed_before) / (fed - fed_before) if fed > fed_before else 1.0
 
@@ -178,10 +178,10 @@ class Material:
     variants: Variants
     documents: Sequence[Document]
     tasks: Sequence[str]
-    """Of each document."""
+    """The task of each document."""
 
     positions: npt.NDArray[np.int64]
-    """Of each document [N]."""
+    """The positions of each document [N]."""
 
     journal: Journal | None
 

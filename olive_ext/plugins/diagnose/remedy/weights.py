@@ -113,7 +113,7 @@ class GraphWeights(Constants):
                 if use is None:
                     continue
                 if (node.name, part) in named:
-                    raise ModelError(f"two nodes are called '{use.name}': weights are told apart by their nodes' names")
+                    raise ModelError(f"two nodes are called '{use.name}': weights are known by their nodes' names")
                 named.add((node.name, part))
                 free = self._free(use.name)
                 self.uses[free] = replace(use, name=free)

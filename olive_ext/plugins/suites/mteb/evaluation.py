@@ -95,7 +95,7 @@ def evaluate_tasks(model: ResolvedModel, reference: ResolvedModel | None, settin
 
 
 def agreement(own: Mapping[Any, Array], other: Mapping[Any, Array]) -> Agreement:
-    """Of the texts that both have, by (prompt, text). Raises `ConfigError` where sizes differ or no text is common."""
+    """The agreement on texts that both have, by (prompt, text). `ConfigError` for other sizes or no common text."""
     keys = [key for key in own if key in other]
     if not keys or len(own[keys[0]]) != len(other[keys[0]]):
         raise ConfigError("'reference': its embeddings have another size, or other prompts, than the model's")

@@ -66,7 +66,7 @@ class OrtEncoder:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """Nothing is told of the model."""
+        """Nothing is reported of the model."""
         return ModelMeta.create_empty()
 
 
@@ -87,7 +87,7 @@ class OrtCrossEncoder:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """Nothing is told of the model."""
+        """Nothing is reported of the model."""
         return ModelMeta.create_empty()
 
 
@@ -140,7 +140,7 @@ def keep_pairs(tasks: Sequence[Any]) -> dict[str, list[tuple[Array, Array]]]:
 
 def run_tasks(model: Any, tasks: Sequence[Any], settings: EmbeddingSettings) -> dict[str, dict[str, float]]:
     """For each task its "main_score", and that of each split and subset under `<split>_<subset>`: what Olive 0.13's
-    evaluator tells, by the same road through mteb."""
+    evaluator reports, by the same road through mteb."""
     given = {"eval_splits": settings.eval_splits, "eval_subsets": settings.eval_subsets}
     folder = None if settings.output_folder is None else str(settings.output_folder)
     options: dict[str, Any] = {name: value for name, value in given.items() if value}

@@ -34,7 +34,7 @@ class SentenceFiles:
 
 
 def read_sentence_files(folders: tuple[Path, ...]) -> SentenceFiles:
-    """Those of the first of `folders` that has modules.json. Raises `ModelError` for layers besides pooling,
+    """The files of the first of `folders` that has modules.json. Raises `ModelError` for layers besides pooling,
     normalization and the scores of two answers, and for poolings of other kinds."""
     folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
     if folder is None:

@@ -58,8 +58,8 @@ class FeatureGraph:
         self._has_buckets = has_mask and wants_few_shapes(settings.engine, model.providers)
         known = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
         if "input_ids" not in self._inputs or (strange := sorted(self._inputs.keys() - known)):
-            told = listed(strange) if "input_ids" in self._inputs else "no 'input_ids'"
-            raise ModelError(f"'{files.decoder}' is no encoder of texts: its inputs have {told}")
+            problem = listed(strange) if "input_ids" in self._inputs else "no 'input_ids'"
+            raise ModelError(f"'{files.decoder}' is no encoder of texts: its inputs have {problem}")
         outputs = {one.name: len(one.shape) for one in self._session.get_outputs()}
         self.pooled_output = next((name for name in _POOLED if outputs.get(name) == 2), None)
         """The output of embeddings of whole texts, where the graph has one."""
@@ -68,7 +68,7 @@ class FeatureGraph:
         states = [name for name in _STATES if name in states] or states
         if len(states) > 1 and states[0] not in _STATES:
             raise ModelError(
-                f"'{files.decoder}' returns {listed(states)}: which are last is not told, name one 'last_hidden_state'"
+                f"'{files.decoder}' returns {listed(states)}: which are last is unclear, name one 'last_hidden_state'"
             )
         scores = [name for name, rank in outputs.items() if name == "logits" and rank == 2]
         if not (states or scores or self.pooled_output):

@@ -42,7 +42,7 @@ class YesNoReranker:
         found = read_sentence_files((files.directory, files.decoder.parent, Path(files.tokenizer)))
         prompts = found.prompts if settings.prompts is None else settings.prompts
         self.instruction = prompts.get("query") or _INSTRUCTION
-        """Of the pairs that come without one of their own."""
+        """The instruction of pairs that come without one."""
 
         self._session = open_model(model)
         self._hf = self._session.tokenizer.hf

@@ -258,7 +258,7 @@ def test_quantized_model_is_not_charged_to_the_conversion() -> None:
     package = export("llama-genai-0.14-int4")
     found = held(package.path, package.hf)
     assert (found.quantized_by, found.state_difference, found.omission) == ("MatMulNBits", None, None)
-    assert "quantization and conversion cannot be told apart without the float model" in found.sentence()
+    assert "quantization and conversion cannot be separated without the float model" in found.sentence()
 
 
 def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
