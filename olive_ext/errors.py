@@ -280,7 +280,7 @@ def all_in_one(problems: Sequence[OliveExtError]) -> ConfigError:
 
 def shown(value: object, width: int = 120) -> str:
     """The value as Python writes it, at most `width` characters, for an error's message."""
-    text = repr(str(value) if isinstance(value, Path) else value)
+    text = " ".join(map(str.strip, repr(str(value) if isinstance(value, Path) else value).splitlines()))
     return text if len(text) <= width else text[: width - 4] + " ..."
 
 

@@ -4,7 +4,7 @@ the child. Knows no framework, and not what the messages mean.
 A child imports from where this process does, and nothing from the working directory, which may be a model's folder
 with a numpy.py in it. Python puts the working directory first on the path of what -c and -m start. Python 3.10 lacks
 the switch against that (-P), and -I would drop a user's PYTHONPATH as well: the first words of the program replace the
-path, before it imports anything. Behind -m that is too late: Python has imported runpy.
+path, before it imports anything. After -m that is too late: Python has imported runpy.
 
 Parent and child exchange pickled messages through the child's standard input and output. What the child prints goes to
 its standard error. The child beats every second, which tells the parent how far it is; it ends when the parent does.
@@ -44,7 +44,7 @@ def import_path() -> list[str]:
 
 
 def python_command(program: str, *arguments: str) -> list[str]:
-    """The command line that runs the text `program` with `arguments` behind sys.argv[0]."""
+    """The command line that runs the text `program` with `arguments` after sys.argv[0]."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {import_path()!a}; {program}", *arguments]
 
 

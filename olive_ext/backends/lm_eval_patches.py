@@ -52,7 +52,7 @@ def sandboxed_templates() -> Iterator[None]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
-    behind it."""
+    after it."""
     own, is_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:

@@ -55,7 +55,7 @@ class GeneratedText(str):
 
 
 class _Filtered:
-    """What a task scores of a document behind a filter, with each of its answers behind that; none where the filter
+    """What a task scores of a document after a filter, with each of its answers after that; none where the filter
     chooses among them."""
 
     answers: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def _counting(kind: Any, *, thinks: bool) -> Any:
 
 
 def _note_answers(ensemble: Any, instances: Sequence[Instance], *, has_lengths: bool) -> None:
-    """Has what a task scores behind a filter hold all answers behind it, and their lengths."""
+    """Has what a task scores after a filter hold all answers after it, and their lengths."""
     made = [filter() for filter in ensemble.filters]
     alone = [] if any(isinstance(one, _TOGETHER) for one in made) else list(_alone(made, instances))
     for place, instance in enumerate(instances):

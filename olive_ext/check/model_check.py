@@ -88,7 +88,7 @@ class Findings:
 
     @contextmanager
     def noting_problems(self) -> Iterator[None]:
-        """A user's error in the block becomes a problem, and the check goes on behind it."""
+        """A user's error in the block becomes a problem, and the check goes on after it."""
         try:
             yield
         except OliveExtError as error:
@@ -100,7 +100,7 @@ class Findings:
         self.errors += [error.inside(where, where) for error in other.errors]
 
     def text(self) -> str:
-        """The sections for a terminal: names in a column, reasons behind the values."""
+        """The sections for a terminal: names in a column, reasons after the values."""
         return "\n".join(str(section) for section in self.sections if section.facts)
 
 

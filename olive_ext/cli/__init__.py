@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Function] | N
     """
     try:
         from olive_ext.cli.exit_status import run
-    except KeyboardInterrupt:  # all that takes longer to import is imported behind `run`
+    except KeyboardInterrupt:  # all that takes longer to import is imported after `run`
         import sys
 
         sys.stderr.write("olive-ext: interrupted\n")

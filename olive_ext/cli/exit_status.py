@@ -247,7 +247,7 @@ _ERRORS = "olive_ext_plain"
 
 def open_streams() -> None:
     """Opens to nothing what was closed: the next file that is opened would take its number, and what libraries print.
-    Letters that the terminal does not have are replaced, not an error behind hours of work."""
+    Letters that the terminal does not have are replaced, not an error after hours of work."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -25,7 +25,7 @@ class Option:
     """`form` decides how the text becomes the value of `key`.
 
     value: unchanged; names: several, each a word; commas: one word, A,B; pairs: NAME=VALUE, repeated; flag: true;
-    optional: true, or the word behind it; arguments: k=v,k=v; place: as that, for a reference that is the same model.
+    optional: true, or the word after it; arguments: k=v,k=v; place: as that, for a reference that is the same model.
     """
 
     flag: str

@@ -136,7 +136,7 @@ def build_parser() -> _Parser:
 
 
 def parse(argv: list[str]) -> Namespace:
-    """The arguments; raises `ConfigError`, and SystemExit behind a help text. Olive reads those of `run`, too."""
+    """The arguments; raises `ConfigError`, and SystemExit after a help text. Olive reads those of `run`, too."""
     parser = build_parser()
     parser.passes_on = argv[:1] == ["run"]
     arguments: Namespace = parser.parse_known_args(argv, Namespace(passed_on=argv[1:]))[0]

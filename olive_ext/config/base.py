@@ -145,7 +145,7 @@ def _problem(model: type[BaseModel], item: dict[str, Any], where: str, values: M
         return ConfigError("give a mapping", key, item["input"])
     value: Any = values
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else item["input"]
+        value = value.get(name, item["input"]) if isinstance(value, Mapping) else item["input"]
     told = message if item["type"] == UNCLEAR_PATH else f"give {accepts(owner.model_fields[names[-1]])}"
     return ConfigError(told, key, value)
 

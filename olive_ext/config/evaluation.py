@@ -56,7 +56,7 @@ class JudgedSettings(Strict):
     """Bounds that an evaluation in a workflow is held against."""
 
     require: list[Bound] = Field(default_factory=list)
-    """Bounds on metrics; a broken one fails the workflow, behind the report and the model, which are kept. The pass
+    """Bounds on metrics; a broken one fails the workflow, after the report and the model, which are kept. The pass
     judges the model that it measures. The evaluator judges output models, and the input model where there are no
     passes. In a search a candidate that breaks a bound is out."""
 

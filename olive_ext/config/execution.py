@@ -54,7 +54,7 @@ class EngineConfig(Strict):
     `strict_shapes` of a model all of whose pictures have more."""
 
     scoring: Annotated[Literal["auto", "tree", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
-    """How texts that are scored share a step. "tree" makes tree batches on the CPU: many texts behind their common
+    """How texts that are scored share a step. "tree" makes tree batches on the CPU: many texts after their common
     prefix in one step. "packed" fills steps with the tokens of many texts and prompts on CUDA and WebGPU, where
     attention over a paged cache takes the place of the graph's. "rows" computes one text after the other; "answers",
     too, but those that add only a few tokens to what is resident (the answers to one question) share steps of one token
@@ -89,7 +89,7 @@ class EngineConfig(Strict):
     transformers run, nor where steps are padded to shape buckets (`shapes`; `graph_capture` but for packed steps)."""
 
     graph: Annotated[Literal["scoring_head", "untouched"], BeforeValidator(word)] = "scoring_head"
-    """"scoring_head" opens the graph with the scored rows gathered behind the last attention, or else before the LM
+    """"scoring_head" opens the graph with the scored rows gathered after the last attention, or else before the LM
     head, and the log-probabilities computed on the device. "untouched" opens the file as it is and computes them in a
     second graph on the device; only KV caches that drop old positions (sliding_window_cache) are given their full
     length, and a total length that is the first row's becomes that of all rows, in both."""

@@ -41,7 +41,7 @@ AT_HAND = "auto"
 SAME_MODEL = "same_model"
 """Stands for the evaluated model itself, run in another place: on another provider, by another engine."""
 
-NEEDS_ONNX = "a loss is located in a quantized ONNX model: put the pass behind one that makes it"
+NEEDS_ONNX = "a loss is located in a quantized ONNX model: put the pass after one that makes it"
 
 RECORDS_SUFFIX = ".records"
 """Ends the name of a file with a reference's records."""

@@ -322,7 +322,7 @@ class StepLoop:
         self._scheduler.add(plan.sequences)
 
     def advance(self) -> list[PendingAnswer]:
-        """Takes in one step, behind which the next begins where it is known; the answers that are now complete."""
+        """Takes in one step, after which the next begins where it is known; the answers that are now complete."""
         scheduler = self._scheduler
         if not scheduler.is_planned:
             scheduler.schedule()
@@ -333,7 +333,7 @@ class StepLoop:
         try:
             output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
         except MemoryShortageError as error:
-            self.settle()  # behind a step that failed none has run: the overlapped one is run again
+            self.settle()  # after a step that failed none has run: the overlapped one is run again
             output = self._in_halves(scheduler.present, error)
         return scheduler.update(output)
 

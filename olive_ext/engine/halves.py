@@ -1,5 +1,5 @@
 """A step for which memory does not suffice, as two. The scores of a step come in the order of its rows, so the outputs
-of the two parts one behind the other are the step's. Knows no runner.
+of the two parts one after the other are the step's. Knows no runner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from olive_ext.media.items import border, chunk_end
 
 
 def halve(step: Step, *, splits_rows: bool = True) -> tuple[Step, Step] | None:
-    """Two steps that do what `step` does, behind its copies and moves; None where it cannot be split."""
+    """Two steps that do what `step` does, after its copies and moves; None where it cannot be split."""
     if step.first_cell is None and len(step.rows) > 1:
         return _cut(step, len(step.rows) // 2, 0) if splits_rows else None
     half = step.num_tokens // 2

@@ -57,7 +57,7 @@ class Beams:
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Behind `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
+    """After `num_tokens` generated tokens without an end of the reasoning, those of `marker` come next, whatever the
     model finds."""
 
     num_tokens: int
@@ -78,7 +78,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens to be generated behind a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
+    """Tokens to be generated after a request's own: at most `max_new_tokens`, ending on one of `stop_ids`.
 
     `is_finished`, where given, sees all tokens generated so far after each one and ends the sequence with True; with
     `beams` each sequence has a copy of its own.
@@ -112,7 +112,7 @@ def source_key(source: Source | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """`tokens`, of which the last `num_targets` are scored, and what to generate behind them (nothing when None).
+    """`tokens`, of which the last `num_targets` are scored, and what to generate after them (nothing when None).
 
     `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which of the tokens
     are placeholders of pictures and sounds.
@@ -209,7 +209,7 @@ KeyedResult = tuple[Any, Result | Lost]
 
 
 def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Compared | None:
-    """The compared fields of all requests' targets, one request behind the other; None without a reference."""
+    """The compared fields of all requests' targets, one request after the other; None without a reference."""
     parts = [result.notes for result in results if result.notes is not None and result.notes.dtype == COMPARED]
     if len(parts) < len(requests) or not parts:
         return None

@@ -51,7 +51,7 @@ SHARED_PREFIX = -1
 """The slot of a tree batch's rows: the shared-prefix cache."""
 
 FIRST_CELL = 1
-"""Cell 0 of the shared-prefix cache is never seen: behind no past at all, GroupQueryAttention counts positions by
+"""Cell 0 of the shared-prefix cache is never seen: without a past, GroupQueryAttention counts positions by
 itself."""
 
 
@@ -64,7 +64,7 @@ class Move:
 
 
 class Row(NamedTuple):
-    """`tokens` are fed behind the `past` positions resident in `slot`."""
+    """`tokens` are fed after the `past` positions resident in `slot`."""
 
     slot: int
     past: int
@@ -118,7 +118,7 @@ class Columns(NamedTuple):
     """Offset of each row's first token among all tokens of the step."""
 
     tokens_N: IntArray
-    """Of all rows, one row behind the other."""
+    """Of all rows, one row after the other."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Columns:
@@ -184,7 +184,7 @@ class Step:
     """For a tree batch the cell of the first row's first token; the other tokens follow it. None for other steps."""
 
     width: int | None = None
-    """Positions that masks and caches have where these are more than the rows': what is behind the rows is masked."""
+    """Positions that masks and caches have where these are more than the rows': what lies beyond the rows is masked."""
 
     follows: tuple[int, ...] = ()
     """For each row the logits row of the step before whose greedy token it is fed with, in place of its one token; -1
@@ -269,7 +269,7 @@ class StepOutput:
 
 def visible_cells(rows: Sequence[Row], first_cell: int, window: int | None) -> npt.NDArray[np.bool_]:
     """[1, 1, S, T], S tokens of a tree batch and T cells: a token sees the cells of its own row and of the row's past,
-    within the window. Cells behind the token itself count as seen: attention hides those."""
+    within the window. Cells after the token itself count as seen: attention hides those."""
     num_tokens = sum(len(row.tokens) for row in rows)
     visible_ST = np.zeros((num_tokens, first_cell + num_tokens), np.bool_)
     positions_T = np.arange(first_cell + num_tokens) - FIRST_CELL

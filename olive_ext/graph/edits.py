@@ -183,7 +183,7 @@ def clips_as_max(graph: onnx.GraphProto) -> None:
 
 
 def pad_rows(model: ModelProto, places: str, outputs: Sequence[str]) -> None:
-    """Makes an encoder's `outputs` [rows, size] to [1, places, size], with zeros behind the rows, and adds the output
+    """Makes an encoder's `outputs` [rows, size] to [1, places, size], with zeros after the rows, and adds the output
     `NUM_ROWS`. There are as many places as the first two axes of the input `places` have."""
     graph = model.graph
     writer = NodeWriter(graph, default_opset(model), "padded_rows")

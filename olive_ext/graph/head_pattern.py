@@ -82,7 +82,7 @@ class Walk:
         self.check_product(node)
         hidden_size, width = self.sizes(node)
         if any(other.op_type in LAYOUT for other in nodes) and (width is None or width != vocab_size):
-            raise NotUnderstood("a reshape behind the product may mix rows: the vocabulary size is unknown")
+            raise NotUnderstood("a reshape after the product may mix rows: the vocabulary size is unknown")
         nodes.append(node)
         rows = self._above_quantization(node.input[0], nodes)
         is_flat = node.op_type in _TWO_D

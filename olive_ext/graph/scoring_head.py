@@ -89,7 +89,7 @@ def add_scoring_head(
 ) -> ScoringGraph:
     """A copy of `model` with the head in place of the output `logits_name` [B, S, V]; its other outputs stay.
 
-    Rows are picked behind the last attention, or where that cannot be done, before the product with the vocabulary, or
+    Rows are picked after the last attention, or where that cannot be done, before the product with the vocabulary, or
     from the logits. `keeps_layers` is a reason for which all layers must run on all rows; empty where there is none.
     Raises ModelError when the output is missing, is pruned, or a name of the head is taken.
     """
@@ -233,14 +233,14 @@ def _late_rows(walk: Walk, head: HeadPattern, logits_name: str, keeps_layers: st
 def _describe(head: HeadPattern, late: LateRows | str) -> str:
     if isinstance(late, str):
         return f"rows are picked before {head.product}, which computes the logits, and not further up: {late}"
-    where = f"behind the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
+    where = f"after the last {' and '.join(late.last_mixing) or 'operator that mixes positions'}"
     number = len(late.products)
     products = "product runs" if number == 1 else "products run"
     return f"rows are picked {where}: besides the head's {head.product}, {number} {products} on scored rows only"
 
 
 def _head_of_rows(writer: NodeWriter, picker: RowPicker, head: HeadPattern, late: LateRows | str) -> str:
-    """Adds the head's nodes once more, over the picked rows, behind those of `late`; returns the logits' name. The
+    """Adds the head's nodes once more, over the picked rows, after those of `late`; returns the logits' name. The
     head's reshapes are left out: `_score` adds the last one."""
     if isinstance(late, str):
         renames = {head.rows: picker.pick(head.rows, head.hidden_size, is_flat=head.is_flat)}
@@ -309,7 +309,7 @@ class RowWise:
         self._key = key
 
     def is_rows(self, value: str) -> bool:
-        """Whether `value` is known to have the positions on its leading axes, and one axis behind them."""
+        """Whether `value` is known to have the positions on its leading axes, and one axis after them."""
         shape = self._of.get(value)
         if shape is None or value in self._walk.constants or len(shape) not in (2, 3):
             return False

@@ -48,7 +48,7 @@ def _parts_of(graph: NewGraph, index: str, parts: int) -> str:
 def _gathered(
     graph: NewGraph, value: str, tensor: RowTensor, rows: str, output: str = "", within: Sequence[str] = ()
 ) -> str:
-    """Rows of `value`, and where it has positions those that `within` names behind their number: by one Gather of equal
+    """Rows of `value`, and where it has positions those that `within` names after their number: by one Gather of equal
     parts of a position, none of more than `MOST_BYTES`."""
     axis = tensor.shape.index(None) if None in tensor.shape else -1
     *before, size = (prod(filter(None, sizes)) for sizes in (tensor.shape[: max(0, axis)], tensor.shape[axis + 1 :]))
@@ -67,7 +67,7 @@ def _gathered(
 
 
 def stack_graph(tensors: Sequence[RowTensor], num_parts: int, *, is_whole: bool = False) -> bytes:
-    """`y<i>` = rows of the tensors `x<i>_<part>` behind each other: of each part `rows_<part>`[K], and of these
+    """`y<i>` = rows of the tensors `x<i>_<part>` one after the other: of each part `rows_<part>`[K], and of these
     `positions_<part>`[L]; all of them as they are where the parts are whole. All tensors have as many positions."""
     graph, within = NewGraph("stack"), dict[str, list[str]]()
     names = [f"_{part}" for part in range(num_parts)]
@@ -167,14 +167,14 @@ def join_graph(elem_type: int) -> bytes:
 
 
 def put_rows_graph(elem_type: int, size: int) -> bytes:
-    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] behind it, H = `size`."""
+    """`y` [N,H] = the rows `rows` [N] of `a` [N,H] with `b` [P,H] after it, H = `size`."""
     graph = NewGraph("put")
     both = [graph.input(name, elem_type, [f"N{name}", size]) for name in "ab"]
     return _picked(graph, graph.add("Concat", both, axis=0), RowTensor(elem_type, (size,)))
 
 
 def fold_graph(elem_type: int, rank: int) -> bytes:
-    """`y` [B,S,...] = the first `count`[1] tokens of `x` [1,N,...], `rows`[2] of as many one behind the other."""
+    """`y` [B,S,...] = the first `count`[1] tokens of `x` [1,N,...], `rows`[2] of as many one after the other."""
     graph, axes = NewGraph("fold"), [f"A{axis}" for axis in range(2, rank)]
     x, rows = graph.input("x", elem_type, [1, "N", *axes]), graph.input("rows", _INT64, [2])
     first = graph.add("Slice", [x, graph.integers([0]), graph.input("count", _INT64, [1]), graph.integers([1])])
@@ -202,7 +202,7 @@ def candidates_graph(vocab_size: int | None) -> bytes:
 
 
 def attention_graph(elem_type: int, num_heads: int, head_size: int) -> bytes:
-    """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] behind a past [1, H, P, D], to `attended` of the
+    """GroupQueryAttention over `query`, `key`, `value` [1, S, H*D] after a past [1, H, P, D], to `attended` of the
     shape of `query`. `seqlens_k` int32[1] is the total length less one."""
     graph = NewGraph("attention")
     tokens: list[str | int] = [1, "S", num_heads * head_size]

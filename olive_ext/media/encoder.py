@@ -258,11 +258,11 @@ class MediaEncoder:
         self._graphs = graphs
         self._shapes = EncoderShapes(spec, is_bucketed=graphs.is_bucketed)
         self._batches = EncoderBatches(spec, max_rows, is_bucketed=graphs.is_bucketed)
-        self._small = SmallGraphs(graphs, f"behind the {spec.modality.value} encoder")
+        self._small = SmallGraphs(graphs, f"after the {spec.modality.value} encoder")
         self._early: set[str] = set()
 
     def bind(self, binding: ort.IOBinding, items: Sequence[MediaItem], num_rows: int | None) -> None:
-        """Binds the features of `items`, one behind the other, as the embedding graph's inputs; none for text. Zeros
+        """Binds the features of `items`, one after the other, as the embedding graph's inputs; none for text. Zeros
         fill them up to `num_rows` where that is given: a step's shape is then that of its tokens."""
         encoded = [self.features(item) for item in items]
         for number, tensor in enumerate(self.spec.features):
@@ -454,7 +454,7 @@ class Embedding:
         self._encoders = {encoder.spec.modality: encoder for encoder in encoders}
         taken = {tensor for encoder in encoders for tensor in encoder.spec.features}
         self._unused = [tensor for tensor in spec.features if tensor not in taken]
-        self._small = SmallGraphs(graphs, "behind the embedding graph")
+        self._small = SmallGraphs(graphs, "after the embedding graph")
 
     def check(self, media: Media) -> None:
         """Raises `OliveExtError` for items that there is no encoder of."""
@@ -512,7 +512,7 @@ class Embedding:
         return self._small.run(fold_graph, form, {"x": value}, rows=shape, count=[prod(shape)])
 
     def warm_up(self, items: Sequence[MediaItem], most: int) -> None:
-        """Runs each encoder on its `items`, and all graphs behind them for steps of up to `most` tokens."""
+        """Runs each encoder on its `items`, and all graphs after them for steps of up to `most` tokens."""
         sizes = token_buckets(most - 1)
         for modality, encoder in self._encoders.items():
             encoder.warm_up([item for item in items if item.modality is modality], sizes)

@@ -172,12 +172,12 @@ def fitted(tensor: TensorSpec, arrays: Mapping[str, Array], spec: MediaEncoderSp
 
 
 def joined(items: Sequence[Arrays]) -> Arrays:
-    """Arrays of several items, one behind the other on axis 0, each filled up by zeros to the longest: [sum, ...]."""
+    """Arrays of several items, one after the other on axis 0, each filled up by zeros to the longest: [sum, ...]."""
     return items[0] if len(items) == 1 else {name: filled_up([arrays[name] for arrays in items]) for name in items[0]}
 
 
 def is_padded(arrays: Arrays, other: Arrays) -> bool:
-    """Whether one of two items would be filled up beside the other: axes behind the first differ."""
+    """Whether one of two items would be filled up beside the other: axes after the first differ."""
     return any(array.shape[1:] != other[name].shape[1:] for name, array in arrays.items())
 
 
@@ -303,7 +303,7 @@ class SmallGraphs:
     """Graphs without weights from features to features, opened when they are first needed, whose runs count."""
 
     def __init__(self, graphs: ItemGraphs, where: str) -> None:
-        """`where` they are on the way of items, for errors: "behind the image encoder"."""
+        """`where` they are on the way of items, for errors: "after the image encoder"."""
         self._graphs = graphs
         self._where = where
         self._sessions: dict[tuple[object, ...], CountedSession] = {}
@@ -356,7 +356,7 @@ def pick_rows(graphs: SmallGraphs, features: ort.OrtValue, pieces: Sequence[Arra
 
 
 def join_rows(graphs: SmallGraphs, parts: Sequence[ort.OrtValue]) -> ort.OrtValue:
-    """The rows of all parts, one behind the other: [N, H]."""
+    """The rows of all parts, one after the other: [N, H]."""
     parts = list(parts)
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
@@ -367,7 +367,7 @@ def join_rows(graphs: SmallGraphs, parts: Sequence[ort.OrtValue]) -> ort.OrtValu
 
 
 def put_rows(graphs: SmallGraphs, parts: Sequence[Pieces], base: ort.OrtValue) -> ort.OrtValue:
-    """`base` [N, H] with the rows of all parts, one behind the other, in place of its first ones."""
+    """`base` [N, H] with the rows of all parts, one after the other, in place of its first ones."""
     numbers_N, begin = np.arange(base.shape()[0]), 0
     for part in parts:
         left = part.num_rows

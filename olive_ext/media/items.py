@@ -70,7 +70,7 @@ class MediaRun:
 
     @property
     def stop(self) -> int:
-        """The position behind its last placeholder."""
+        """The position after its last placeholder."""
         return self.start + self.item.num_tokens
 
 
@@ -163,7 +163,7 @@ def chunk_end(media: Media, start: int, stop: int, group: int = 1) -> int:
 
 
 def filled_up(parts: Sequence[Array]) -> Array:
-    """The parts one behind the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
+    """The parts one after the other, filled up by zeros to the longest on every other axis: [sum, ...]."""
     longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     filled = []
     for part in parts:
@@ -175,8 +175,8 @@ def filled_up(parts: Sequence[Array]) -> Array:
 def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
     """Time, height and width [3, N] of the tokens at `positions_N` of a sequence.
 
-    Tokens of text have one number for all three. An item with a grid counts from the number behind the token before it,
-    and the text behind it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
+    Tokens of text have one number for all three. An item with a grid counts from the number after the token before it,
+    and the text after it goes on from the largest of the item's numbers (Qwen2-VL, arXiv:2409.12191, section 2.1).
     """
     positions_N = np.asarray(positions_N, np.int64)
     found_3N = np.stack([positions_N] * 3)

@@ -44,7 +44,7 @@ class Encoded:
 class SourceEncoder:
     """The encoder's session, and the one that computes cross-attention KV where that is another graph's work.
 
-    What the last `num_kept` sources gave is kept, so that several targets behind one source encode it once. So is what
+    What the last `num_kept` sources gave is kept, so that several targets after one source encode it once. So is what
     the rows of the last steps take together.
     """
 
@@ -64,7 +64,7 @@ class SourceEncoder:
         self._cross = graphs.count.of(cross, "the graph of cross-attention KV") if cross is not None else None
         self._spec = spec
         self._num_kept = num_kept
-        self._small = SmallGraphs(graphs, "behind the encoder")
+        self._small = SmallGraphs(graphs, "after the encoder")
         self._stacker: Stacker | None = None
         self._sources: ItemStore[Encoded] = ItemStore(num_kept, lambda _: 1)
         self._batches: ItemStore[Encoded] = ItemStore(MOST_BATCHES, lambda _: 1)

@@ -20,7 +20,7 @@ MOST_SLOTS = 64
 """Rows that are decoded together at most. A step reads all weights once for all its rows, so that more rows cost little
 until the arithmetic takes as long as that. On a CPU: 64 answers of 32 tokens to prompts of 16 with SmolLM2-135M's
 shape take 392, 441, 481 and 551 tokens a second of one thread with 16, 31, 32 and 64 rows (fp32; int4: 659, -, 692 and
-714; behind prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
+714; after prompts of 200 positions fp32 710 with 32 and 759 with 64). On a GPU one or two hundred (its operations for
 each byte of memory). There the rows' own KV is the limit sooner: 64 slots of a thousand positions are as much to read
 as the weights of a 1B model."""
 

@@ -41,7 +41,7 @@ class ModelFiles:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     weights: tuple[Path, ...] = ()
-    """The decoder's external-data files, by location in the graph; behind them a pipeline's other graphs and theirs."""
+    """The decoder's external-data files, by location in the graph; after them a pipeline's other graphs and theirs."""
 
     pipeline: tuple[str, ...] = ()
     """Names of the graphs that only together make the decoder (genai_config.json's `model.decoder.pipeline`)."""
@@ -111,7 +111,7 @@ class SourceKind(str, Enum):
 
 @dataclass(frozen=True)
 class CrossInputs:
-    """Inputs of an encoder-decoder's decoder that are the same on every run behind one source."""
+    """Inputs of an encoder-decoder's decoder that are the same on every run after one source."""
 
     states: tuple[TensorSpec, ...] = ()
     """The encoder's hidden states [B, T, H]."""
@@ -201,7 +201,7 @@ class ItemMasks:
     """Layers of a decoder that takes token ids beside embeddings, counted by their attention."""
 
     joined: tuple[int, ...] = ()
-    """Layers in which an item's tokens see the tokens behind them."""
+    """Layers in which an item's tokens see the tokens after them."""
 
     beyond_window: tuple[int, ...] = ()
     """Layers among `joined` in which an item's tokens see further back than a token of text does."""
@@ -221,7 +221,7 @@ class StepChoices:
     """Numbers that positions may be compared with, those of windows included, ascending."""
 
     of_provider: tuple[int, ...] = ()
-    """Positions behind which the provider computes otherwise by the step."""
+    """Positions after which the provider computes otherwise by the step."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -281,7 +281,7 @@ class DecoderSpec:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Positions behind which texts are computed otherwise, ascending."""
+        """Positions after which texts are computed otherwise, ascending."""
         return () if self.choices is None else self.choices.lengths
 
     @property

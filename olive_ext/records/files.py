@@ -132,7 +132,7 @@ class GrowingFiles:
         return items
 
     def append(self, items: Mapping[str, Array]) -> None:
-        """Writes a chunk behind what is valid; it counts once the index that names it is written."""
+        """Writes a chunk after what is valid; it counts once the index that names it is written."""
         chunk: dict[str, Any] = {"counts": {}, "checksums": {}}
         for name, array in items.items():
             content = array.tobytes()
@@ -148,7 +148,7 @@ class GrowingFiles:
         self.chunks.append(chunk)
 
     def _ends(self, name: str) -> npt.NDArray[np.int64]:
-        """The number of the first item of each chunk, and behind them the number of the next one."""
+        """The number of the first item of each chunk, and after them the number of the next one."""
         return np.cumsum([0, *(chunk["counts"][name] for chunk in self.chunks)])
 
     def _valid(self, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -69,7 +69,7 @@ class Measured(NamedTuple):
 
     @property
     def margin(self) -> str:
-        """The error bar behind its sign; empty where there is none."""
+        """The error bar after its sign; empty where there is none."""
         return f"± {self.error}" if self.error else ""
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def number(value: float) -> str:
 
 
 def decimals(stderr: float | None, most: int = 4) -> int:
-    """Places behind the point that show an error bar's first two digits."""
+    """Places after the point that show an error bar's first two digits."""
     if stderr is None or not math.isfinite(stderr) or stderr <= 0:
         return most
     return min(most, max(0, 1 - math.floor(math.log10(stderr))))

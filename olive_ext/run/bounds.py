@@ -1,5 +1,5 @@
 """Metrics that a recipe names: refused before anything runs where no report will have them, and held to their bounds
-behind an evaluation. Knows no model."""
+after an evaluation. Knows no model."""
 
 from __future__ import annotations
 

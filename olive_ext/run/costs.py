@@ -48,7 +48,7 @@ def cost_metrics(
     """The metrics of the costs in `asked`.
 
     `size` gives the bytes of the model's files; `peak_memory` is the most that the process took, in bytes. Speed is in
-    tokens of the requests, given and generated, and in requests, for each of the `seconds` behind the loading: tokens
+    tokens of the requests, given and generated, and in requests, for each of the `seconds` after the loading: tokens
     that requests share and that are computed once count for each of them. A model that counts nothing has no speed.
     Requests without a finite output are counted, asked or not.
     """

@@ -178,7 +178,7 @@ def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
 
 
 def logprobs(model: ResolvedModel, texts: Sequence[tuple[int, ...]]) -> list[npt.NDArray[np.float64]]:
-    """Of each text's tokens behind the first, as this package's engine scores them."""
+    """Of each text's tokens after the first, as this package's engine scores them."""
     with open_model(model) as session:
         outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
     return [np.array(output.token_logprobs, np.float64) for output in outputs]

@@ -109,7 +109,7 @@ class LoggedTask:
         return str(line.get(OWN, {}).get("question", ""))
 
     def doc_to_choice(self, line: Mapping[str, Any]) -> list[str]:
-        """The scored continuations; of tasks with one continuation behind several contexts, the contexts' ends."""
+        """The scored continuations; of tasks with one continuation after several contexts, the contexts' ends."""
         pairs = [list(arguments.values()) for arguments in line["arguments"].values()]
         continuations = [str(pair[1]).strip() for pair in pairs]
         if len(set(continuations)) > 1 or len(pairs) < 2:

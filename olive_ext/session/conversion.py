@@ -45,6 +45,7 @@ from olive_ext.session.requests import (
     GeneratedSequence,
     GenerationOutput,
     GenerationRequest,
+    Prompt,
     Reasoning,
     RollingOutput,
     RollingRequest,
@@ -124,19 +125,22 @@ def output_of(
     return ScoringOutput(total, is_greedy, len(logprobs), logprobs, compared)
 
 
-def prompt_tokens(tokenizer: Tokenizer, request: GenerationRequest, media: MediaText | None) -> tuple[list[int], Media]:
-    """A decoder's prompt, and where its pictures and sounds are: ids as they are, text with the tokenizer's special
-    tokens, messages by the chat template, which writes its own special tokens."""
-    prompt = request.prompt
+def _prompt_tokens(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    request: Asked,
+    is_open: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> tuple[list[int], Asked]:
+    """Ids as they are, a text's with the tokenizer's special tokens, messages' by the chat template, which writes its
+    own special tokens; and the request with the pictures and sounds that its messages hold in `images` and `audio`."""
     if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt)
-    elif is_chat(prompt):
-        messages, request = with_parts(prompt, request)
-        text = tokenizer.render_chat(messages, request.add_generation_prompt, **request.chat_template_kwargs)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-    else:
-        tokens = list(prompt)
-    return with_placeholders(media, tokens or [tokenizer.prefix_token_id], request)
+        return tokenizer.encode(prompt), request
+    if not is_chat(prompt):
+        return list(prompt), request
+    messages, images, audio = with_media(prompt, request.images, request.audio)
+    text = tokenizer.render_chat(messages, is_open, **(variables or {}))
+    return tokenizer.encode(text, add_special_tokens=False), replace(request, images=images, audio=audio)
 
 
 def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[tuple[Request, ...], bool]:
@@ -146,7 +150,9 @@ def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[t
     sources = make_sources(tokenizer, request, encoding, max_length)
     items: Media = ()
     if encoding is None:
-        tokens, items = prompt_tokens(tokenizer, request, media)
+        is_open, variables = request.add_generation_prompt, request.chat_template_kwargs
+        tokens, request = _prompt_tokens(tokenizer, request.prompt, request, is_open, variables)
+        tokens, items = with_placeholders(media, tokens or [tokenizer.prefix_token_id], request)
     else:
         tokens = decoder_tokens(tokenizer, request.prompt, encoding)
     if request.max_length is not None:
@@ -157,8 +163,16 @@ def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[t
     stop_ids = model.stop_ids.union(() if media is None else media.placeholders)  # after one nothing can be computed
     think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
     checker = StopChecker(tokenizer, request.stop if think is None else think.stops(request.stop))
-    budget = None if think is None or think.has_ended(kept) else think.budget(request)
-    generation = _generation(request, stop_ids, checker, encoding, budget)
+    generation = Generation(
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=stop_ids,
+        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
+        is_finished=checker if checker.stops else None,
+        stops=checker.stops,
+        suppressed=Suppressed() if encoding is None else encoding.suppressed,
+        beams=request.beams,
+        thinking=None if think is None or think.has_ended(kept) else think.budget(request),
+    )
     if len(sources) > 1 and request.num_return_sequences > 1:
         raise MediaError(f"{_windows(len(sources), encoding)}: 'num_return_sequences' must be 1")
     requests = tuple(Request(kept, generation=generation, source=source, media=items) for source in sources)
@@ -190,25 +204,6 @@ def _windows(count: int, encoding: Encoding | None) -> str:
     return f"the sound is longer than the {encoding.sound.seconds:g} s that the encoder takes, and has {count} windows"
 
 
-def _generation(
-    request: GenerationRequest,
-    stop_ids: frozenset[int],
-    checker: StopChecker,
-    encoding: Encoding | None,
-    budget: ThinkingBudget | None,
-) -> Generation:
-    return Generation(
-        max_new_tokens=request.max_new_tokens,
-        stop_ids=stop_ids,
-        sampling=Sampling(request.temperature, request.top_p, request.top_k, request.seed),
-        is_finished=checker if checker.stops else None,
-        stops=checker.stops,
-        suppressed=Suppressed() if encoding is None else encoding.suppressed,
-        beams=request.beams,
-        thinking=budget,
-    )
-
-
 def scoring_tokens(
     tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
 ) -> tuple[list[int], list[int], Media]:
@@ -218,13 +213,7 @@ def scoring_tokens(
     if isinstance(context, str) and isinstance(target, str):
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:
-        if is_chat(context):
-            messages, request = with_parts(context, request)
-            context_ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
-        elif isinstance(context, str):
-            context_ids = tokenizer.encode(context) if context else []
-        else:
-            context_ids = list(context)
+        context_ids, request = _prompt_tokens(tokenizer, context, request) if context else ([], request)
         target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
         if not context_ids or not target_ids:
             context_ids, target_ids = tokenizer.behind_prefix(target_ids)
@@ -232,12 +221,6 @@ def scoring_tokens(
     if media is not None:
         media.refuse_placeholders(target_ids)
     return tokens, target_ids, items
-
-
-def with_parts(messages: Sequence[Mapping[str, Any]], request: Asked) -> tuple[list[Mapping[str, Any]], Asked]:
-    """The messages for a template, and the request with what their parts hold in `images` and `audio`."""
-    plain, images, audio = with_media(messages, request.images, request.audio)
-    return plain, replace(request, images=images, audio=audio)
 
 
 def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
@@ -258,7 +241,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
     request = request if encoding is None else spoken(request, encoding)
     source, *others = make_sources(tokenizer, request, encoding, max_length)
     if others:
-        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored behind one window only")
+        raise MediaError(f"{_windows(len(others) + 1, encoding)}: a target is scored after one window only")
     items: Media = ()
     if encoding is None:
         context, target, items = scoring_tokens(tokenizer, request, model.media)
@@ -271,7 +254,7 @@ def _convert_scoring(model: OpenModel, request: ScoringRequest) -> tuple[tuple[R
 def _convert_rolling(model: OpenModel, request: RollingRequest) -> tuple[Request, ...]:
     """No text is cut: it has as many windows as it needs. Raises `TaskError` for an encoder-decoder."""
     if model.encoding is not None:
-        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target behind a source")
+        raise UnfitTaskError("an encoder-decoder has no likelihood of a text alone: score a target after a source")
     prefix = model.tokenizer.prefix_token_id if request.prefix is None else request.prefix
     text = request.text
     target = model.tokenizer.encode_rolling(text, prefix) if isinstance(text, str) else text
@@ -314,7 +297,7 @@ def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> t
 
 
 _BEHIND_END = 8
-"""Tokens of white space, at most, that a template puts behind the end of reasoning that it writes itself."""
+"""Tokens of white space, at most, that a template puts after the end of reasoning that it writes itself."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +361,7 @@ class ThinkingEnd:
         *,
         has_ended: bool = False,
     ) -> tuple[str, Reasoning]:
-        """The text behind the last end of reasoning, without white space in front and cut before the first of `stops`,
+        """The text after the last end of reasoning, without white space in front and cut before the first of `stops`,
         and what stands before it. Without an end all is the answer; it is known whether the prompt `has_ended` it."""
         number, thoughts, answer = self._split(tokens)
         most = len(tokens) if budget is None else budget.num_tokens
@@ -401,7 +384,7 @@ class ThinkingEnd:
         return self.tokenizer.decode(self._marker, skip_special_tokens=False).strip()
 
     def _split(self, tokens: Sequence[int]) -> tuple[int | None, str, str]:
-        """The number of tokens up to the last end, the texts in front of it and behind; None without an end."""
+        """The number of tokens up to the last end, the texts before it and after it; None without an end."""
         if isinstance(self.end, int):
             if self.end not in tokens:
                 return None, "", self.tokenizer.decode(tokens)

@@ -85,7 +85,7 @@ def spoken(request: Asked, encoding: Encoding) -> Asked:
 
 
 def decoder_tokens(tokenizer: Tokenizer, prompt: Prompt, encoding: Encoding) -> list[int]:
-    """The prompt of an encoder-decoder's decoder: ids as they are, text behind the decoder's first tokens."""
+    """The prompt of an encoder-decoder's decoder: ids as they are, text after the decoder's first tokens."""
     if isinstance(prompt, str):
         return encoding.begin() + (tokenizer.encode_answer(prompt) if prompt else [])
     if is_chat(prompt):

@@ -79,18 +79,18 @@ _SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
-    """What a model's own runtime searches answers with where nobody says otherwise, beside its stop ids: penalties,
-    beams, whether tokens are drawn, and a `max_length` other than the context's: onnxruntime-genai 0.14 refuses one
-    beyond. Of genai_config.json or generation_config.json."""
+    """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
+    generation_config.json: penalties, beams, whether more than the likeliest token is drawn, a `max_length` other than
+    the context's (onnxruntime-genai 0.14 refuses one beyond)."""
     config = files.directory / "generation_config.json"
     written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
     section = files.genai_config.get("search") or written
-    search = {name: section.get(name, default) for name, default in _SEARCH.items()}
+    search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)
     is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
     return {
         **search,
-        "do_sample": bool(section.get("do_sample")),
+        "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
         "max_length": section["max_length"] if is_other else None,
     }
 

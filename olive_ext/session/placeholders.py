@@ -87,7 +87,7 @@ class MediaText:
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:
         """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
-        nothing: the numbers behind them would not be those of the text."""
+        nothing: the numbers after them would not be those of the text."""
         for token in self.placeholders.keys() & set(text):
             raise MediaError(
                 f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "

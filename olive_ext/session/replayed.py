@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olive_ext.engine.reference.tap import key_of
+from olive_ext.engine.reference.tap import key_of, known_result
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request, Result
 from olive_ext.errors import RecordsError
 from olive_ext.records import Records
@@ -47,14 +47,14 @@ class RecordedAnswers:
         return {"records": self._records.describe()}
 
     def _answer(self, request: Request) -> Result:
-        scored = None if request.generation is not None else self._records.find(key_of(request))
-        if scored is None:
+        result = known_result(self._records, key_of(request)) if request.generation is None else None
+        if result is None:
             what = "scores" if request.generation is None else "generated answer"
             raise RecordsError(
                 f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the "
                 "same tasks, with the same limit, template, gen_kwargs, seed and max_length"
             )
-        return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
+        return result
 
 
 def replayed(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Beams, FinishReason
-from olive_ext.errors import ConfigError, ContradictionError, MissingError
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, shown
 from olive_ext.stats.compared_fields import Compared
 
 _Value = TypeVar("_Value")
@@ -39,7 +39,7 @@ def checked_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
     try:
         ids = tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
     except TypeError:
-        raise ConfigError(f"'{name}': text or a list of token ids, not {_shown(values)}", name) from None
+        raise ConfigError(f"'{name}': text or a list of token ids, not {shown(values)}", name) from None
     for one in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= one < 2**31:
             raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647", name)
@@ -93,7 +93,7 @@ def checked_prompt(name: str, value: Any, *, may_be_empty: bool = False) -> Prom
     for index, message in enumerate(value):
         whole_text(f"{name}[{index}]", message)
         if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"'{name}' holds {_shown(message)}: a chat message has a 'role' and a 'content'", name)
+            raise ConfigError(f"'{name}' holds {shown(message)}: a chat message has a 'role' and a 'content'", name)
         if not isinstance(content := message.get("content"), (str, list, tuple, NoneType)):
             raise ConfigError("a message's 'content' is text or a list of parts", name, content)
     return tuple(value)
@@ -111,11 +111,6 @@ def checked_stops(value: Any) -> tuple[str, ...]:
     return stops
 
 
-def _shown(value: object) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and how to continue it. The defaults are greedy."""
@@ -123,7 +118,7 @@ class GenerationRequest:
     prompt: Prompt = ""
     """Text, chat messages ({"role": ..., "content": ...}), or token ids. "" starts from the prefix token.
 
-    For an encoder-decoder it is the beginning of the decoder's answer: text behind the first tokens, or all as ids.
+    For an encoder-decoder it is the beginning of the decoder's answer: text after the first tokens, or all as ids.
     """
 
     max_new_tokens: int = 256
@@ -170,7 +165,7 @@ class GenerationRequest:
     counts there alone."""
 
     thinking_budget: int | None = None
-    """Most tokens of the reasoning: behind as many without an end that is put there, and the model goes on."""
+    """Most tokens of the reasoning: after as many without an end that is put there, and the model goes on."""
 
     max_length: int | None = None
     """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""
@@ -231,11 +226,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class ScoringRequest:
-    """Scores `target` behind `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
+    """Scores `target` after `context`. An empty context stands for the prefix token (BOS, else EOS), and with an
     encoder-decoder for the decoder's first tokens."""
 
     context: Prompt
-    """Text, token ids, or chat messages, behind which an assistant turn is opened and the target encoded alone."""
+    """Text, token ids, or chat messages, after which an assistant turn is opened and the target encoded alone."""
 
     target: Text
     source: SourceInput | None = None
@@ -293,7 +288,7 @@ class Reasoning:
     """In front of the end; empty without one."""
 
     num_tokens: int
-    """Up to the end, that included; all that were generated where there is none, and 0 behind a prompt in which the
+    """Up to the end, that included; all that were generated where there is none, and 0 after a prompt in which the
     reasoning has ended."""
 
     has_ended: bool

@@ -249,7 +249,7 @@ class Session(AbstractContextManager["Session"]):
         requests: Sequence[ToScore],
         on_result: Callable[[int, ScoringOutput], None] | None = None,
     ) -> list[ScoringOutput]:
-        """Scores each target behind its context: `(context, target)` pairs of texts or token ids.
+        """Scores each target after its context: `(context, target)` pairs of texts or token ids.
 
         A context that does not fit loses its beginning. A target longer than `max_length` is scored in windows.
         """
@@ -258,7 +258,7 @@ class Session(AbstractContextManager["Session"]):
     def loglikelihood_rolling(
         self, requests: Sequence[ToRoll], on_result: Callable[[int, RollingOutput], None] | None = None
     ) -> list[RollingOutput]:
-        """Scores every token of each text, behind the prefix token, in windows of `max_length`."""
+        """Scores every token of each text, after the prefix token, in windows of `max_length`."""
         return self._run("loglikelihood_rolling", requests, to_rolling, on_result)
 
     def keep_answers(
@@ -288,7 +288,7 @@ class Session(AbstractContextManager["Session"]):
             self.executor.release_memory()
 
     def close(self) -> None:
-        """Releases the model, behind the engine's present call; does nothing again, nor with `beside`."""
+        """Releases the model, after the engine's present call; does nothing again, nor with `beside`."""
         if self._beside is None and self._turns.close():
             with self._working:
                 self._drop_outputs()

@@ -330,7 +330,7 @@ class Tokenizer:
         return (joint[:cut], joint[cut:]) if cut > 0 else self.behind_prefix(joint)
 
     def behind_prefix(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """`ids` as a target behind the prefix token, which is not doubled where `ids` already start with it."""
+        """`ids` as a target after the prefix token, which is not doubled where `ids` already start with it."""
         if not ids:
             raise TaskError("the target has no tokens: there is nothing to score")
         prefix = self.prefix_token_id
@@ -339,9 +339,9 @@ class Tokenizer:
         return [prefix], list(ids)
 
     def encode_rolling(self, text: str, prefix: int) -> list[int]:
-        """Tokens of `text` to be scored behind `prefix`, without the BOS where that is the same token.
+        """Tokens of `text` to be scored after `prefix`, without the BOS where that is the same token.
 
-        HFLM scores that BOS as well, behind another one.
+        HFLM scores that BOS as well, after another one.
         """
         ids = self.encode(text)
         return ids[1:] if ids and ids[0] == prefix else ids

@@ -21,7 +21,7 @@ Flags: TypeAlias = Annotated[npt.NDArray[np.bool_], "?"]
 
 @dataclass(frozen=True, eq=False)
 class ComparedFields:
-    """A reference and a candidate at the same T targets behind the same tokens; arrays [T], natural logarithms.
+    """A reference and a candidate at the same T targets after the same tokens; arrays [T], natural logarithms.
 
     Where the reference's whole distribution is at hand every field is exact up to float32. Where only a short record
     of it is (`olive_ext.records.Form`), `kl` is an estimate with a variance and a lower bound; the rest is exact.
@@ -172,16 +172,16 @@ class TokenClasses:
 
         @cache
         def learn(number: int) -> tuple[int, bool]:
-            """The class of a token by itself, and whether a piece of a word behind it goes on with a word."""
+            """The class of a token by itself, and whether a piece of a word after it goes on with a word."""
             text = "" if number in special else text_of(number)
             return token_class(text, number in special), bool(text) and (text[-1].isalnum() or text[-1] == "\ufffd")
 
         self._learn = learn
 
     def of(self, ids: npt.ArrayLike, previous: int | None = None) -> npt.NDArray[np.int8]:
-        """Classes [T] of consecutive `ids` [T] behind the token `previous`.
+        """Classes [T] of consecutive `ids` [T] after the token `previous`.
 
-        A piece of a word behind anything but a piece of a word begins a word: "(" + "the".
+        A piece of a word after anything but a piece of a word begins a word: "(" + "the".
         """
         classes, goes_on = [], previous is not None and self._learn(previous)[1]
         for number in np.asarray(ids, np.int64).tolist():

@@ -164,7 +164,7 @@ def draw_probabilities(unseen_RH: FloatArray, scores_RH: FloatArray) -> FloatArr
     allocation, of what is left (1934, Journal of the Royal Statistical Society 97)."""
     products = unseen_RH * scores_RH
     totals = products.sum(axis=-1, keepdims=True)
-    probabilities: FloatArray = products / np.where(totals > 0, totals, 1)  # nothing is left behind the last draw
+    probabilities: FloatArray = products / np.where(totals > 0, totals, 1)  # nothing is left after the last draw
     return probabilities
 
 

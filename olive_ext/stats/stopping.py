@@ -177,7 +177,7 @@ class Sampler:
 
 
 def batch_size(num_documents: int, num_evaluated: int) -> int:
-    """A tenth of those evaluated so far: few are evaluated in vain behind the decisive one, and batches grow large."""
+    """A tenth of those evaluated so far: few are evaluated in vain after the decisive one, and batches grow large."""
     return max(_LEAST_BATCH, num_documents // 200, num_evaluated // 10)
 
 

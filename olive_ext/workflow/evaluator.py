@@ -29,7 +29,6 @@ from olive_ext.workflow.handlers import (
     label,
     name_of,
     onnx_config,
-    torch_device,
 )
 from olive_ext.workflow.metric_results import declared_pairs, to_metric_result
 
@@ -52,17 +51,15 @@ def measure(
         is_input = settings.reference is not None and settings.reference.is_input_model
         settings = with_reference(settings)
         kind, handler = handler_of(model)
-        is_onnx = kind == "onnx"
-        config = onnx_config(handler, settings, execution_providers) if is_onnx else hf_config(handler, settings)
+        is_hf = kind == "hf"
+        config = hf_config(handler, settings, device) if is_hf else onnx_config(handler, settings, execution_providers)
         path = str(model.get_resource("model_path") or config.model.path)
         config = _with_own_folders(config, path)
         names = Names(name_of(path), "the input model" if is_input else None)
         with ExitStack() as stack:
-            if not is_onnx:
-                config = config.model_copy(update={"device": torch_device(config.device, device)})
-                if asked_tasks(config) and is_changed(handler):
-                    which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
-                    config = config.model_copy(update={"model": which})
+            if is_hf and asked_tasks(config) and is_changed(handler):
+                which = config.model.model_copy(update={"path": stack.enter_context(as_loaded(handler))})
+                config = config.model_copy(update={"model": which})
             report = evaluate(config.as_job(), progress=True, names=names)
         if (run := running.get()) is not None:
             run.reports.append(report)

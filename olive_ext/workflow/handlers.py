@@ -56,10 +56,12 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     return EvaluationConfig.parse(values)
 
 
-def hf_config(model: Any, settings: EvaluationSettings) -> EvaluationConfig:
-    """The whole configuration for an `HfModelHandler`. `model_class` concerns ONNX models and is not read."""
+def hf_config(model: Any, settings: EvaluationSettings, device: Any) -> EvaluationConfig:
+    """The whole configuration for an `HfModelHandler` on Olive's `device`. `model_class` concerns ONNX models and is
+    not read."""
     values = {**written(settings), "model": {"path": str(model.model_name_or_path), "kind": "hf"}}
-    return EvaluationConfig.parse(values)
+    config = EvaluationConfig.parse(values)
+    return config.model_copy(update={"device": torch_device(config.device, device)})
 
 
 def is_changed(model: Any) -> bool:
@@ -93,7 +95,7 @@ def torch_device(written_device: str | None, handed_over: Any) -> str:
     try:
         kind = torch.device(asked).type
     except RuntimeError as error:
-        raise ConfigError("torch knows no such device; for instance 'cpu', 'cuda:0'", "device", asked) from error
+        raise ConfigError("torch has no such device", "device", asked, code="unknown_name") from error
     if kind == "cuda" and not torch.cuda.is_available():
         origin = "'device'" if written_device else "Olive's accelerator"
         raise ConfigError(f"{origin} asks for a GPU, and torch sees none: set 'device' to 'cpu' for the baseline")

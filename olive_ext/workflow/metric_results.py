@@ -85,7 +85,7 @@ def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
 def key(metric: Metric, report: Report) -> str:
     """`<task>-<metric>`, with `,<filter>` where the task has several filters.
 
-    Olive reads the part behind the last "-" as the metric, so that "-" in metric and filter is replaced by "_".
+    Olive reads the part after the last "-" as the metric, so that "-" in metric and filter is replaced by "_".
     """
     name = metric.metric
     if has_several_filters(report, metric.task):

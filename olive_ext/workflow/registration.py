@@ -232,7 +232,7 @@ def thresholds(metrics: Any) -> dict[str, float]:
 def update_node(node: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> None:
     """The hook of `FootprintNode.update`, which Olive calls where candidates share their first passes.
 
-    Olive 0.13 writes to the field by its alias "model_config", which pydantic refuses: every candidate behind the first
+    Olive 0.13 writes to the field by its alias "model_config", which pydantic refuses: every candidate after the first
     fails.
     """
     values = given.get("kwargs", {})

@@ -90,6 +90,6 @@ def _logits(package: Export, rows: list[int], keeps_layers: str) -> np.ndarray:
 def test_reason_says_where_rows_are_picked_or_why_not() -> None:
     with olive_ext.open(export("llama-genai-0.18").path) as session:
         reason = session.describe_execution()["scoring_head_reason"]
-        assert "behind the last GroupQueryAttention: besides the head's MatMul, 4 products" in reason
+        assert "after the last GroupQueryAttention: besides the head's MatMul, 4 products" in reason
     with olive_ext.open(export("llama-genai-0.18-int4").path) as session:
         assert "rounding of activations" in session.describe_execution()["scoring_head_reason"]

@@ -173,7 +173,7 @@ def test_repeats_of_a_sampled_request_differ_and_come_again() -> None:
     ("kwargs", "named"),
     [
         ({"num_beams": 0}, "'num_beams' = 0: give an integer from 1 to 65536"),
-        ({"num_beams": 2, "do_sample": True, "temperature": 0.7}, "'num_beams' = 2 with 'do_sample'"),
+        ({"num_beams": 2, "do_sample": True, "temperature": 0.7}, "'num_beams' = 2: 'do_sample'"),
         ({"num_beams": 2, "early_stopping": "maybe"}, "'early_stopping' = 'maybe'"),
         ({"num_beams": 2, "num_return_sequences": 2}, "'num_return_sequences' = 2"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),

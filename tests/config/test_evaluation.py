@@ -171,3 +171,4 @@ def test_answers_to_a_document_have_the_bounds_of_a_tasks_own_number(number: obj
 def test_earlier_names_of_engine_settings_are_taken() -> None:
     settings = EvaluationSettings.parse({"tasks": ["a"], "engine": {"decode_ahead": True, "scoring": "branches"}})
     assert (settings.engine.overlaps_steps, settings.engine.scoring) == (True, "tree")
+    assert refusal(engine={"decode_ahead": 3}).startswith("'engine.overlaps_steps' = 3: ")

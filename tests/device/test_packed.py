@@ -22,7 +22,7 @@ from olive_ext.model import resolve
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
 from tests.device.open import LIBRARY, STEP, open_on
-from tests.engine.test_attention_trial import FLOAT16, trial_of
+from tests.engine.forms.test_attention_trial import FLOAT16, trial_of
 from tests.exports import VOCAB, export
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]

@@ -91,7 +91,7 @@ def test_text_of_a_decoder_with_gates_runs_and_pictures_are_refused_by_name(pack
     assert _scores(package) == pytest.approx(expected, abs=1e-6)
     media = resolve(ModelSettings(model=str(package))).media
     assert media is not None
-    assert "'vision_gate' switches an adapter for a whole request" in media.problem
+    assert "'vision_gate' is set by the tokens of one step" in media.problem
 
 
 @pytest.mark.parametrize("name", ["deepstack_visual_embeds", "vision_gate"])

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     bad = tmp_path / "bad.onnx_adapter"
     bad.write_text("no adapter")
     missing = str(tmp_path / "missing.onnx_adapter")
-    assert f"'{missing}' in engine.adapters cannot be read" in _refusal(package, missing)
+    assert f"'engine.adapters': cannot read '{missing}'" in _refusal(package, missing)
     assert f"'{bad}' in engine.adapters is no .onnx_adapter file" in _refusal(package, str(bad))
     assert f"both give '{PARAMETERS[0]}'" in _refusal(package, good, twin)
     assert "gives 'other.lora_A', which is no input of the decoder" in _refusal(package, good, other)

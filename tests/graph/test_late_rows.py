@@ -68,7 +68,7 @@ def test_layer_behind_the_attention_runs_on_scored_rows(build, products, counts)
     model = layer(build)
     scoring = add_scoring_head(model, "logits")
     assert sorted(scoring.late_products) == sorted(products), scoring.reason
-    assert "behind the last MultiHeadAttention" in scoring.reason
+    assert "after the last MultiHeadAttention" in scoring.reason
     assert f"{len(products)} products run on scored rows only" in scoring.reason
     assert_equal(model, scoring.model, counts, HALF_ATOL if build is layers.half else ATOL)
 

@@ -145,7 +145,7 @@ def test_bad_sound_is_refused_in_one_line(given: Any, error: dict[str, Any]) -> 
 
 def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
     for rate in (44100, 16000.5, math.nan):
-        with pytest.raises(TaskError, match=f"has {rate} samples a second; this model takes 16000"):
+        with refused(TaskError, "media", holds=("16000", f"{rate}")):
             _processor(tmp_path).windows((np.zeros(100, np.float32), rate))
 
 

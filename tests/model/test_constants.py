@@ -95,6 +95,12 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     for name, edit, _ in DAMAGE:
         own = changed(name, edit)
         assert told(own) | broken(floats(), own).keys() == {name}
+    part = put((slice(None), slice(12, None)), lambda columns: 3 * columns)  # the values of a packed product
+    assert apart(floats(), values := changed("model.layers.1.mlp.weight", part)).keys() == {"model.layers.1.mlp.weight"}
+    assert told(values) == set()
+    head = floats() | {"lm_head": floats()[TABLE].T}
+    rare = changed("lm_head", put((slice(None), slice(90, None)), lambda columns: 3 * columns), head)
+    assert {*hidden(apart(head, rare), {}, rare)} == {"lm_head"}
     smoothed = changed(NORM, lambda array: array * 2)
     assert told(smoothed, product) == told(changed("model.norm.weight", lambda array: array * 2, smoothed)) == set()
     assert told(floats(), product) == {*product}

@@ -76,7 +76,7 @@ def test_order_is_kept_and_the_cpu_appended_once() -> None:
 
 
 def test_duplicates_are_refused_by_name() -> None:
-    with pytest.raises(ProviderError, match=f"execution_provider names {CUDA} twice"):
+    with refused(ProviderError, "contradiction", holds=("execution_provider", CUDA)):
         resolve(["cuda", "cpu", CUDA])
 
 
@@ -146,7 +146,7 @@ def test_options_list_has_one_entry_for_each_provider() -> None:
     trt, cuda, _ = resolve(["trt", "cuda"], [{}, {"use_tf32": True}])
     assert (trt.options, cuda.options) == ({}, {"use_tf32": "1"})
     for wrong in ([{"a": 1}], [{}, {}, {"a": 1}]):
-        with pytest.raises(ProviderError, match=rf"provider_options has {len(wrong)} entries for 2 provider\(s\)"):
+        with refused(ProviderError, "wrong_value", holds=("provider_options", "2", f"{len(wrong)}")):
             resolve(["trt", "cuda"], wrong)
 
 
@@ -176,7 +176,7 @@ def test_other_option_values_are_refused() -> None:
 
 
 def test_missing_provider_names_what_the_build_has() -> None:
-    with pytest.raises(ProviderError, match=rf"{CUDA} \(from Olive's accelerator\) is not .* {CPU}, {DML};"):
+    with refused(ProviderError, "provider", holds=(CUDA, CPU, DML)):
         resolve(handed_over="cuda", available=(DML, CPU))
 
 
@@ -219,7 +219,7 @@ def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
 def test_two_builds_at_once_are_refused(pair: tuple[str, str]) -> None:
     check_distributions(lambda name: name == pair[0])
     check_distributions({"onnxruntime-gpu", "onnxruntime-genai-cuda", "onnxruntime-ep-webgpu"}.__contains__)
-    with pytest.raises(ProviderError, match=f"^{pair[0]} and {pair[1]} are installed together"):
+    with refused(ProviderError, "contradiction", holds=(pair[0], pair[1])):
         check_distributions(pair.__contains__)
 
 

@@ -280,7 +280,7 @@ def test_kv_is_not_in_place_when_present_comes_from_a_cast():
     ],
 )
 def test_input_is_refused_by_name_when_not_supported_yet(name, reason):
-    with pytest.raises(ModelError, match=f"input '{name}' is not supported yet: .*{reason}") as error:
+    with refused(ModelError, "unsupported", holds=(name, reason)) as error:
         read_spec(model(extra=[(name, FLOAT, ["B"])]), GENAI_CONFIG)
     assert "\n" not in str(error.value)
 
@@ -315,9 +315,9 @@ def test_states_are_paired_by_name_and_keep_kv_from_being_in_place(past, present
 
 @pytest.mark.parametrize(("past", "present"), STATES)
 def test_state_is_refused_when_its_output_is_missing_or_its_size_unknown(past, present):
-    with pytest.raises(ModelError, match=f"input '{past}' has no output '{present}'"):
+    with refused(ModelError, "unsupported", holds=(past, present)):
         read_spec(model(extra=[(past, FLOAT, ["B", 8, 3])]), GENAI_CONFIG)
-    with pytest.raises(ModelError, match=f"input '{past}' has the symbolic shape"):
+    with refused(ModelError, "unsupported", holds=past):
         read_spec(model(extra=[(past, FLOAT, ["B", "N", 3])], outputs=[LOGITS, (present, FLOAT, ["B", 8, 3])]), {})
 
 

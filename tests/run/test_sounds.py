@@ -148,9 +148,7 @@ def test_answer_to_a_sound_of_several_windows_is_not_compared_and_named(tmp_path
     report = _evaluate(package, tasks, **wanted, reference=against)
     (missing,) = report.missing
     assert missing["doc_id"] == 1
-    windows = (
-        "longer than the 30 s that the encoder takes, and has 2 windows: a target is scored behind one window only"
-    )
+    windows = "longer than the 30 s that the encoder takes, and has 2 windows: a target is scored after one window only"
     assert windows in missing["reason"]
     assert _kl(report)["heard_answer"] < 1e-6
     with refused(IncompleteError, "incomplete", holds=("heard_answer", "1", "30")):

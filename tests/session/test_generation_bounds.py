@@ -201,3 +201,12 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         "do_sample True for False",
     )
     assert other_search({"do_sample": True}, read_search(model_files(tmp_path, plain))) == (), "an earlier version's"
+    for name, value in (("top_k", 1), ("temperature", 0)):  # mobius writes "do_sample" with "top_k" 1, which is greedy
+        greedy = {**plain, "search": {**plain["search"], name: value}}
+        assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, greedy))) == ()
+
+
+def test_a_search_of_null_is_the_default(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": None, "min_length": None}))
+    written = {"search": {"repetition_penalty": 1.0, "min_length": 0}}
+    assert other_search(read_search(model_files(tmp_path, {})), read_search(model_files(tmp_path, written))) == ()

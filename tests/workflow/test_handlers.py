@@ -129,7 +129,7 @@ def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str
 
 def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
     model = HfModelHandler(str(hf_model("llama")))
-    config = hf_config(model, settings(model_class="ort"))
+    config = hf_config(model, settings(model_class="ort"), None)
     assert (config.model.kind, config.model.path) == ("hf", str(hf_model("llama")))
 
 

@@ -306,7 +306,7 @@ def test_check_and_olives_engine_tell_the_same_mistake(
 def test_all_mistakes_are_told_at_once(model: ModelConfig) -> None:
     engine = new_engine()
     engine.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization", config={"block_sise": 32})]}
-    with pytest.raises(ConfigError, match=r"unknown key 'evaluators\.e\.limts'.*; unknown key 'passes\.q\.block_sise'"):
+    with refused(ConfigError, "unknown_key", "evaluators.e.limts", 1, holds="passes.q.block_sise"):
         engine(ours(limts=1)).run(model)
 
 
@@ -338,12 +338,12 @@ def test_metric_names_that_olive_made_paths_of_are_put_right(
     ("kind", "path"), [("HfModel", "recipes/quickstart/modle"), ("ONNXModel", "model.onnx"), ("HfModel", "/nowhere")]
 )
 def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
-    with pytest.raises(ModelError, match=f"'input_model.model_path' = '{path}': no such file or folder"):
+    with refused(ModelError, "not_found", "input_model.model_path", holds=(f"{path}",)):
         new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
 
 
 def test_reference_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'reference' = 'input_model': the input model is of type pytorchmodel"):
+    with refused(ConfigError, "wrong_value", "reference", "input_model"):
         new_engine()(ours(reference="input_model")).run(
             ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)})
         )

@@ -58,7 +58,7 @@ class OrtLMArguments(OpenSettings):
     stop strings count only there."""
 
     thinking_budget: NonNegativeInt | None = None
-    """Most tokens of the reasoning: behind as many without an end that is put there, and the model goes on to its
+    """Most tokens of the reasoning: after as many without an end that is put there, and the model goes on to its
     answer. Needs `think_end_token`, and to be below `max_gen_toks`."""
 
     enable_thinking: bool | None = None
@@ -68,7 +68,7 @@ class OrtLMArguments(OpenSettings):
     """Further arguments of the chat template."""
 
     max_images: PositiveInt = 999
-    """Pictures of a request that the model is given at most; those behind them are left out."""
+    """Pictures of a request that the model is given at most; those after them are left out."""
 
     image_width: PositiveInt | None = None
     """Width in pixels that pictures are resized to, in proportion; with `image_height` they fit into both."""

@@ -33,7 +33,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Settings of other backends that this one does not have, with the values that change nothing."""
 
 _BEAMS: Mapping[str, Any] = {"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}
-"""The settings of a beam search, with transformers' defaults. Those behind the first one are read with several beams
+"""The settings of a beam search, with transformers' defaults. Those after the first one are read with several beams
 only, as there."""
 
 _KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k", "seed", "max_length", *_BEAMS}

@@ -207,7 +207,7 @@ def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
         for number, document in documents(*args, **options):
             at = int(number)
             yield number, document
-        at = None  # requests are built behind it
+        at = None  # requests are built after it
 
     def process_answered(document: Any, results: Any) -> Any:
         is_lost = any((item.task, item.doc_id) == (name, at) for item in lost)

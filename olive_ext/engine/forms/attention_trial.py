@@ -44,7 +44,7 @@ def attended(
     head_size: int,
     elem_type: int = FLOATS[0],
 ) -> FloatArray:
-    """What `node` returns [S, W] for a text behind no past. `values`: its inputs by place, tokens as [S, width];
+    """What `node` returns [S, W] for a text without a past. `values`: its inputs by place, tokens as [S, width];
     `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
@@ -250,7 +250,7 @@ that one's own."""
 
 PROMPT, ANSWER = 4, 8
 """Tokens of a third text: those of its prompt, and all. The others are fed one in each step, as answers are: so few
-that one that a kernel does not write shows in those behind it, as it would not among hundreds."""
+that one that a kernel does not write shows in those after it, as it would not among hundreds."""
 
 SHARP = 3
 """The text that is the first one with other queries, in its blocks: these attend to a few positions, all others to all
@@ -291,7 +291,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 class Span(NamedTuple):
-    """A row of a step: tokens `start` to `stop` of a text, behind those in front of it."""
+    """A row of a step: tokens `start` to `stop` of a text, after those in front of it."""
 
     text: int
     start: int
@@ -299,7 +299,7 @@ class Span(NamedTuple):
 
 
 def spans() -> list[list[Span]]:
-    """What is fed, each list at once: a prompt that ends within a block; the rest of it, a second text behind its
+    """What is fed, each list at once: a prompt that ends within a block; the rest of it, a second text after its
     first block, and short rows; a token each of many rows, of which the answer's are new. The other rows that were fed
     before write what is there already."""
     short = [

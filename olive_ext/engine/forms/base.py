@@ -90,7 +90,7 @@ class StepForm(ABC):
     """The most tokens that the device is known to survive, also of an item, which is fed in one step."""
 
     mixes_pasts: bool = True
-    """Rows of one token each may be behind different numbers of positions."""
+    """Rows of one token each may have pasts of different lengths."""
 
     @property
     def in_slots(self) -> StepForm:
@@ -242,7 +242,7 @@ class ScoredSteps:
     """Tokens of a step of texts without slots; 0 where scored texts have slots."""
 
     answer_tokens = 0
-    """The most tokens of a text, behind what it shares, that is fed one token a step."""
+    """The most tokens of a text, after what it shares, that is fed one token a step."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name, self.reason = name, reason

@@ -114,7 +114,7 @@ sees wrong positions is far above. Where activations are rounded to few bits, th
 the same tokens one by one makes, up to `MOST`."""
 
 TARGETS = (0, 1, 2, 3)
-"""Tokens whose log-probabilities are compared, behind each text."""
+"""Tokens whose log-probabilities are compared, after each text."""
 
 STEM, SUFFIX = 5, 4
 """Tokens of a tree's stem, and of each of its two ends."""
@@ -129,17 +129,17 @@ def draw(vocab_size: int) -> Callable[[int], Text]:
 
 
 def targets_of(num_rows: int) -> tuple[tuple[int, int], ...]:
-    """`TARGETS` behind each logits row of a step."""
+    """`TARGETS` after each logits row of a step."""
     return tuple((row, token) for row in range(num_rows) for token in TARGETS)
 
 
 def read_end(tokens: Text, past: int = 0) -> Step:
-    """A step of `tokens`, of which `past` are resident, that reads `TARGETS` behind them."""
+    """A step of `tokens`, of which `past` are resident, that reads `TARGETS` after them."""
     return Step((Row(0, past, tokens[past:]),), (LogitsRow(0, len(tokens) - past - 1),), targets_of(1))
 
 
 def score(runner: Runner, tokens: Text, past: int = 0) -> FloatArray:
-    """Log-probabilities [T] of `TARGETS` behind `tokens`, of which `past` are resident; in nats."""
+    """Log-probabilities [T] of `TARGETS` after `tokens`, of which `past` are resident; in nats."""
     return runner.run(read_end(tokens, past)).target_logprobs[: len(TARGETS)]
 
 
@@ -152,7 +152,7 @@ def score_one_by_one(runner: Runner, tokens: Text, first: int) -> FloatArray:
 
 
 Together = Callable[[Text, Text, Text], FloatArray]
-"""Runs steps on a stem and two ends behind it: the log-probabilities [2 T] behind both ends."""
+"""Runs steps on a stem and two ends after it: the log-probabilities [2 T] after both ends."""
 
 
 def two_ends_problem(

@@ -1,4 +1,4 @@
-"""The KV cache behind a runner: what its forms share. A store binds past and present of a step's rows to a session, and
+"""The KV cache of a runner: what its forms share. A store binds past and present of a step's rows to a session, and
 keeps what comes back. Knows no tokens.
 """
 
@@ -47,7 +47,7 @@ class KvStore(ABC):
     """The graph writes into the memory that is bound, so that its present outputs need not be read."""
 
     pads_in_front = False
-    """Rows of one step that have fewer positions than others are filled up in front, not behind."""
+    """Rows of one step that have fewer positions than others are filled up in front, not at the end."""
 
     def __init__(self, place: KvPlace) -> None:
         self.num_slots = place.num_slots
@@ -145,7 +145,7 @@ WORDS = {1: UINT8, 2: 5, 4: 6, 8: 7}
 
 
 class Pool:
-    """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies behind a row's last position must
+    """Zeroed memory of one KV tensor's blocks [N, positions, heads, size]: what lies after a row's last position must
     be finite. Held as bytes where values have addresses."""
 
     def __init__(

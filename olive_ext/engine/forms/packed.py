@@ -69,7 +69,7 @@ from olive_ext.model.spec.role_inputs import ceiling
 from olive_ext.model.types import DecoderSpec, Role
 
 IDLE_SLOT = -2
-"""The slot of rows that a step is filled up with, behind the others: they write into a block that no slot names."""
+"""The slot of rows that a step is filled up with, after the others: they write into a block that no slot names."""
 
 
 def longest_step(device: str) -> int:
@@ -260,7 +260,7 @@ class PagedKv(KvStore):
             rows_K = blocks_K.astype(np.int32).reshape(-1, 1, 1, 1)
             positions_M = np.repeat(blocks_K * BLOCK_SIZE, lengths_K) + within_M
             binding.bind_cpu_input(name, positions_M if by_address else rows_K)
-        if not by_address:  # what lies behind the shorter ones is written before it is read
+        if not by_address:  # what lies after the shorter ones is written before it is read
             binding.bind_cpu_input("count", lengths_K.max(keepdims=True))
         self._forker.run_with_iobinding(binding)
 
@@ -393,7 +393,7 @@ def _too_long(device: str, most: int) -> str:
 
 
 def packed_embedding(proto: ModelProto, spec: EmbeddingSpec) -> tuple[ModelProto, EmbeddingSpec]:
-    """The graph that embeds tokens, for those of all rows of a step one behind the other."""
+    """The graph that embeds tokens, for those of all rows of a step one after the other."""
     inputs = tuple(replace(one, tensor=replace(one.tensor, shape=("N",))) for one in spec.inputs)
     return with_packed_inputs(proto, [one.tensor.name for one in inputs]), replace(spec, inputs=inputs)
 
@@ -476,7 +476,7 @@ class PackedCapture(Capture):
 
 
 def check_captured_steps(runner: Runner, vocab_size: int, chunk_size: int) -> str | None:
-    """Why captured steps must not be used on this model and device; None where replays find in other tokens, behind
+    """Why captured steps must not be used on this model and device; None where replays find in other tokens, after
     prefixes in one block and in several, what the same steps find that run plainly."""
     longest = min(2 * BLOCK_SIZE + ROUNDS, runner.traits.context_length - ROUNDS)
     tokens_of = draw(vocab_size)

@@ -1,4 +1,4 @@
-"""GroupQueryAttention becomes PagedAttention: the tokens of many sequences in one step, each behind its own past, which
+"""GroupQueryAttention becomes PagedAttention: the tokens of many sequences in one step, each after its own past, which
 lies in blocks that a table names.
 
 Inside the graph the step is one row [1, N] of all new tokens; only the attention knows where a sequence begins. Inputs

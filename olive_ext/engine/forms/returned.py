@@ -39,19 +39,19 @@ from olive_ext.model.providers.bindings import StackedPart, Stacker, Values, zer
 
 @dataclass(frozen=True)
 class AlikeRows(StepForm):
-    """Rows of a step have equally many tokens; those of one token behind equally many positions may always share it."""
+    """Rows of a step have equally many tokens; those of one token after equally many positions may always share it."""
 
     name: ClassVar[str] = "alike"
     has_blocks: ClassVar[bool] = True
 
     mixes_pasts: bool = False
-    """One token each, behind different numbers of positions; otherwise behind equally many."""
+    """One token each, after pasts of different lengths; otherwise after equally many."""
 
     prompts: bool = False
-    """Several tokens each, behind nothing."""
+    """Several tokens each, without a past."""
 
     continued: bool = False
-    """Several tokens each, behind equally many positions."""
+    """Several tokens each, after equally many positions."""
 
     sources: bool = True
     """Sources of different shapes."""
@@ -108,7 +108,7 @@ class AlikeRows(StepForm):
 
     @override
     def with_other(self, other: StepForm) -> StepForm:
-        """Rows as alike as both demand; forms of other caches vouch for one token behind equal pasts only."""
+        """Rows as alike as both demand; forms of other caches vouch for one token after equal pasts only."""
         if not isinstance(other, AlikeRows):
             return AlikeRows(sources=self.sources)
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -121,7 +121,7 @@ PROMPT = 3
 
 
 def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int:
-    """`chunk_size`, or 1 and a note where the graph fails on several tokens behind resident positions.
+    """`chunk_size`, or 1 and a note where the graph fails on several tokens after resident positions.
 
     onnxruntime-genai's exports with MultiHeadAttention make their mask for a whole prompt or for one token only, and
     Mamba graphs that declare any number run with one.
@@ -137,7 +137,7 @@ def fitting_chunk_size(chunk_size: int, runner: Runner, notes: list[str]) -> int
     try:
         runner.run(Step((Row(0, 1, (0, 0)),)))
     except RunError as error:
-        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more behind a past: {error}")
+        notes.append(f"steps are cut to 1 token, which is slow, because the graph takes no more after a past: {error}")
         return 1
     return chunk_size
 
@@ -146,7 +146,7 @@ def find_row_mix(
     runner: Runner, vocab_size: int, chunk_size: int, pad_in_front: Callable[[bool], None]
 ) -> AlikeRows | None:
     """How far rows of one step must be alike, and None where they give other numbers together than alone. Rows with
-    fewer positions than others are filled up behind or, after `pad_in_front(True)`, in front, which stays set."""
+    fewer positions than others are filled up at the end or, after `pad_in_front(True)`, in front, which stays set."""
     rng = np.random.default_rng(0)
     first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
     trial = _RowsTrial(runner, (first, second), chunk_size)
@@ -163,7 +163,7 @@ def find_row_mix(
 
 
 class _RowsTrial:
-    """Two texts in two slots, and the log-probabilities of `TARGETS` behind each of their tokens when fed alone."""
+    """Two texts in two slots, and the log-probabilities of `TARGETS` after each of their tokens when fed alone."""
 
     def __init__(self, runner: Runner, texts: tuple[Text, Text], chunk_size: int) -> None:
         self._runner = runner
@@ -244,7 +244,7 @@ class ReturnedOnGraph(RowsOnGraph):
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
         """Finds how many tokens a step may have, and which rows. An encoder-decoder is not tried, because its encoder
-        would have to run: its rows are behind equally many positions, and masks hide what fills up a source."""
+        would have to run: its rows are after equally many positions, and masks hide what fills up a source."""
         spec, runner, size = decoder.spec, decoder.runner, decoder.chunk_size
         if not spec.cross:
             size = decoder.chunk_size = fitting_chunk_size(size, runner, decoder.notes)

@@ -139,7 +139,7 @@ class AnswerSteps(ScoredSteps):
 
 
 def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
-    """The cheapest limit for texts of so many tokens behind their prefix (0: a step for each), and why."""
+    """The cheapest limit for texts of so many tokens after their prefix (0: a step for each), and why."""
     alone = _cost(tokens, 0, num_slots)
     costs = {limit: _cost(tokens, limit, num_slots) for limit in LIMITS}
     limit = min(costs, key=lambda limit: costs[limit])
@@ -148,7 +148,7 @@ def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
 
 
 def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
-    """What texts cost that have so many tokens behind their prefix, where those of up to `limit` share steps."""
+    """What texts cost that have so many tokens after their prefix, where those of up to `limit` share steps."""
     shared = [count for count in tokens if count <= limit]
     rows = max(1, min(num_slots, len(shared)))
     alone = sum(1 + 1 / TOKENS_PER_STEP * count for count in tokens if count > limit)

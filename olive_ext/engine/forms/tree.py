@@ -240,7 +240,7 @@ class StepCost:
     per_pair: float
 
     def of(self, tokens: float, cells: float) -> float:
-        """Seconds of a step of `tokens` behind and among `cells`."""
+        """Seconds of a step of `tokens` after and among `cells`."""
         return self.fixed + self.per_token * tokens + self.per_pair * tokens * cells
 
     def of_rows(self, parts: Iterable[tuple[int, int]], size: int) -> float:
@@ -249,7 +249,7 @@ class StepCost:
 
     def of_tree_batches(self, parts: Iterable[tuple[int, int]], size: int) -> float:
         """Seconds of the same parts in steps of `size` tokens, each part's share of them. What does not fit goes on in
-        the next step, behind its own beginning."""
+        the next step, after its own beginning."""
         return sum(self.of(size, past + size + max(0, tokens - size) / 2) * tokens / size for tokens, past in parts)
 
     def _of_text(self, tokens: int, past: int, size: int) -> float:
@@ -463,7 +463,7 @@ def check_tree_batches(runner: Runner, vocab_size: int) -> str | None:
     """Why tree batches must not be used on this model and device; None where they score what single rows score."""
 
     def together(stem: Text, left: Text, right: Text) -> FloatArray:
-        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end behind
+        """One step holds the stem and two tokens of the left end; the next, a tree batch, holds the right end after
         the stem together with the rest of the left one."""
         stem_P = np.arange(FIRST_CELL, FIRST_CELL + STEM, dtype=np.int32)
         begun_P = np.arange(FIRST_CELL, FIRST_CELL + STEM + 2, dtype=np.int32)
@@ -550,7 +550,7 @@ def with_tree_attention(model: onnx.ModelProto, past_names: Iterable[str], has_p
 
 
 def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
-    """A rotary table twice, one behind the other, which is made once: GroupQueryAttention demands a row for each cell,
+    """A rotary table twice, one after the other, which is made once: GroupQueryAttention demands a row for each cell,
     though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}

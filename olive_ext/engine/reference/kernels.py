@@ -184,7 +184,7 @@ def to_host(rows: LogitRows) -> npt.NDArray[np.float32]:
 
 
 def vocab_size_of(runner: Runner) -> int:
-    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; behind an encoder
+    """Tokens that the model has logits for, found by a step of one token that is resident afterwards; after an encoder
     of features, of which there are none to try, the number in the graph or its configuration."""
     kind, known = runner.traits.source_kind, runner.vocab_size
     if kind is SourceKind.FEATURES and known is not None:

@@ -218,7 +218,8 @@ class WritingTap(Tap):
         self._digests = {key: key_of(request) for key, request in items}
         content = zlib.crc32(b"".join(sorted(self._digests.values())))
         self._rng = np.random.default_rng([self._records.form.seed, content])  # the same requests, the same tokens
-        known = {key: result for key in self._digests if (result := self._known(key)) is not None}
+        found = {key: known_result(self._records, digest) for key, digest in self._digests.items()}
+        known = {key: result for key, result in found.items() if result is not None}
         return known, [item for item in items if item[0] not in known]
 
     @override
@@ -245,12 +246,6 @@ class WritingTap(Tap):
     @override
     def describe(self) -> Mapping[str, Any]:
         return {"records": self._records.describe()}
-
-    def _known(self, key: Hashable) -> Result | None:
-        scored = self._records.find(self._digests[key])
-        if scored is None:
-            return None
-        return Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
 
 
 class ReadingTap(Tap):
@@ -315,6 +310,12 @@ class ReadingTap(Tap):
     @override
     def describe(self) -> Mapping[str, Any]:
         return {"reference": {"mode": "recorded", **self._records.describe()}}
+
+
+def known_result(records: Records, key: bytes) -> Result | None:
+    """The recorded scores of the request with this key."""
+    scored = records.find(key)
+    return None if scored is None else Result(tuple(scored["logprob"].tolist()), tuple(scored["is_greedy"].tolist()))
 
 
 def key_of(request: Request) -> bytes:

@@ -52,7 +52,7 @@ class Traits:
     """How many tokens a picture or a sound may have."""
 
     lengths: tuple[int, ...] = ()
-    """Positions behind which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
+    """Positions after which a text is computed otherwise, by its whole length (longrope), in ascending order: texts on
     different sides of one share no steps, and nothing that is resident."""
 
     def one_by_one(self) -> Traits:
@@ -108,7 +108,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, step: Step) -> StepOutput:
-        """Raises `MemoryShortageError`, behind the step's copies and moves, where memory does not suffice for it, and
+        """Raises `MemoryShortageError`, after the step's copies and moves, where memory does not suffice for it, and
         `RunError` where the device fails otherwise."""
 
     @abstractmethod

@@ -1,5 +1,5 @@
 """Trials of an opened model that no form decides: how many tokens the device attends to rightly, where a text may be
-cut so that no bit changes, and whether a text's numbers are its own: fed whole and alone, in parts, behind what another
+cut so that no bit changes, and whether a text's numbers are its own: fed whole and alone, in parts, after what another
 text has left, and beside another text. What no reading of a graph shows, a few random texts do. Knows runners by their
 steps, and no files.
 """
@@ -116,7 +116,7 @@ def find_row_group(runner: Runner, vocab_size: int) -> int | None:
 
 
 def _is_cut_by(runner: Runner, text: list[int], group: int) -> bool:
-    """Whether the end of `text` has the same bits behind steps of groups as in one step; False where it has no end."""
+    """Whether the end of `text` has the same bits after steps of groups as in one step; False where it has no end."""
     length = len(text) - len(text) % group
     if length <= group:
         return False
@@ -168,7 +168,7 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
     step has up to `longest`.
     """
-    wanted = [4 * (number + SHORT) // 3 for number in numbers]  # the last of four parts begins behind the number
+    wanted = [4 * (number + SHORT) // 3 for number in numbers]  # the last of four parts begins after the number
     length = max([LENGTH, *(tokens for tokens in wanted if tokens <= most)])
     length = min(length, longest, runner.traits.context_length - 1)
     length -= length % (4 * runner.traits.row_group)
@@ -219,10 +219,10 @@ class _PartsTrial:
         parts = np.concatenate([self._fed(first, begin, begin + self._part) for begin in begins])
         yield "texts fed in parts", [parts, expected[1]]
         if traits.can_rewind:
-            yield "texts behind the beginning of another", [expected[0], self._fed(second, half, length)]
+            yield "texts after the beginning of another", [expected[0], self._fed(second, half, length)]
         if traits.can_rewind and num_slots > 1:
             copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
-            yield "texts behind a copy of another's beginning", [expected[0], copied]
+            yield "texts after a copy of another's beginning", [expected[0], copied]
         if num_slots > 1 and traits.form.in_slots.mixes_pasts:
             self._fed(first, half if traits.can_rewind else 0, length - 1)
             beside = np.concatenate([expected[0][: -len(TARGETS)], self._last_in_company()])

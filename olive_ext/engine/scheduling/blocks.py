@@ -32,7 +32,7 @@ class BlockTables:
         self.block_size = block_size
         self.blocks_per_slot = self.covering(capacity)
         self.tables_SP: CellArray = np.zeros((num_slots, self.blocks_per_slot), np.int32)
-        """The blocks of each slot in the order of its positions, and any numbers of blocks behind those."""
+        """The blocks of each slot in the order of its positions, and any numbers of blocks after those."""
 
         self._held: list[list[int]] = [[] for _ in range(num_slots)]
         self._num_users = [0] * (num_slots * self.blocks_per_slot if num_blocks is None else num_blocks)

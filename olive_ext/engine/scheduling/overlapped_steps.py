@@ -44,7 +44,7 @@ class StepThread:
         """Steps whose output has not been taken."""
 
     def begin(self, step: Step, *, is_overlapped: bool) -> None:
-        """Puts `step` behind those that were begun before. An overlapped one is not run where the one before failed."""
+        """Puts `step` after those that were begun before. An overlapped one is not run where the one before failed."""
         if self._end is None:
             queues = self._jobs, self._outcomes
             thread = threading.Thread(target=_serve, args=queues, name=THREAD_NAME, daemon=True)

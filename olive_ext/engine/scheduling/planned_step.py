@@ -281,7 +281,7 @@ def _error(planned: PlannedStep, index: int, found: str) -> NonFiniteError:
     answer = reads[0].answer if reads else sequence.answer
     key = answer.key if answer is not None else "?"
     return NonFiniteError(
-        f"request {key!r}: the model's output behind {position + 1} tokens is not finite ({found}): its weights, its "
+        f"request {key!r}: the model's output after {position + 1} tokens is not finite ({found}): its weights, its "
         "data type or the execution provider give NaN or infinity",
         " (`olive-ext check MODEL --verify` finds the layer; 'non_finite' = \"report\" counts such requests instead)",
     )

@@ -81,7 +81,7 @@ class Plan:
 def make_plan(
     requests: Iterable[tuple[Hashable, Request]], can_share: bool = True, side_of: Callable[[int], Side] = one_side
 ) -> Plan:
-    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie behind it.
+    """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie after it.
 
     Without `can_share` only equal inputs are computed once. `side_of` says which side an input of so many tokens
     belongs to; what is fed is its whole length, so that a scored text's last target does not count.

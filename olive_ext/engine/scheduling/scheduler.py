@@ -2,7 +2,7 @@
 
 A step has scored texts without slots, where the runner's form has such and there is something to score; else
 `SlotSteps` makes it.
-Sequences on other sides of a length behind which the model computes texts otherwise wait until those of the present
+Sequences on other sides of a length after which the model computes texts otherwise wait until those of the present
 side have ended, and find nothing resident; a generation that grows beyond its side begins anew on the next one, as in
 transformers and onnxruntime-genai.
 
@@ -44,7 +44,7 @@ class Scheduler:
         self._counters = counters
         self._limit = UNLIMITED
         self._waiting_sides: deque[Sequence] = deque()
-        """Sequences that wait for another side than the present one to have ended, or behind such."""
+        """Sequences that wait for another side than the present one to have ended, or after such."""
 
         self._begin_side(ONE_SIDE)
         self.reports_non_finite = False
@@ -99,7 +99,7 @@ class Scheduler:
         return self.present
 
     def schedule_overlapped(self) -> Step | None:
-        """The step behind the present one, which begins before that is read. None where that must be read first."""
+        """The step after the present one, which begins before that is read. None where that must be read first."""
         if not self._traits.overlaps_steps or self._overlapped is not None or self._num_without_slots:
             return None
         self._overlapped = self._in_slots.plan(self._present_plan())
@@ -209,7 +209,7 @@ class SlotSteps:
         self, traits: Traits, capacity: Capacity, counters: Counters, chunk_size: int, answer_tokens: int, side: Side
     ) -> None:
         """All sequences are on one `side`. `chunk_size`: tokens of inputs in a step; `answer_tokens`: the most of a
-        text, behind what it shares, that is fed one token a step."""
+        text, after what it shares, that is fed one token a step."""
         self._form = traits.form.in_slots
         self.slots = Slots(traits, capacity, answer_tokens)
         self._traits = traits
@@ -231,7 +231,7 @@ class SlotSteps:
         return bool(self._running) or self.waiting.num_waiting > 0
 
     def plan(self, before: PlannedStep | None = None) -> PlannedStep | None:
-        """The next step; there is work left. Behind a step `before` that has not been read rows that decode are fed
+        """The next step; there is work left. After a step `before` that has not been read rows that decode are fed
         with what it finds; None where nothing can be computed until it is read. Where a token of that is chosen on the
         host, its sequence is not in the step: that has inputs then, or those that decode stay together. Nor is one
         whose next token is forced, which happens to few at a time."""
@@ -359,7 +359,7 @@ class Admission:
     """Gives slots to waiting sequences."""
 
     def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
-        """`answer_tokens`: the most tokens of a text, behind what it shares, that is fed one token a step."""
+        """`answer_tokens`: the most tokens of a text, after what it shares, that is fed one token a step."""
         self._slots = slots
         self._answer_tokens = answer_tokens
         self._can_share = traits.chunked_prefill
@@ -423,7 +423,7 @@ class Admission:
 
     @staticmethod
     def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:
-        """Whether it has up to `most` tokens behind those that it shares, all text: it is fed one token a step."""
+        """Whether it has up to `most` tokens after those that it shares, all text: it is fed one token a step."""
         is_text = not sequence.media or sequence.media[-1].stop <= num_shared
         return sequence.generation is None and sequence.end - num_shared <= most and is_text
 

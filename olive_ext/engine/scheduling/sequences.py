@@ -133,7 +133,7 @@ class Reading(NamedTuple):
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `reads[position]` are the scores to be read of the distribution behind that position; `checkpoints` are the
+    `reads[position]` are the scores to be read of the distribution after that position; `checkpoints` are the
     numbers of tokens after which later sequences go another way.
     """
 
@@ -178,7 +178,7 @@ class Sequence:
         self.num_input = self.end
         self.num_prompt = self.num_prompt or self.end
         self.room = min(len(self.tokens), self.side.last)
-        """Tokens that it has at most: behind its side's last it begins anew, as another sequence."""
+        """Tokens that it has at most: after its side's last it begins anew, as another sequence."""
 
         self.num_slots = 1 if self.generation is None else self.generation.num_slots
         """Slots that it needs: one for each of its beams."""
@@ -293,7 +293,7 @@ class Sequence:
         return found
 
     def ban_at(self, position: int) -> Ban:
-        """Which tokens are ruled out as the one that is generated behind that position."""
+        """Which tokens are ruled out as the one that is generated after that position."""
         if not self.has_bans:
             return Ban.NONE
         return Ban.FIRST if position < self.num_prompt else Ban.LATER
@@ -327,7 +327,7 @@ PlannedRow = tuple[Sequence | None, Row]
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Those of `plain` sequences, behind them `others`."""
+    """Those of `plain` sequences, after them `others`."""
 
     others: Items[PlannedRow]
     plain: Items[Sequence] = ()

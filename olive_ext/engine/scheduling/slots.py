@@ -27,7 +27,7 @@ LAST = 7
 
 @dataclass(frozen=True)
 class Taken:
-    """The slot taken, and how many of the wanted tokens are resident there, behind the copy where there is one."""
+    """The slot taken, and how many of the wanted tokens are resident there, after the copy where there is one."""
 
     slot: int
     shared: int
@@ -88,7 +88,7 @@ class Slots:
         return int(self._tokens_SP.shape[1])
 
     def idle_position(self, slot: int) -> int:
-        """Where an idle row writes: behind what is resident, or over the unshared last position of a full slot."""
+        """Where an idle row writes: after what is resident, or over the unshared last position of a full slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(
@@ -104,7 +104,7 @@ class Slots:
         another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
         taken. The `wanted` ones come last.
 
-        What is resident behind another `source` (its key) is not shared, and of the items of `media` none in part. The
+        What is resident of another `source` (its key) is not shared, and of the items of `media` none in part. The
         search for the slot that shares most begins with the `likely` one.
         """
         slot = oldest = self._oldest(wanted)
@@ -250,7 +250,7 @@ class Slots:
     def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
         """A slot that shares most of `tokens`, where each may be cut back anywhere, and how many: `likely`, or the
         first that shares more. Few are compared as a whole: those that hold a token more than the longest found so far,
-        behind the same last ones."""
+        after the same last ones."""
         lengths_S = self._lengths_S
         self._has_sources |= source != ""
         if self._has_sources:

@@ -37,7 +37,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 QUANTIZER_SUFFIX = re.compile(r"((_matmul)?_Q\d+|_quant(ized)?)+$", re.IGNORECASE)
 """What quantizers append to the name of the node whose weight they replace: ONNX Runtime's for MatMulNBits and
-GatherBlockQuantized "_Q4", for a product behind DequantizeLinear "_matmul_Q4", its dynamic one "_quant"."""
+GatherBlockQuantized "_Q4", for a product after DequantizeLinear "_matmul_Q4", its dynamic one "_quant"."""
 
 COUNTER = re.compile(r"_node_\d+$")
 """What mobius appends to every node's name, counted over all nodes of the graph, whatever these are."""

@@ -98,10 +98,17 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
     """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
-    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text. Several such are
-    what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these compute
-    the same."""
-    whole = {name for name, what in others.items() if not ROTARY.search(name) and 2 * what.share >= 1}
+    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text, and so is a
+    matrix of which all rows are, unless it is as wide as a vocabulary (the values' part of a packed product). Several
+    such are what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these
+    compute the same."""
+    tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
+    widest, whole = max(map(max, tables), default=0), set()
+    for name, what in others.items():
+        shape = constants[name].shape
+        is_product = len(shape) == 2 and len(what.rows) == shape[0] and max(shape) < widest
+        if not ROTARY.search(name) and (is_product or 2 * what.share >= 1):
+            whole.add(name)
     is_meant = len(whole) + len(far) > 1
     meant = whole if is_meant else {name for name in whole if constants[name].ndim > 1}
     told = {name: what.told(constants[name]) for name, what in others.items() if name not in meant}

@@ -37,7 +37,7 @@ _WITH_PAST, _WITHOUT_PAST, _MERGED, _ENCODER = (
     "decoder_model_merged",
     "encoder_model",
 )
-"""optimum's names of an encoder-decoder's graphs; behind them may stand a suffix such as "_quantized"."""
+"""optimum's names of an encoder-decoder's graphs; after them may stand a suffix such as "_quantized"."""
 
 
 def real_path(path: str | Path) -> Path:
@@ -184,7 +184,7 @@ def missing_encoder(files: ModelFiles) -> str:
 def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
     """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
 
-    Takes the decoder with a past, because it also runs behind an empty past, and because its LM head is not hidden in
+    Takes the decoder with a past, because it also runs with an empty past, and because its LM head is not hidden in
     a subgraph of an If node, as that of the merged decoder is.
     """
     by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}

@@ -46,10 +46,8 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
         return
     for name in wanted:
         if not _is_kept(name):
-            raise ModelError(
-                f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked: {reason}",
-                code="needs_network",
-            )
+            told = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
+            raise ModelError(f"{told}: {reason}", code="needs_network")
     with told_to_be_offline():
         yield
 
@@ -106,7 +104,7 @@ def why_silent() -> str | None:
         except (ValueError, OverflowError) as error:  # a name or a port of which no address can be made
             answers.append(str(error))
 
-    # Names are looked up without a limit of time: the thread is left behind where that hangs.
+    # Names are looked up without a limit of time: the thread is left where that hangs.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(SECONDS)

@@ -122,7 +122,7 @@ def refuse_shards_outside(folder: Path) -> None:
 
 
 def _mode(path: Path) -> int:
-    """The mode of the file behind all links; 0 for a file that cannot be reached, and so cannot be opened."""
+    """The mode of the file at the end of all links; 0 for a file that cannot be reached, and so cannot be opened."""
     try:
         return path.stat().st_mode
     except OSError:

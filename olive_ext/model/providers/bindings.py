@@ -162,7 +162,7 @@ class Stacker:
         self._sessions: dict[tuple[int, bool], ort.InferenceSession] = {}
 
     def stack(self, parts: Sequence[StackedPart]) -> Values:
-        """The parts' rows behind each other, in new memory. All parts have as many positions."""
+        """The parts' rows one after the other, in new memory. All parts have as many positions."""
         if not self._tensors:  # of a part of a graph above all caches
             return ()
         while len(parts) > MOST_PARTS:

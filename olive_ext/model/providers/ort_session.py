@@ -106,7 +106,7 @@ def open_session(
 
 def reason_of(error: BaseException) -> str:
     """The message of an exception of ONNX Runtime, without the C++ places and signatures that it may begin with, and
-    without the middle of a long one: what is wrong with a graph stands behind the node that it is wrong with."""
+    without the middle of a long one: what is wrong with a graph stands after the node that it is wrong with."""
     text = _CODES.sub("", joined_lines(error, width=4000))
     while (match := _SOURCE.search(text)) is not None:
         text = f"{text[: match.start()]}{_behind_signature(text[match.end() :])}"

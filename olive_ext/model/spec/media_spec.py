@@ -46,8 +46,8 @@ MOST_TOKENS = 4098
 def read_item_masks(
     model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
 ) -> ItemMasks:
-    """The masks behind `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
-    are made for `num_tokens` tokens, more than a window has, all of text and all of one item; behind a window of more
+    """The masks of `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
+    are made for `num_tokens` tokens, more than a window has, all of text and all of one item; for a window of more
     than `MOST_TOKENS` nothing is looked at."""
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
@@ -66,7 +66,7 @@ def read_item_masks(
 
 
 def _given(arrays: dict[str, Array], past: Collection[str], num_tokens: int) -> Callable[[onnx.ValueInfoProto], Array]:
-    """What an input is given: one row of so many tokens behind nothing, `arrays` by name."""
+    """What an input is given: one row of so many tokens without a past, `arrays` by name."""
 
     def of(value: onnx.ValueInfoProto) -> Array:
         tensor = value.type.tensor_type
@@ -134,7 +134,7 @@ def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iter
     if not masks.joined and (is_seen or kind.startswith("gemma3")):
         yield (
             "a picture's tokens see each other in the original model; this decoder takes no token types, so that each "
-            "sees those before it: its numbers behind pictures are not the original's"
+            "sees those before it: its numbers after pictures are not the original's"
         )
     kinds = dict(enumerate(text.get("layer_types") or ()))
     full = [layer for layer in masks.joined if kinds.get(layer) == "full_attention"]
@@ -145,7 +145,7 @@ def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iter
         yield (
             "a picture's tokens see each other in the sliding layers of the original model, within the window "
             f"(transformers 5.23); in this decoder they do so {' and '.join(more)}, too (as in transformers 5.10): its "
-            "numbers behind pictures are not the original's"
+            "numbers after pictures are not the original's"
         )
 
 
@@ -165,7 +165,7 @@ def _deepstack(taken: Sequence[TensorSpec], config: Mapping[str, Any]) -> Iterat
     if layers and len(taken) == 1:
         yield (
             f"the original model adds the features of the vision tower's layers {layers} to its first layers "
-            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers behind pictures are not the "
+            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers after pictures are not the "
             "original's"
         )
 

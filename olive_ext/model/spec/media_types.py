@@ -101,7 +101,7 @@ class MediaEncoderSpec(MediaInput):
 
     @property
     def grid(self) -> str | None:
-        """The input with a row for each picture, whose patches lie one behind the other; None where there is none."""
+        """The input with a row for each picture, whose patches lie one after the other; None where there is none."""
         return next((tensor.name for tensor in self.inputs if "grid" in tensor.name), None)
 
     @property

@@ -151,7 +151,7 @@ class PositionalNodes:
         return not self._tokens.isdisjoint(self._behind(set(wanted), set())[1] - set(wanted))
 
     def values(self, wanted: Iterable[str]) -> list[str]:
-        """What the nodes behind the values `wanted` make."""
+        """The outputs of the nodes that make the values `wanted`."""
         return [name for node in reversed(self._behind(set(wanted), set())[0]) for name in node.output if name]
 
     def _behind(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
@@ -315,7 +315,7 @@ class StepComparison:
         return f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step"
 
     def _first_difference_by_tokens(self) -> str | None:
-        """The first value that another token changes, behind it or in another row: one that the nodes compare with."""
+        """The first value that another token changes, after it or in another row: one that the nodes compare with."""
         if not self._part.reads_tokens(self._frontier):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
@@ -335,7 +335,7 @@ class StepComparison:
             run = self._part.cut(names)
             chunk, part = run([(begin, CHUNK)], False), run([(begin, PART)], False)
         except UnrunnableError as error:
-            logger.debug("the nodes behind %s cannot be run: %s", names, error)
+            logger.debug("the nodes that make %s cannot be run: %s", names, error)
             most = MOST_RUNS // (RUNS * max(1, self._part.count(names)))
             return [name for one in names[:most] for name in self._by_position([one])] if len(names) > 1 else []
         for name in names:
@@ -363,7 +363,7 @@ class StepComparison:
         return next(wrong, None)
 
     def _pairs(self, run: Run, length: int, is_beyond: bool) -> Pairs:
-        """Values of a step, and those that are to be their beginnings, in and behind texts of `length` tokens."""
+        """Values of a step, and those that are to be their beginnings, in and after texts of `length` tokens."""
         begin = max(0, length - CHUNK)
         chunk = run([(begin, CHUNK)], is_beyond)
         for size in (PART, 1):
@@ -450,8 +450,8 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that tell rows behind different numbers of positions apart. A graph that has none takes positions from the
-cache's shape (T5 and Whisper of two exporters), and rows share its steps only behind equally many."""
+"""Inputs that tell rows after pasts of different lengths apart. A graph that has none takes positions from the
+cache's shape (T5 and Whisper of two exporters), and rows share its steps only after equally many."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
 
@@ -481,7 +481,7 @@ def as_opened(spec: DecoderSpec, failure: str, used: int | None, written: int | 
 
 
 def table_offset(options: Any) -> int | None:
-    """Rows of the first of two rotary tables, one behind the other, between which a provider chooses by a step's length
+    """Rows of the first of two rotary tables, one after the other, between which a provider chooses by a step's length
     (WebGPU, TensorRT RTX); None where `options`, of one provider or of several, have no such."""
     inner = list(options.values()) if isinstance(options, Mapping) else options if isinstance(options, list) else []
     named = options.items() if isinstance(options, Mapping) else ()
@@ -493,7 +493,7 @@ def table_offset(options: Any) -> int | None:
 def read_step_choices(
     model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor], context_length: int
 ) -> StepChoices:
-    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen behind
+    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen past
     operators that `onnx.reference` does not run, and by numbers that the graph computes of the tokens' content, but for
     one number of a whole step: trials on the opened model are what sees these."""
     if reduced := _whole_reduction(model.graph):
@@ -504,7 +504,7 @@ def read_step_choices(
     try:
         by_length, leak = StepComparison(part, numbers, context_length, has_own_pasts).compare()
     except UnrunnableError as error:  # the trials remain
-        logger.debug("the nodes behind positions and lengths cannot be run: %s", error)
+        logger.debug("the nodes that make positions and lengths cannot be run: %s", error)
         by_length, leak = [], ""
     windows = {entry.i for node in model.graph.node for entry in node.attribute if entry.name == "local_window_size"}
     numbers = sorted(number for number in {*numbers, *windows} if number > CHUNK)

@@ -112,7 +112,7 @@ ROLE_RANKS: dict[Role, tuple[int, ...]] = dict.fromkeys(Role, (1,)) | {
 """The ranks that an input of the role may have."""
 
 PACKED_RANKS = {**ROLE_RANKS, Role.INPUT_IDS: (1,), Role.POSITION_IDS: (1,)}
-"""`ROLE_RANKS` for a graph with a block table, where the tokens of all rows stand one behind the other."""
+"""`ROLE_RANKS` for a graph with a block table, where the tokens of all rows stand one after the other."""
 
 UNSUPPORTED = (
     (r"cross|encoder", "it belongs to an encoder-decoder, and is none of the inputs known of those"),

@@ -85,7 +85,7 @@ class CodeEval:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """What is computed in the block is noted only, and run behind it."""
+        """What is computed in the block is noted only, and run after it."""
         noted: list[Program] = []
         self._noted = noted
         try:

@@ -38,7 +38,7 @@ def locate_command(arguments: Namespace) -> int:
 
 
 def mend_command(arguments: Namespace) -> int:
-    """Writes the mended model and prints its bill. Raises `RequirementError` behind them where it breaks its bound on
+    """Writes the mended model and prints its bill. Raises `RequirementError` after them where it breaks its bound on
     documents that chose nothing."""
     config = parsed(MendingConfig, written_values(arguments, arguments.model, MEND_OPTIONS), MEND_OPTIONS)
     from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show

@@ -55,9 +55,8 @@ class _Scored:
         """Raises `ModelError` for other vocabularies."""
         plain = PlainPass(checkpoint)
         if plain.vocab_size != model.spec.vocab_size:
-            raise ModelError(
-                f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
-            )
+            told = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
+            raise ModelError(told, code="not_comparable")
         texts = _texts(model, checkpoint, plain)
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
 
@@ -267,7 +266,7 @@ def states_error(exact: States, rounded: States) -> float:
 
 
 def _behind_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
-    """The first of `names` behind the last that is not in `wrong`; None where that is the last of all."""
+    """The first of `names` after the last that is not in `wrong`; None where that is the last of all."""
     last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
     return names[last + 1] if last + 1 < len(names) else None
 
@@ -549,4 +548,4 @@ class Agreement:
             return "at every length"
         if self.is_by_text:
             return f"texts of up to {self.equal_up_to} tokens are equal, longer ones differ from their first tokens on"
-        return f"equal up to {self.equal_up_to} tokens, not behind"
+        return f"equal up to {self.equal_up_to} tokens, not beyond"

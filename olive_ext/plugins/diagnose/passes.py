@@ -28,7 +28,7 @@ from olive_ext.plugins.diagnose.settings import LocationConfig, LocationSettings
 from olive_ext.workflow.current_run import settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import additional_files, handler_of, label, onnx_config
-from olive_ext.workflow.looking_pass import LookingPass, OwnPass, folder_of
+from olive_ext.workflow.passes import LookingPass, OwnPass, folder_of
 
 
 class OrtLossMap(LookingPass):

@@ -1,5 +1,5 @@
 """Splits a model's distance to its checkpoint into stages: the conversion, up to the float ONNX model, the quantization
-behind it, and the provider that the result runs on. Each is an evaluation of its own against the stage before, on the
+after it, and the provider that the result runs on. Each is an evaluation of its own against the stage before, on the
 same documents. Where the provider is a stage, the other two are measured on the CPU."""
 
 from __future__ import annotations

@@ -438,9 +438,8 @@ def complete_answers(run: Named) -> list[Answers]:
         logged = len(item.by_document)
         most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
         if logged < most:
-            raise ConfigError(
-                f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all", "sample_log_num"
-            )
+            told = f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all"
+            raise MissingError(told, "sample_log_num")
     return answers
 
 

@@ -55,7 +55,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.workflow.current_run import logger, running, with_reference
 from olive_ext.workflow.evaluator import surfaced
-from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config, torch_device
+from olive_ext.workflow.handlers import handler_of, hf_config, label, onnx_config
 from olive_ext.workflow.metric_results import text_of, to_metric_result
 
 
@@ -74,12 +74,8 @@ def opened_models(model: Any, settings: MetricSettings, providers: Any, device: 
     export, where there is one. Raises `OliveExtError`."""
     kind, handler = handler_of(model)
     evaluation = with_reference(settings.as_evaluation())
-    if kind == "onnx":
-        config = onnx_config(handler, evaluation, providers)
-    else:
-        config = hf_config(handler, evaluation)
-        config = config.model_copy(update={"device": torch_device(config.device, device)})
-    return Models(config)
+    is_hf = kind == "hf"
+    return Models(hf_config(handler, evaluation, device) if is_hf else onnx_config(handler, evaluation, providers))
 
 
 @Registry.register(METRICS_TYPE)
@@ -342,7 +338,7 @@ def _samples(answers: Answers) -> list[dict[str, Any]]:
 
 def timed(metric: Any, session: Session, settings: MetricSettings) -> tuple[Any, dict[str, float]]:
     """Olive's result of the metric, over its warm-up and repeats, each of one batch; beside it milliseconds until each
-    answer of the batch has a first token, and for a token behind it, and tokens generated per second."""
+    answer of the batch has a first token, and for a token after it, and tokens generated per second."""
     requests = _batch(metric, session, settings)
     first = [replace(request, max_new_tokens=1) for request in requests]
     warmup, repeats, pause = (number or 0 for number in get_latency_config_from_metric(metric))

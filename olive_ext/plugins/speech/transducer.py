@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 
 SILENT_CHUNKS = 4
-"""Chunks of silence behind each sound, for the words that the encoder's right context still holds: Olive's number."""
+"""Chunks of silence after each sound, for the words that the encoder's right context still holds: Olive's number."""
 
 TOGETHER = 16
 """Sounds side by side, where the graphs leave the batch open."""
@@ -158,7 +158,7 @@ class Transducer:
         }
 
     def best(self, frames: Array, predicted: Array) -> Array:
-        """The most likely token [B] of frames [B, 1, H] behind what the prediction network gave [B, U, 1]."""
+        """The most likely token [B] of frames [B, 1, H] after what the prediction network gave [B, U, 1]."""
         names = self.config.joiner
         batch = len(frames)
         given = {names.inputs.encoder_outputs: frames, names.inputs.decoder_outputs: predicted.reshape(batch, 1, -1)}
@@ -233,7 +233,7 @@ class _Group:
         return encoded, ends_B
 
     def _predict(self) -> None:
-        """What the prediction network says behind each sound's last token, and the states that it would go on from."""
+        """What the prediction network says after each sound's last token, and the states that it would go on from."""
         section, (hidden, cell) = self._model.config.decoder, self._state
         names, results = section.inputs, section.outputs
         given = {names.targets: self._last_B[:, None], names.lstm_hidden_state: hidden, names.lstm_cell_state: cell}
@@ -276,7 +276,7 @@ class LogMel:
         self._before = np.zeros((batch, config.pre_encode_cache_size, config.num_mels), np.float32)
 
     def frames(self, samples_BN: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The next chunk's frames behind the last ones before it [B, F, M]."""
+        """The next chunk's frames after the last ones before it [B, F, M]."""
         config = self._config
         given = samples_BN.astype(np.float64)
         emphasized = given - config.preemph * np.concatenate([self._last, given[:, :-1]], 1)

@@ -331,7 +331,7 @@ class RequestEncoder:
         ]
 
     def rolling(self, requests: Sequence[base.RollingLoglikelihoodRequest]) -> list[RollingRequest]:
-        """Every token is scored, behind the prefix token: a BOS that the tokenizer adds is one of them."""
+        """Every token is scored, after the prefix token: a BOS that the tokenizer adds is one of them."""
         with self._lock:
             texts = self._contexts({request.text for request in requests if request.input_ids is None})
         return [RollingRequest(_given(r.input_ids, texts, r.text), self._prefix_id) for r in requests]

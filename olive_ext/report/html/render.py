@@ -96,7 +96,7 @@ def filled(template: str, *folders: Path, **values: Any) -> str:
 
 
 def _breakable(name: str) -> Any:
-    """A task's or model's name that may be broken behind its joints only."""
+    """A task's or model's name that may be broken after its joints only."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_/.-])(?=\w)", r"\1<wbr>", str(escape(name))))

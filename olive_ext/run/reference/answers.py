@@ -239,7 +239,7 @@ def _margin(scores: Sequence[float], target: object) -> float:
 
 
 def _choices(task: Any, line: Sample) -> list[str]:
-    """The choices of a document; behind the choices may come as many requests without a prompt (mutual information)."""
+    """The choices of a document; after the choices may come as many requests without a prompt (mutual information)."""
     texts = _try(lambda: task.doc_to_choice(line["doc"])) if len(line["arguments"]) > 1 else None
     fits = isinstance(texts, list) and len(line["arguments"]) in (len(texts), 2 * len(texts))
     return [str(item) for item in texts or ()] if fits else []

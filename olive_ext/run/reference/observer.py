@@ -90,7 +90,7 @@ Weights: TypeAlias = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Generated:
-    """A generation of the reference as a target behind its prompt, and the document that it answers."""
+    """A generation of the reference as a target after its prompt, and the document that it answers."""
 
     task_name: str
     doc_id: int

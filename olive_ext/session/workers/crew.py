@@ -150,7 +150,7 @@ def _held_tokens(requests: Sequence[Request]) -> int:
 
 
 PAUSES_S = (0.0, 1.0, 4.0)
-"""Before each opening of a lost worker, which is given up behind the last: what a killed process held is not free at
+"""Before each opening of a lost worker, which is given up after the last: what a killed process held is not free at
 once, and no other can be started until it is."""
 
 _JOIN_S = 0.5
@@ -211,7 +211,7 @@ class Crew:
         return f"{count - len(self._closed)} of {count} workers{lost}" if lost or count > 1 else ""
 
     def executions(self, which: str) -> list[Mapping[str, Any]]:
-        """The workers' executions behind their latest chunks; before any, the first worker's as it opened."""
+        """The workers' executions after their latest chunks; before any, the first worker's as it opened."""
         latest = [self._executions.get(f"{worker.name} {which}") for worker in self.workers]
         return [execution for execution in latest if execution] or [self.served.models[which].execution]
 

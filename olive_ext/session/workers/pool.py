@@ -199,7 +199,7 @@ class ProcessWorker(Worker):
             child.stop()
 
     def _answer(self, *message: Any, is_watched: bool = False) -> Any:
-        """The child's answer to the message, behind its beats."""
+        """The child's answer to the message, after its beats."""
         child = self._child
         if child is None:
             raise WorkerLostError("not running")

@@ -81,14 +81,14 @@ class Reply:
     results: Sequence[Result | Lost]
     counters: Mapping[str, int]
     execution: Mapping[str, Any] = field(default_factory=dict)
-    """`Engine.describe` behind the chunk."""
+    """`Engine.describe` after the chunk."""
 
 
 class WorkerLostError(Exception):
     """The worker is gone, or was ended because it hung; the message says how, as a clause: "ended by SIGSEGV"."""
 
     def __init__(self, how: str, advice: str = "") -> None:
-        """`advice`: what helps where it is gone before it could do anything, behind ": "."""
+        """`advice`: what helps where it is gone before it could do anything, after ": "."""
         super().__init__(how)
         self.advice = advice
 
@@ -198,7 +198,7 @@ class ServedModel:
 
 
 class Respondent:
-    """A `ServedModel` behind messages. Errors are answers, so that no transport has to carry or wrap an exception."""
+    """A `ServedModel` that messages drive. Errors are answers, so no transport has to carry or wrap an exception."""
 
     def __init__(self, open_served: Callable[[WorkerJob], Any] = ServedModel) -> None:
         """`open_served` makes what answers from the job of the first message."""

@@ -229,7 +229,7 @@ def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first() -> Non
     fed = sum(len(request.tokens) + 59 for request in requests)
     assert 0 < engine.counters.preemptions <= 12
     assert fed < engine.counters.tokens_fed < 1.5 * fed
-    assert engine.counters.steps_ahead >= 0.9 * engine.counters.steps
+    assert engine.counters.steps_overlapped >= 0.9 * engine.counters.steps
     engine.close()
 
 
@@ -273,7 +273,7 @@ def test_tokens_that_a_budget_puts_there_are_never_computed_beside_what_the_mode
     assert_runs_as_oracle(engine, [_thinking(12)])
     assert engine.counters.rows_dropped == 0
     assert (engine.counters.preemptions > 0) is (most_blocks < UNLIMITED)
-    assert 0 < engine.counters.steps_ahead < engine.counters.steps
+    assert 0 < engine.counters.steps_overlapped < engine.counters.steps
     engine.close()
 
 

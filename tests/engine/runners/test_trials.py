@@ -63,7 +63,7 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
     [
         ("by parts", "texts fed in parts"),
         ("by rows", "texts beside another"),
-        ("by copies", "texts behind a copy of another's beginning"),
+        ("by copies", "texts after a copy of another's beginning"),
     ],
 )
 def test_a_leak_is_told_with_the_way_that_shows_it(way: str, what: str) -> None:

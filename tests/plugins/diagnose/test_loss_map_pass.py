@@ -54,7 +54,7 @@ def test_pass_in_front_of_any_onnx_model_is_refused_by_check(tmp_path: Path) -> 
     model = {"type": "HfModel", "model_path": str(quickstart.MODEL)}
     findings = check_recipe(saved(tmp_path, recipe(tmp_path, model, **blocks())))
     assert findings.problems == [
-        "'passes.map': a loss is located in a quantized ONNX model: put the pass behind one that makes it"
+        "'passes.map': a loss is located in a quantized ONNX model: put the pass after one that makes it"
     ]
 
 

@@ -30,6 +30,7 @@ from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
 from tests.plugins.diagnose.conversion.test_checkpoint import edited, weight
+from tests.refusals import refused
 from tests.report.test_comparison import divergence, outcome
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
@@ -119,23 +120,32 @@ def test_stage_that_fails_is_a_warning_and_the_report_stands(
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ({"path": "onnx", "float_model": "onnx"}, "needs a Hugging Face model as the reference"),
-        ({"path": "hf", "float_model": "hf"}, "is no ONNX model"),
-        ({"path": "hf", "float_model": "int4"}, r"is quantized \(MatMulNBits\): give the float model"),
-        ({"path": "hf", "float_model": "/nowhere"}, "/nowhere"),
-        ({"path": "hf", "float_model": "auto"}, "no workflow is running: give its path, or 'export'"),
-        ({"path": "owner/name", "float_model": "export"}, "'export': its files are not in a folder here"),
-        ({"path": "onnx", "float_model": "export"}, "needs a Hugging Face model as the reference"),
+        ({"path": "onnx", "float_model": "onnx"}, {"code": "wrong_value"}),
+        ({"path": "hf", "float_model": "hf"}, {"code": "unsupported", "holds": "ONNX"}),
+        ({"path": "hf", "float_model": "int4"}, {"code": "wrong_value"}),
+        (
+            {"path": "hf", "float_model": "/nowhere"},
+            {"code": "not_found", "holds": "/nowhere"},
+        ),
+        (
+            {"path": "hf", "float_model": "auto"},
+            {"code": "contradiction", "field": "reference.float_model", "value": "auto", "holds": "export"},
+        ),
+        (
+            {"path": "owner/name", "float_model": "export"},
+            {"code": "wrong_value", "field": "reference.float_model", "value": "export"},
+        ),
+        ({"path": "onnx", "float_model": "export"}, {"code": "wrong_value"}),
     ],
 )
 def test_float_model_that_cannot_be_is_refused_before_anything_runs(
-    folder: Path, reference: dict[str, str], message: str
+    folder: Path, reference: dict[str, str], message: dict[str, Any]
 ) -> None:
     places = {"onnx": str(genai_export("llama")), "hf": str(hf_model("llama"))}
     places["int4"] = str(export("llama-genai-0.14-int4").path)
     named = {key: places.get(value, value) for key, value in reference.items()}
     values = {"tasks": ["tiny_choice"], "include_path": str(folder), "model": {"path": str(genai_export("qwen3"))}}
-    with pytest.raises(OliveExtError, match=message):
+    with refused(OliveExtError, **message):
         evaluate(EvaluationConfig.parse({**values, "reference": named}))
 
 
@@ -252,7 +262,7 @@ def test_checkpoint_alone_leaves_no_provider_to_be_told_apart() -> None:
     config = EvaluationConfig.parse(
         {"tasks": ["a"], "model": {"path": str(genai_export("llama"))}, "reference": reference}
     )
-    with pytest.raises(ConfigError, match=r"'reference.provider_stage' = true needs 'reference.float_model'"):
+    with refused(ConfigError, "missing", "reference.provider_stage", True, holds="reference.float_model"):
         refuse_stages(Models(config))
 
 

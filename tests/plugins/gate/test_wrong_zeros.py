@@ -37,7 +37,7 @@ def test_logs_of_some_documents_are_refused(baseline: Path) -> None:
     log = run / "samples_colours.jsonl"
     log.write_text("\n".join(log.read_text().split("\n")[:200]) + "\n")
     for update in (False, True):
-        with refused(ConfigError, "wrong_value", holds=("colours", "200", "400")):
+        with refused(ConfigError, "missing", "sample_log_num", holds=("colours", "200", "400")):
             gate(str(run), str(baseline), 5.0, update=update)
 
 

@@ -61,7 +61,7 @@ class GeneratorTraits:
 
     continues: Continues
     returns_all_rows: bool
-    """The logits behind every token fed can be read, not only those behind the last."""
+    """The logits after every token fed can be read, not only those after the last."""
 
     rewinds: bool
     """A generator can be cut back to fewer tokens."""
@@ -82,7 +82,7 @@ def find_traits(
     may_rewind: bool = True,
     window_size: int = 0,
 ) -> GeneratorTraits:
-    """Feeds the first `NUM_TOKENS` of `tokens` in several ways and compares the logits behind the last.
+    """Feeds the first `NUM_TOKENS` of `tokens` in several ways and compares the logits after the last.
 
     `may_rewind` is False where a rewind is known to go wrong only later (a cache that drops old positions).
     `window_size` is that of a model whose inputs have a fixed length; `tokens` are as many at least. Its generators
@@ -107,7 +107,7 @@ class _GeneratorTrial:
         generator = self._fed(tokens)
         self._expected_V = _last(generator)
         if not (self._expected_V < np.inf).all():  # no comparison of such logits tells anything
-            raise NonFiniteError(f"the model's output behind {len(tokens)} tokens, tried as it opens, is not finite")
+            raise NonFiniteError(f"the model's output after {len(tokens)} tokens, tried as it opens, is not finite")
         self.returns_all_rows = len(self._rows(generator)) == len(tokens)
 
     def continues(self) -> Continues:
@@ -257,7 +257,7 @@ class GenaiRunner(Runner):
                 logits_RV = self._feed(self._at(row.past), row.tokens, offsets)
         except (RuntimeError, MemoryError) as error:
             self._forget()
-            shape = f"{len(row.tokens)} tokens behind {row.past} positions"
+            shape = f"{len(row.tokens)} tokens after {row.past} positions"
             raise RunError(f"onnxruntime-genai failed on a step of {shape}: {joined_lines(error)}") from error
         return replace(score(logits_RV, step), logits_RV=logits_RV)
 
@@ -307,9 +307,9 @@ class GenaiRunner(Runner):
         return self._generator
 
     def _feed(self, generator: GenaiGenerator, tokens: Sequence[int], offsets: list[int]) -> FloatArray:
-        """Feeds `tokens`; the logits [R, V] behind those at `offsets` (ascending), in fp32.
+        """Feeds `tokens`; the logits [R, V] after those at `offsets` (ascending), in fp32.
 
-        A generator returns the rows of all tokens that it was fed at once: 943 MB behind 900 tokens of a vocabulary of
+        A generator returns the rows of all tokens that it was fed at once: 943 MB after 900 tokens of a vocabulary of
         262,144. So tokens that nobody scores are fed before those that are, and never read.
         """
         rows: list[FloatArray] = []
@@ -380,7 +380,7 @@ def _stack(rows: list[FloatArray]) -> FloatArray:
 
 
 def _neighbours(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of successive `offsets` (ascending), each as its first one and the one behind its last."""
+    """Runs of successive `offsets` (ascending), each as its first one and the one after its last."""
     runs: list[tuple[int, int]] = []
     for offset in offsets:
         if runs and runs[-1][1] == offset:

@@ -253,5 +253,5 @@ def _keep(states: States, name: str, num_tokens: int, value: Any) -> None:
         return
     rows = value[0] if value.ndim > 2 and len(value) == 1 else value
     if len(rows) == num_tokens:
-        kept = rows.detach().clone()  # what comes behind may write into it, as OLMo's clipping does
+        kept = rows.detach().clone()  # what comes after may write into it, as OLMo's clipping does
         states[name] = kept.reshape(num_tokens, -1).float().cpu().numpy()

@@ -134,7 +134,7 @@ class HfRunner(Runner):
                 logits_RV = self._shared_prefix.run(step)
         except (RuntimeError, MemoryError, IndexError, ValueError, TypeError) as error:
             self._forget()
-            shape = f"{step.num_tokens} tokens behind {step.rows[0].past} positions"
+            shape = f"{step.num_tokens} tokens after {step.rows[0].past} positions"
             raise RunError(f"transformers failed on a step of {shape}: {first_line(error)}") from error
         return self._score(logits_RV, step)
 
@@ -271,7 +271,7 @@ class FedRow:
 
     @property
     def stop(self) -> int:
-        """The position behind the last token."""
+        """The position after the last token."""
         return self.begin + len(self.ids)
 
 
@@ -303,7 +303,7 @@ def item_inputs(row: FedRow, accepted: Mapping[str, Any], device: Any) -> dict[s
 
 
 def rotary_inputs(row: FedRow, media: Media, device: Any) -> dict[str, torch.Tensor]:
-    """Time, height and width [3, 1, S] of a row behind a cache. Such models know the positions of a pass with pictures
+    """Time, height and width [3, 1, S] of a row after a cache. Such models know the positions of a pass with pictures
     by themselves, and remember of it how far text goes on: of another sequence, where that was the last one."""
     import torch
 

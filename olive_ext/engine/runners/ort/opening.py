@@ -239,7 +239,7 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
 
 _STOPS_SPINNING = {"session.force_spinning_stop": "1"}
 """Of a model of several graphs, or beside another model: each session has threads of its own, and those that spin
-behind a run take the processors of the next session's. By hand, on a busy machine of 2 cores, the tiny Whisper heard
+after a run take the processors of the next session's. By hand, on a busy machine of 2 cores, the tiny Whisper heard
 1.3 to 1.7 times as fast in first runs, 2.6 to 4.8 times in later ones; two resident models of 135M parameters took 1.35
 times the processor's seconds of both alone, and 1.04 times without (40 documents of each quickstart task)."""
 

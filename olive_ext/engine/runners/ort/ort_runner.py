@@ -194,7 +194,7 @@ CAPACITY_STEP = 64
 """Slots grow by multiples of this many positions, so that a slightly longer request does not allocate anew."""
 
 ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-"""ONNX Runtime's run option that names the arenas to be shrunk behind the run."""
+"""ONNX Runtime's run option that names the arenas to be shrunk after the run."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ class OrtRunner(Runner):
             return self._run(step)
         except Exception as error:
             row, many = step.rows[0], len(step.rows)
-            what = f"on a step of {many} x {len(row.tokens)} tokens behind {row.past} positions"
+            what = f"on a step of {many} x {len(row.tokens)} tokens after {row.past} positions"
             raise named_failure(error, what) from error
 
     def release_memory(self) -> None:
@@ -370,7 +370,7 @@ class OrtRunner(Runner):
         return self._parts.compiled.bucket(shape)
 
     def _shrink_arena(self) -> None:
-        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena behind a run (no encoder-decoder's)."""
+        """Runs a token in the smallest slots: ONNX Runtime shrinks an arena after a run (no encoder-decoder's)."""
         if (arena := self.device.arena) is None:
             return
         self._kv.release_memory()

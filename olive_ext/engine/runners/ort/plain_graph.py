@@ -1,4 +1,4 @@
-"""A decoder's graph run once over a text, behind nothing, in a session that also returns values of its nodes; and the
+"""A decoder's graph run once over a text, without a past, in a session that also returns values of its nodes; and the
 node whose output is the first with NaN or +inf. Knows no runner.
 """
 
@@ -56,7 +56,7 @@ def refuse_more_than_tokens(model: ResolvedModel, finding: str) -> None:
 
 
 def plain_inputs(spec: DecoderSpec, tokens: Sequence[int]) -> dict[str, ort.OrtValue]:
-    """All inputs of a decoder that takes `tokens` behind nothing, by name, in the host's memory."""
+    """All inputs of a decoder that takes `tokens` without a past, by name, in the host's memory."""
     layout = Layout.of(Step((Row(0, 0, tuple(tokens)),)))
     arrays = {found.tensor.name: input_array(found, layout) for found in spec.inputs}
     values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
@@ -86,7 +86,7 @@ def run_plainly(session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue
 
 def first_non_finite(model: ResolvedModel, tokens: Sequence[int]) -> str | None:
     """A sentence on the first node, in the graph's order, whose output has NaN or +inf where the decoder is fed with
-    `tokens` behind nothing, and on its weight where that has them already; None where there is no such node. Lawful is
+    `tokens` without a past, and on its weight where that has them already; None where there is no such node. Lawful is
     -inf, which masks have.
 
     Raises `ModelError` where the decoder takes more than tokens, or ONNX Runtime does not open the edited graph.

@@ -172,7 +172,7 @@ def _told(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDif
 def _write_repro(
     folder: Path, places: tuple[Place, Place], given: Mapping[str, Array], value: str, tolerance: float, what: str
 ) -> None:
-    """Fills `folder`, all or nothing: the part of the graph behind `given` values that makes `value`, in both places.
+    """Fills `folder`, all or nothing: the part of the graph after `given` values that makes `value`, in both places.
     Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -295,7 +295,7 @@ class Search:
         self._values = [name for name in own.graph.values if name in shared]
         self._outputs = [name for name in own.graph.outputs if name in shared]
         if set(self._values) <= {*own.graph.outputs, *other.graph.outputs} or self.own.logits not in shared:
-            raise ModelError("no values between the nodes of the two graphs have the same names")
+            raise ModelError("no values between the nodes have the same names", code="not_comparable")
         if own.graph.model != other.graph.model:
             own.learn_types(self._values)
         rounded = [place.rounding(range(len(place.graph.nodes))) for place in (own, other)]
@@ -474,7 +474,7 @@ class Search:
 
 
 def _first(items: Sequence[T], holds: Callable[[T], bool]) -> T:
-    """An item that holds behind one that does not (or the first of all), by halving; the last is taken to hold."""
+    """An item that holds after one that does not (or the first of all), by halving; the last is taken to hold."""
     low, high = 0, len(items) - 1
     while low < high:
         middle = (low + high) // 2

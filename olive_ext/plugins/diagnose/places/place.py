@@ -1,4 +1,4 @@
-"""A decoder in one place: any part of its graph run there over one document, in one step behind nothing."""
+"""A decoder in one place: any part of its graph run there over one document, in one step without a past."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def last_row(logits: Array) -> Array:
 
 
 GIVEN = "/given"
-"""Behind the name of a given value that the same part computes anew."""
+"""After the name of a given value that the same part computes anew."""
 
 _NO_TENSORS = ("Sequence", "SplitToSequence", "Optional")
 """Operators whose names begin so return no tensors."""
@@ -290,7 +290,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 
 
 def _ordered(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that outputs need, each behind what it reads: from the first output down."""
+    """The nodes that outputs need, each after what it reads: from the first output down."""
     makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     done: dict[int, None] = {}
     pending: list[Any] = [makers[output.name] for output in reversed(graph.output) if output.name in makers]

@@ -342,7 +342,7 @@ def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized
 
 def _block(use: WeightUse, weights: GraphWeights) -> int:
     """The numbers of a row that a product would round with one scale, where it rounds what it multiplies; 0 where its
-    form never does. ONNX Runtime makes a MatMulNBits of a product behind DequantizeLinear, too."""
+    form never does. ONNX Runtime makes a MatMulNBits of a product after DequantizeLinear, too."""
     node = use.node
     if node.op_type == "MatMulNBits":
         return int(attribute(node, "block_size", 0)) if attribute(node, "accuracy_level", 0) == _LEVEL else 0

@@ -57,7 +57,7 @@ def mend(config: MendingConfig | Mapping[str, Any] | str | Path, *, progress: bo
     `config` is the model's path with the other keys as keywords
     (`mend("int4", reference="float", tasks=["mmlu"], within={"kl_mean": 0.01}, output_dir="mended")`), a mapping of all
     keys, or a `MendingConfig`. Every failure but an interruption is an `OliveExtError`: `RequirementError` where no
-    model keeps the bound, within the size. Nothing is left behind then. Whether documents that chose nothing confirm
+    model keeps the bound, within the size. Then nothing is left behind. Whether documents that chose nothing confirm
     the bound is the bill's `verdict`.
 
     What has been measured lies in a hidden folder beside `output_dir` until the call ends: one that was interrupted, or
@@ -243,7 +243,7 @@ _WEIGHT = {"MatMul": 1, "Gather": 0}
 
 @dataclass(frozen=True)
 class OliveSettings:
-    """Passes behind the float ONNX model, and behind the checkpoint; what they leave open, one sentence each."""
+    """Passes after the float ONNX model, and after the checkpoint; what they leave open, one sentence each."""
 
     passes: dict[str, dict[str, Any]]
     """For a recipe whose model is the float ONNX model at this place."""
@@ -285,7 +285,7 @@ def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources)
 
 
 def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
-    """The passes, and behind them one that gives the outputs of quantized nodes their names back: Olive's appends the
+    """The passes, and after them one that gives the outputs of quantized nodes their names back: Olive's appends the
     bits to those of the graph, too."""
     outputs = {value.name for value in floats.graph.output}
     old_names, new_names = [], []
@@ -352,7 +352,7 @@ def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iter
     kept = [target for target, precision in choices.items() if precision is None]
     forms = {tuple((_form(target) or {}).items()) for target in kept}
     if any(_form(target) is None for target in kept):
-        yield "experts and weights behind DequantizeLinear are another pass's: exclude the nodes there"
+        yield "experts and weights after DequantizeLinear are another pass's: exclude the nodes there"
     elif len(forms) > 1:
         yield f"the quantized model has weights of {len(forms)} forms: the pass has the parameters of the first"
     elif kept and not _is_nearest(min(kept, key=lambda target: target.bytes), sources):

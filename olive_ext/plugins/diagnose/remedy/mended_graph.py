@@ -28,7 +28,7 @@ from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, WeightUse
 MICROSOFT = "com.microsoft"
 
 _BIASES = (4, 7, 10)
-"""The inputs of QMoE that are biases; MoE has each behind its weight."""
+"""The inputs of QMoE that are biases; MoE has each after its weight."""
 
 _FORM = ("expert_weight_bits", "block_size")
 
@@ -247,7 +247,7 @@ class Mending:
         return tensor.name
 
     def _fresh(self, name: str) -> str:
-        """`name`, or with a number behind it where the graph has it already."""
+        """`name`, or with a number after it where the graph has it already."""
         new, number = name, 1
         while new in self._names:
             number += 1

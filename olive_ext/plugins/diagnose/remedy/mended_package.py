@@ -56,7 +56,7 @@ class Package:
 
     def write(self, output: Path) -> None:
         """Writes everything into a new folder. Raises `ConfigError` for one that has files, `RunError` where the disk
-        has no room or fails; nothing is left behind then."""
+        has no room or fails; then nothing is left behind."""
         refuse_filled(output)
         output = output.absolute()
         free = shutil.disk_usage(_nearest(output)).free

@@ -1,8 +1,8 @@
-"""What is rounded beside weights: activations, behind switches in the float graph, and the KV cache, in a graph of its
+"""What is rounded beside weights: activations, after switches in the float graph, and the KV cache, in a graph of its
 own.
 
 A switch is a boolean that is bound as weights are: off, its value passes; on, what is read is rounded. Values of a
-cache are rounded inside of the attention, behind its rotary embedding, so no switch can be put before it.
+cache are rounded inside of the attention, after its rotary embedding, so no switch can be put before it.
 """
 
 from __future__ import annotations

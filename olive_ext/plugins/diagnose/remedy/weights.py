@@ -153,7 +153,7 @@ class GraphWeights(Constants):
         return len(tensor.raw_data) or onnx.numpy_helper.to_array(tensor).nbytes
 
     def _free(self, name: str) -> str:
-        """The name, or with a number behind it where nodes differ in their counters alone."""
+        """The name, or with a number after it where nodes differ in their counters alone."""
         if name not in self.uses:
             return name
         return next(free for n in itertools.count(2) if (free := f"{name} {n}") not in self.uses)

@@ -47,7 +47,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         return self._lm.session
 
     def clean(self) -> None:
-        """Lets the model go: lmms-eval calls it behind the last request."""
+        """Lets the model go: lmms-eval calls it after the last request."""
         self._lm.close()
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
@@ -64,7 +64,7 @@ class _OrtLMMS(lmms):  # type: ignore[misc] # lmms-eval has no types
         ]
 
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
-        """(log-probability in nats, is greedy) of each continuation behind its document's pictures and text."""
+        """(log-probability in nats, is greedy) of each continuation after its document's pictures and text."""
         asked = [
             self._text_instance("loglikelihood", place, one, *self._choice(one)) for place, one in enumerate(requests)
         ]
@@ -130,7 +130,7 @@ class OrtChat(_OrtLMMS):
 
 
 class OrtSimple(_OrtLMMS):
-    """Tasks as a text behind their pictures (`doc_to_visual`), with `--force_simple`; choices are scored."""
+    """Tasks as a text after their pictures (`doc_to_visual`), with `--force_simple`; choices are scored."""
 
     is_simple = True
 

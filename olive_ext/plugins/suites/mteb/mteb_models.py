@@ -36,7 +36,7 @@ class OrtEncoder:
     def encode(
         self, inputs: Iterable[Any], *, task_metadata: Any, prompt_type: Any = None, **_: Any
     ) -> npt.NDArray[np.float32]:
-        """[N, H] of a loader's texts, behind the prompt that mteb picks for the task."""
+        """[N, H] of a loader's texts, after the prompt that mteb picks for the task."""
         texts = [text for batch in inputs for text in batch["text"]]
         prompt = self.prompt(task_metadata, prompt_type)
         vectors = self.encoder.encode(texts, prompt)

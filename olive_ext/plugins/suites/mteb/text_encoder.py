@@ -169,13 +169,13 @@ def _pool(states_SH: Array, pooling: str) -> Array:
 
 
 def _first_position(config: Any) -> int:
-    """Positions of RoBERTa's kind begin behind the padding's."""
+    """Positions of RoBERTa's kind begin after the padding's."""
     is_robertas = any(name in str(config.get("model_type", "")) for name in ("roberta", "camembert", "mpnet"))
     return int(config.get("pad_token_id", 1)) + 1 if is_robertas else 0
 
 
 OUTPUTS = ("hidden_states", "last_hidden_state")
-"""Names of the hidden states behind a decoder's last norm: onnxruntime-genai's builder, optimum."""
+"""Names of the hidden states after a decoder's last norm: onnxruntime-genai's builder, optimum."""
 
 _TEXTS_AT_ONCE = 4096
 _POSITIONS_AT_ONCE = 1 << 16
@@ -235,7 +235,7 @@ class DecoderStates:
         return np.concatenate(found)
 
     def _pooled(self, texts: Sequence[Sequence[int]], pooling: str) -> Array:
-        # A request for each position: what requests have in common is computed once. The token behind the last is never
+        # A request for each position: what requests have in common is computed once. The token after the last is never
         # fed; as a target it has to be one of H.
         ends = [_ends(len(tokens), pooling) for tokens in texts]
         requests = [Request((*tokens[:end], 0), 1) for tokens, stops in zip(texts, ends, strict=True) for end in stops]
@@ -297,7 +297,7 @@ class TextEncoder:
         own = self._hf.model_max_length if self._hf.model_max_length < _NO_LIMIT else self.states.max_length
         wanted = model.settings.max_length or found.max_length or own
         self.max_length = min(wanted, self.states.max_length)
-        """Tokens of a text; what is behind them is cut off."""
+        """Tokens of a text; what is after them is cut off."""
 
         self._ranges: tuple[Array, Array] | None = None
 
@@ -309,7 +309,7 @@ class TextEncoder:
         return of_files or "last"
 
     def encode(self, texts: Iterable[str], prompt: str = "") -> Array:
-        """[N, H] embeddings of the texts, each behind `prompt`; equal texts are computed once. Raises `RunError`."""
+        """[N, H] embeddings of the texts, each after `prompt`; equal texts are computed once. Raises `RunError`."""
         given = list(texts)
         distinct = list(dict.fromkeys(given))
         if not distinct:

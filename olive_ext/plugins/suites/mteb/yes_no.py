@@ -1,4 +1,4 @@
-"""Rerankers that answer "yes" or "no": a decoder's log-probabilities of the two behind Qwen3-Reranker's template.
+"""Rerankers that answer "yes" or "no": a decoder's log-probabilities of both words after Qwen3-Reranker's template.
 
 The engine computes what pairs have in common (the system's message, an instruction, a query) once.
 Source of the template: https://huggingface.co/Qwen/Qwen3-Reranker-0.6B. Axes: N pairs.

@@ -245,5 +245,5 @@ def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
         node.input[:] = [made.get(name, name) for name in node.input]
         node.output[:] = [made.get(name, name) for name in node.output]
     onnx.save(model, other / "model.onnx")
-    with pytest.raises(ModelError, match="have no values of the same names"):
+    with refused(ModelError, "not_comparable"):
         found(other, deep())
