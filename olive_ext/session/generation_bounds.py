@@ -80,8 +80,7 @@ _SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
-    generation_config.json: penalties, whether more than the likeliest token is drawn, a `max_length` below the context.
-    """
+    generation_config.json: penalties, whether one of several tokens is drawn, a `max_length` below the context."""
     config = files.directory / "generation_config.json"
     written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
     section = files.genai_config.get("search") or written

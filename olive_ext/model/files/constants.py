@@ -322,9 +322,7 @@ def _broken(array: Array) -> str:
     rows: list[int] = []
     for first, block in _blocks(array):
         is_finite = np.isfinite(block)
-        if is_finite.all():
-            continue
-        if not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all():
+        if is_finite.all() or (not np.isnan(block).any() and np.isin(block[is_finite], (0, 1)).all()):
             continue
         rows += (first + np.flatnonzero(~is_finite.all(1))).tolist()
     return _sentence(rows, array, "NaN or infinite") if rows else ""
@@ -422,10 +420,8 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
             if stored is not None:
                 grids[name + part] = _packed(node, *stored)
         for index in _WEIGHTS.get(node.op_type, {}).values():
-            is_turned, maker = (
-                _is_turned(node),
-                constants.maker.get(node.input[index] if index < len(node.input) else ""),
-            )
+            is_turned = _is_turned(node)
+            maker = constants.maker.get(node.input[index] if index < len(node.input) else "")
             if maker is not None and maker.op_type == "Transpose":
                 is_turned, maker = not is_turned, constants.maker.get(maker.input[0])
             stored = constants.packed(maker, (0, 1, 2)) if maker is not None else None

@@ -201,11 +201,8 @@ def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
-        if (
-            is_known
-            and not any(_is_same(own, other) for other in known)
-            and not ("heads" in name and 0 in (own, *known))
-        ):
+        is_other = not any(_is_same(own, other) for other in known)
+        if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
             return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
     return {}
 

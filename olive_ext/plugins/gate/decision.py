@@ -392,10 +392,9 @@ def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> 
     """Raises `ConfigError` where a task is no longer asked and scored as the baseline's."""
     now, known = definitions(results), baseline.definitions
     if other := [item.task for item in baseline.documents if now.get(item.task) != known.get(item.task)]:
-        raise NotComparableError(
-            f"task '{other[0]}' is asked or scored otherwise than the baseline's (version, choices, targets, "
-            "generation settings, filters, metrics): write the baseline anew with --update-baseline"
-        )
+        what = "asked or scored otherwise than the baseline's (version, choices, targets, generation settings, filters"
+        what = f"{what}, metrics):" if other[0] in now else "in the baseline and not in the run: evaluate the same, or"
+        raise NotComparableError(f"task '{other[0]}' is {what} write the baseline anew with --update-baseline")
 
 
 def _records(reference: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.bounds import Bound
-from olive_ext.plugins.gate.decision import Gated, gate, gate_answers
+from olive_ext.plugins.gate.decision import Gated, gate, gate_answers, read_baseline, refuse_other_definitions
 from olive_ext.plugins.gate.forms import lines
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
@@ -130,6 +130,13 @@ def test_task_that_is_scored_otherwise_is_refused(how: str, baseline: Path) -> N
     run = place(baseline.parent, "after", rows, changed)
     with refused(ConfigError, "not_comparable", holds="colours"):
         gate(str(run), str(baseline), 5.0)
+
+
+def test_task_that_the_run_lacks_is_not_said_to_be_asked_otherwise(baseline: Path) -> None:
+    """As where drawn documents are of fewer tasks than the baseline's."""
+    known = replace(read_baseline(baseline), definitions={"colours": "0"})
+    with pytest.raises(ConfigError, match="'colours' is in the baseline and not in the run"):
+        refuse_other_definitions(known, {"configs": {"shapes": {}}})
 
 
 def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) -> None:

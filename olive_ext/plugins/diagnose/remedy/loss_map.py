@@ -29,6 +29,9 @@ SAYS_NOTHING = 20.0
 DOUBTED = 0.01
 """Share of numbers beyond rounding from which on it is reported."""
 
+_MADE_UP = 4.0
+"""Times the loss of all weights together from which on others make up for an entry's: it was changed with them."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -142,7 +145,9 @@ class LossMap:
         sentences = [self.certainty, self.additivity, self.rest, *unpaired_sentences(self.unpaired)]
         if self.kernels.mean > self.model_kl.mean / 2:
             sentences.insert(0, sentences.pop(2))
-        return (*doubt(self.damaged, self.beyond_rounding), *sentences)
+        made_up = {entry.name for entry in self.entries if entry.kl > _MADE_UP * self.total.mean}
+        damaged = {name: what for name, what in self.damaged.items() if name not in made_up}
+        return (*doubt(damaged, {name: n for name, n in self.beyond_rounding.items() if name not in made_up}), *sentences)
 
     @property
     def certainty(self) -> str:

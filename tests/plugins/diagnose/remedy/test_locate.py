@@ -168,6 +168,15 @@ def test_evaluation_that_does_not_reach_the_damage_is_not_green(tmp_path: Path) 
         assert ("damaged: 'cos_cache' rows 450 to 511 of 512 are" in verdict(comparison).finding) == is_damaged
 
 
+def test_weights_that_make_up_for_each_other_are_no_damage(whole: LossMap) -> None:
+    """Values scaled by 3 and the output projection by a third: each alone loses much, and both together nothing."""
+    first, *others = whole.entries
+    strange = replace(whole, damaged={first.name: "is not the float model's"}, beyond_rounding={first.name: 0.9})
+    assert strange.sentences[0].startswith(f"Damaged: '{first.name}' ")
+    made_up = replace(strange, entries=(replace(first, kl=10 * whole.total.mean), *others))
+    assert made_up.sentences[0] == whole.certainty
+
+
 def test_upper_end_that_says_nothing_is_not_printed() -> None:
     assert interval(Estimate(0.0184, 0.004, 7.56, 8)) == "from 0.00400 on"
     assert interval(Estimate(0.0184, 0.004, 0.05, 8)) == "0.00400 to 0.0500"
