@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, SAME_NATS, Certainty, Comparison, Divergence, Outcome
 from olive_ext.report.numbers import joined
 from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import stage_sentences
@@ -42,7 +42,6 @@ Code = Literal[
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
 _KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain")
-_SAME_NATS = 1e-6
 _MOST_NAMED = 3
 
 SENTENCES = "sentence_accuracy"
@@ -350,7 +349,7 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
     if comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
     flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
-    return divergence is not None and divergence.kl.maximum < _SAME_NATS and not flipped
+    return divergence is not None and divergence.kl.maximum < SAME_NATS and not flipped
 
 
 def _other_ends(comparison: Comparison) -> str:
@@ -405,7 +404,7 @@ def band_of(item: Divergence, sign: int = 0) -> Band:
 
 def distance_words(item: Divergence) -> str:
     """The band, for people; nothing where the distributions are equal but for rounding or not finite."""
-    if not math.isfinite(item.kl.mean) or item.kl.maximum < _SAME_NATS:
+    if not math.isfinite(item.kl.mean) or item.kl.maximum < SAME_NATS:
         return ""
     band = band_of(item)
     is_other = band is BANDS[-1] and item.top1_agreement < _OTHER_AGREEMENT

@@ -16,7 +16,7 @@ from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelEr
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import NAME, Comparison
+from olive_ext.report.comparison import NAME, SAME_NATS, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
@@ -102,7 +102,9 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
         vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
         contexts, length = models.contexts, models.own.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
-    comparison = replace(report.comparison, damaged=models.damage(), reach=reach, contexts=contexts)
+    overall = report.comparison.overall_divergence()
+    damaged = models.damage(is_same=overall is not None and overall.kl.maximum < SAME_NATS)
+    comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
     return replace(report, comparison=comparison)
 
 

@@ -332,7 +332,9 @@ def tables(
     return change
 
 
-def damaged(folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any]) -> dict[str, str]:
+def damaged(
+    folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any], *, is_same: bool = False
+) -> dict[str, str]:
     """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
     files = []
     for name, one in (("own", model), ("reference", reference)):
@@ -343,7 +345,7 @@ def damaged(folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | d
         else:
             onnx.save(one, file)
         files.append(ModelFiles(file, file.parent, {}, {}, ""))
-    return damage(*files)
+    return damage(*files, is_same=is_same)
 
 
 def equal() -> Outcome:
@@ -377,6 +379,13 @@ def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, s
     assert verdict(Comparison({}, (), (equal(),), damaged=told)).code == "damaged"
     of_another = [Constants(one, Path()) for one in (decoder(OTHER_NAMES), decoder(edit))]
     assert differing_numbers(*of_another).keys() == (told.keys() if "other" in shown_by else set())
+
+
+@pytest.mark.parametrize(("edit", "num_named"), [(NUMBERS[0][0], 1), (NUMBERS[7][0], 0), (NUMBERS[8][0], 0)])
+def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_are_named(
+    edit: Any, num_named: int, tmp_path: Path
+) -> None:
+    assert len(damaged(tmp_path, decoder(edit), decoder(), is_same=True)) == num_named
 
 
 CONFIG = {

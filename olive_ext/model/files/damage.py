@@ -50,6 +50,9 @@ _BY_NAME = (
 _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unidirectional")
 """Attributes that mean the same in two nodes of one name with the same inputs."""
 
+REACHED = ("scale", "num_heads", "kv_num_heads")
+"""Attributes that decide every position of every text."""
+
 _ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
 1e-12."""
@@ -69,11 +72,12 @@ _ROWS = 1 << 14
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
-def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
+def damage(model: ModelFiles, reference: ModelFiles | None, *, is_same: bool = False) -> dict[str, str]:
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
-    nodes that compute with other numbers. The reference is an ONNX model, a checkpoint, or not on disk. Raises
-    `ModelError`."""
+    nodes that compute with other numbers, but for `REACHED` where texts gave the same distributions (`is_same`): a
+    scale may be folded into the weights, and heads repeated. The reference is an ONNX model, a checkpoint, or not on
+    disk. Raises `ModelError`."""
     findings: dict[str, str] = {}
     graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
     floats, config, others = {}, {}, {}
@@ -88,9 +92,12 @@ def damage(model: ModelFiles, reference: ModelFiles | None) -> dict[str, str]:
         if part in others:
             other = constants_of(others[part])
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
-            numbers = differing_numbers(other, own)
+            numbers = differing_numbers(other, own, REACHED if is_same else ())
         elif config and not part:
-            known, numbers = floats | rotary_tables(config, constants), numbers_against(config, own.model)
+            known, numbers = (
+                floats | rotary_tables(config, constants),
+                numbers_against(config, own.model, REACHED if is_same else ()),
+            )
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return findings
@@ -165,7 +172,7 @@ def rope_types(text: Mapping[str, Any]) -> Iterator[str]:
         yield "default" if kind in (None, "mrope") else str(kind)
 
 
-def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
+def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
     Nodes pair by name. Where those of a kind have none of the reference's names, as another exporter's, they pair by
@@ -183,7 +190,7 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
             known = others.get(name, [])
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, is_named=is_named)
+                findings |= _unlike(node, pair, sizes, without, is_named=is_named)
     scalars = _scalars(reference)
     for name, value in _scalars(model).items():
         other = scalars.get(name, value)
@@ -193,11 +200,13 @@ def differing_numbers(reference: Constants, model: Constants) -> dict[str, str]:
     return findings
 
 
-def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], *, is_named: bool) -> dict[str, str]:
+def _unlike(
+    node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], without: Sequence[str], *, is_named: bool
+) -> dict[str, str]:
     """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
-    for name in names if len(pair) == 1 else _FREE if pair else ():
+    for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
@@ -207,7 +216,7 @@ def _unlike(node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int
     return {}
 
 
-def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[str, str]:
+def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = ()) -> dict[str, str]:
     """Norms and attentions that compute with other numbers than config.json says, by name: which. A kind of norms may
     have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
@@ -224,7 +233,7 @@ def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto) -> dict[s
         if node.op_type in _ATTENTIONS:
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
             allowed |= {"scale": _scales(text), "local_window_size": _windows(text, node, has_windows=has_windows)}
-        for name, values in allowed.items():
+        for name, values in ((name, one) for name, one in allowed.items() if name not in without):
             own = _value(node, name, set())
             if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
                 findings[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"

@@ -147,7 +147,8 @@ class LossMap:
             sentences.insert(0, sentences.pop(2))
         made_up = {entry.name for entry in self.entries if entry.kl > _MADE_UP * self.total.mean}
         damaged = {name: what for name, what in self.damaged.items() if name not in made_up}
-        return (*doubt(damaged, {name: n for name, n in self.beyond_rounding.items() if name not in made_up}), *sentences)
+        beyond = {name: share for name, share in self.beyond_rounding.items() if name not in made_up}
+        return (*doubt(damaged, beyond), *sentences)
 
     @property
     def certainty(self) -> str:
