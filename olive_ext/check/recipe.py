@@ -99,7 +99,7 @@ class Block:
 
     @property
     def settings_type(self) -> SettingsType | None:
-        """What the block's own keys are; None of a block of others'."""
+        """The settings that the block's own keys are; None for a block that is not this package's."""
         if self.is_pass:
             return settings_of_pass(self.type)
         return evaluator_settings().get(self.type)

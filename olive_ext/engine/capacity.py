@@ -35,7 +35,7 @@ class Capacity(NamedTuple):
     """Positions of all slots together that memory holds."""
 
     def for_sequences(self, positions: int) -> Capacity:
-        """With as many slots as may hold sequences of so many positions."""
+        """The capacity with as many slots as may hold sequences of so many positions."""
         fitting = max(1, self.most_positions // max(1, positions))
         return self if fitting >= self.num_slots else self._replace(num_slots=fitting)
 

@@ -89,13 +89,13 @@ class Generation:
     sampling: Sampling = field(default_factory=Sampling)
     is_finished: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False)
     stops: tuple[str, ...] = ()
-    """The texts that `is_finished` looks for: what says of it elsewhere what it does."""
+    """The texts that `is_finished` looks for; they stand for it where requests are compared or kept."""
 
     suppressed: Suppressed = field(default_factory=Suppressed)
-    """The model's own: its runner rules these tokens out."""
+    """The tokens that the model's own files suppress; its runner rules them out."""
 
     beams: Beams | None = None
-    """None follows one sequence."""
+    """A beam search; None follows one sequence."""
 
     thinking: ThinkingBudget | None = None
 
@@ -124,7 +124,7 @@ class Request:
     source: Source | None = None
     media: Media = ()
     records: tuple[int, ...] = ()
-    """For each target the number of the reference's record: that of the distribution that the target is scored with."""
+    """For each target the number of the reference's record of the distribution that the target is scored with."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_targets < max(1, len(self.tokens)):
@@ -222,7 +222,7 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
 
 
 def integers(values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """As a read-only array [N]; packed into bytes, which takes half as long as numpy's reading one by one."""
+    """A read-only array [N] of integers; packed into bytes, which takes half as long as numpy's reading one by one."""
     return np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64)
 
 
@@ -236,7 +236,7 @@ def common_prefix(left: TokenArray, right: TokenArray) -> int:
 
 @dataclass
 class Counters:
-    """What has been requested, fed and shared since an engine was opened."""
+    """Counts of requests, fed tokens and shared tokens since an engine was opened."""
 
     requests: int = 0
     tokens_naive: int = 0

@@ -18,7 +18,7 @@ from olive_ext.model.types import ModelFiles
 ONE_SLOT = "onnxruntime-genai runs one sequence at a time"
 
 _KV_NOTES = ("past and present KV", "KV is returned grown")
-"""What the spec's note on the form of the cache begins with."""
+"""The beginning of the spec's note on the form of the cache."""
 
 
 class Genai(Runtime):

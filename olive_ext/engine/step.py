@@ -83,7 +83,7 @@ class Row(NamedTuple):
 
 
 class Ban(IntEnum):
-    """Which of a model's suppressed tokens a logits row must not give; what is scored is the model's own."""
+    """The suppressed tokens that a logits row must not generate; scores are the model's own."""
 
     NONE = 0
     LATER = 1
@@ -105,11 +105,11 @@ class LogitsRow(NamedTuple):
 
 
 IDLE_TOKEN = 0
-"""Is fed where a step needs a token whose outputs nobody reads."""
+"""The token that is fed where nobody reads the outputs."""
 
 
 class Columns(NamedTuple):
-    """The rows of a step as arrays: what is asked of B rows is asked of all of them at once."""
+    """The rows of a step as arrays of B rows, so that numpy handles all of them at once."""
 
     slots_B: IntArray
     past_B: IntArray
@@ -255,7 +255,7 @@ class StepOutput:
     row, which means nothing, where there are no logits rows."""
 
     notes_T: Notes | None = None
-    """What a tap notes of each target."""
+    """The tap's note on each target."""
 
     candidates: Candidates = NO_CANDIDATES
     """The candidates of the step's `beams`."""

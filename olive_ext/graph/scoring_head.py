@@ -456,7 +456,7 @@ class LateRows:
     """The part of the graph that can run on the scored rows only."""
 
     nodes: tuple[onnx.NodeProto, ...]
-    """In order of execution."""
+    """The nodes, in order of execution."""
 
     values: tuple[Picked, ...]
     """The values at which the rows are picked."""

@@ -188,7 +188,7 @@ class Outcome:
 
     @property
     def unit(self) -> float:
-        """What turns a difference into points: 100 for a share, else 1."""
+        """The factor from a difference to points: 100 for a share, else 1."""
         return 100.0 if self.is_share else 1.0
 
 
@@ -324,7 +324,7 @@ class Stops:
     candidate: tuple[int, ...]
     candidate_file: str
     search: tuple[str, ...] = ()
-    """What the candidate's file says otherwise of how answers are searched for: "min_length 60 for 0"."""
+    """How the candidate's file searches answers otherwise: "min_length 60 for 0"."""
 
     unused: tuple[int, ...] = ()
     """Ends that files of the reference name which its runtime does not read: exports stop there, too."""
@@ -365,7 +365,7 @@ class Stops:
 
 @dataclass(frozen=True)
 class Reach:
-    """What of a model the compared positions have reached."""
+    """The parts of a model that the compared positions reached."""
 
     longest: int
     """Tokens of the longest text."""

@@ -69,7 +69,7 @@ class Place:
     num_positions: int
     noise: tuple[Noise, ...] = ()
     noise_limit: Number = 0.0
-    """What this model's own noise passes at one of these positions with a probability of at most 0.5 %."""
+    """The limit that this model's own noise passes at one of these positions in at most 0.5 % of cases."""
 
     kernel_limit: Number = 0.0
     """The same of the rounding of kernels."""

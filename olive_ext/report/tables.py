@@ -86,7 +86,7 @@ def _mean(item: Divergence) -> str:
 
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:
-    """What comes from no documents and is no cost: requests without an answer, for instance."""
+    """Rows that are neither metrics of documents nor costs: requests without an answer, for instance."""
     compared = COMPARISON_NAMES if page.contrasts else ()
     metrics = [
         {(item.task, item.metric): item for item in column.metrics if item.n is None and item.metric not in compared}

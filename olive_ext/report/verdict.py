@@ -37,7 +37,7 @@ Code = Literal[
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
     "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
 ]  # fmt: skip
-"""What a reason says, from the worst on; the last line is evidence beside others."""
+"""Codes of reasons, the worst first; those of the last line are only evidence."""
 
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
@@ -59,7 +59,7 @@ class Band:
     words: str
     most_kl: float
     code: Literal["distant", "far"] | None = None
-    """What the distance alone says of the candidate: nothing, that it is in doubt, or that it has lost."""
+    """The verdict of the distance alone: None, a doubt ("distant"), or a loss ("far")."""
 
 
 BANDS = (
@@ -82,7 +82,7 @@ class Reason:
 
     unit: str = ""
     words: str = ""
-    """What no field says: advice, a band, what another part found."""
+    """Words for the sentence that no field holds: advice, a band, another part's finding."""
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ class Verdict:
 
 
 def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
-    """What reasons of one code say together."""
+    """The sentence for reasons of one code."""
     first, names = reasons[0], joined([item.name for item in reasons])
     match first.code:
         case "nothing_compared":
@@ -346,7 +346,7 @@ def _unanswered(comparison: Comparison) -> str:
 
 
 def _incomparable(comparison: Comparison) -> str:
-    """What no statement is made about, empty where there is none."""
+    """The sentence on tasks that cannot be judged; empty without any."""
     names = [*unpaired(comparison).values()]
     return f"{joined(names)} {'has' if len(names) == 1 else 'have'} no values by document to compare" if names else ""
 
@@ -361,7 +361,7 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
 
 
 def _other_ends(comparison: Comparison) -> str:
-    """What the candidate's files say otherwise of where answers end; empty where that is nothing, or where it stops at
+    """How the candidate's files differ in where answers end; empty where they do not, or where it stops at
     more tokens and answers show what that costs, or the reference's files know them for ends."""
     stops = comparison.stops
     if stops is None or stops.differ:

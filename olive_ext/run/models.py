@@ -458,7 +458,7 @@ class RecordsFile:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What they were made of, by and on."""
+        """What the records were made of, by what, and on which machine."""
         return self._unpacked[1]
 
     @property

@@ -82,7 +82,7 @@ class MediaText:
 
     @cached_property
     def placeholders(self) -> Mapping[int, Modality]:
-        """What the tokens in whose place the model reads features stand for."""
+        """The modality of each token in whose place the model reads features."""
         return {taken.placeholder: taken.modality for taken in self.processor.spec.inputs}
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:

@@ -285,7 +285,7 @@ class Reasoning:
     """What a model wrote before its answer."""
 
     text: str
-    """In front of the end; empty without one."""
+    """The text before the end; empty without one."""
 
     num_tokens: int
     """Up to the end, that included; all that were generated where there is none, and 0 after a prompt in which the

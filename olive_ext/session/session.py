@@ -60,7 +60,7 @@ _ASK: Mapping[str, Callable[[Any], Any]] = {
     "loglikelihood": to_scoring,
     "loglikelihood_rolling": to_rolling,
 }
-"""What makes the request of each call of what callers give."""
+"""By the call's name, the function that makes a request of a caller's arguments."""
 
 
 class Turns:

@@ -201,7 +201,7 @@ class Tokenizer:
 
     @property
     def pad_token_id(self) -> int | None:
-        """As it is now: lm-eval gives a tokenizer without one another token's."""
+        """The padding token as it is now: lm-eval gives a tokenizer without one another token's."""
         number: int | None = self.hf.pad_token_id
         return number
 

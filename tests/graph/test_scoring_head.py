@@ -329,5 +329,5 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(cou
 
 
 def test_bans_need_a_known_number_of_tokens():
-    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not tell how many there are"):
+    with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not show how many there are"):
         scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))

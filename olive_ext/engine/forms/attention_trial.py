@@ -87,7 +87,7 @@ def _stored(part: FloatArray, elem_type: int) -> FloatArray:
 
 
 def score_scale(node: onnx.NodeProto, head_size: int) -> float:
-    """What the products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     return float(attribute(node, "scale", 0.0)) or float(head_size**-0.5)
 
 
@@ -388,7 +388,7 @@ def _check(node: onnx.NodeProto) -> None:
 
 
 def _rows_of(texts: Sequence[FloatArray], rows: Iterable[Span]) -> FloatArray:
-    """What the texts [S, ...] have at the tokens of a step."""
+    """The texts' values [S, ...] at the tokens of a step."""
     return np.concatenate([texts[row.text][row.start : row.stop] for row in rows])
 
 
@@ -464,7 +464,7 @@ def _tokens(
 def _run(
     session: ort.InferenceSession, pools: Sequence[Pool], values: Mapping[int, FloatArray], rows: Sequence[Span]
 ) -> FloatArray:
-    """What a step [N, W] attends to."""
+    """The attention's output [N, W] for a step."""
     lengths, longest = [row.stop - row.start for row in rows], max(row.stop for row in rows)
     integers = {
         TABLE: np.array([TABLES[row.text] for row in rows]),

@@ -182,7 +182,7 @@ ONE_ROW = OneRow()
 
 
 class StepTarget(Protocol):
-    """What is timed: a runner, or one with a tap."""
+    """The runner that is timed, or the one with a tap."""
 
     @property
     def capacity(self) -> Capacity:
@@ -249,7 +249,7 @@ class ScoredSteps:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """What a scheduler plans by."""
+        """The sizes that a scheduler plans by."""
         return self.num_tokens, self.answer_tokens
 
     def choose(self, sequences: Iterable[Sequence], target: StepTarget, context_length: int) -> bool:

@@ -296,7 +296,7 @@ class Captured:
         self._bound[name] = value
 
     def bind_cpu_input(self, name: str, array: npt.NDArray[Any]) -> None:
-        """What the host knows was read when the step was captured, and must be the same ever after."""
+        """Binds an input in host memory: it was read when the step was captured, and must stay the same."""
         if name not in self._bound:
             self.binding._iobinding.bind_input(name, array)  # on WebGPU the wrapper takes values on the device only
         elif not np.array_equal(self._bound[name], array):

@@ -14,7 +14,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import Decision
 
 FORMS: list[type[GraphForm]] = [PackedOnGraph, TreeOnGraph, ReturnedOnGraph, RowsOnGraph]
-"""In the order in which they are asked; the last one takes every model that the others leave."""
+"""The forms, in the order in which they are asked; the last one takes every model that the others leave."""
 
 
 def choose(model: ResolvedModel, problems: Mapping[str, str] = MappingProxyType({})) -> tuple[GraphForm, Decision]:

@@ -48,7 +48,7 @@ class Tap(ABC):
     """Models of the tap's own: they have the room of the engine's runner, and end with it."""
 
     kernels: DivergenceKernels | None = None
-    """What compares rows of logits, or makes records of them."""
+    """The kernels that compare rows of logits, or make records of them."""
 
     @property
     def host_bytes(self) -> int:

@@ -212,7 +212,7 @@ class _PartsTrial:
         return self._fed(text, len(text) - 1, len(text))
 
     def other_ways(self, expected: list[FloatArray]) -> Iterator[tuple[str, list[FloatArray]]]:
-        """What ways of feeding one of the texts give of it, and what is expected of the other."""
+        """Ways of feeding one of the texts, by name: its results, and the expected ones of the other."""
         traits, num_slots = self._runner.traits, self._runner.capacity.num_slots
         (first, second), half, length = self.texts, 2 * self._part, len(self.texts[0])
         begins = range(0, length, self._part)

@@ -39,7 +39,7 @@ class BlockTables:
         self._free = list(reversed(range(self.num_blocks)))
         self._own_from_S = np.zeros(num_slots, np.int64)
         self._num_own_S = np.zeros(num_slots, np.int64)
-        """From that position on so many blocks of a slot hold what it alone names; 0 where that is not known."""
+        """The number of blocks of a slot from that position on that only it names; 0 where unknown."""
 
     @property
     def num_blocks(self) -> int:

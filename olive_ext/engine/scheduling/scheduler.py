@@ -75,7 +75,7 @@ class Scheduler:
         return with_tokens(step, self._found) if step.follows else step
 
     def cut_steps(self, num_tokens: int) -> None:
-        """No step has more tokens from now on, but for an item of more."""
+        """From now on no step has more tokens, unless an item has."""
         self._limit = self._in_slots.limit = num_tokens
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -169,7 +169,7 @@ class Scheduler:
         return self._scored.num_waiting if self._scored else 0
 
     def _committed(self, plan: PlannedStep) -> PlannedStep:
-        """`plan`, which is to be run before any other step: what it feeds counts as computed and resident."""
+        """Returns `plan`, to be run before any other step: the tokens it feeds count as computed and resident."""
         step, columns, is_in_slots = plan.step, plan.step.columns, plan.step.first_cell is None
         fed = [place for place, sequence in enumerate(plan.sequences) if sequence is not None]
         self._counters.idle_rows += len(step.rows) - len(fed)

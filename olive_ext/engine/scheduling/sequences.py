@@ -119,7 +119,7 @@ class Read(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is done with the numbers of a logits row."""
+    """What becomes of the numbers of a logits row."""
 
     sequence: Sequence
     reads: list[Read]
@@ -156,10 +156,10 @@ class Sequence:
     """Sequences whose parent this is, and that have no slot yet."""
 
     is_answer: bool = False
-    """What it does not share is so little that it is fed one token a step, in steps with others."""
+    """Its unshared tokens are so few that they are fed one token a step, in steps with others."""
 
     side: Side = ONE_SIDE
-    """The lengths of texts that its numbers are those of."""
+    """The side of a length on which its numbers are computed."""
 
     num_prompt: int = 0
     """Tokens before the first that is generated; all of its input's where it is given none."""
@@ -280,7 +280,7 @@ class Sequence:
         self.end, self.computed = other.end, other.computed
 
     def readings(self, past: int, num_tokens: int) -> list[tuple[int, Reading]]:
-        """What is read of a row: positions in order, and what is done with the numbers of each."""
+        """The positions of a row that are read, in order, each with what becomes of its numbers."""
         if past >= self.num_input:
             return [(past, self.decoding)]
         last = past + num_tokens - 1
@@ -334,7 +334,7 @@ class ChosenRows:
 
     @cached_property
     def rows(self) -> Items[Row]:
-        """As a step has them. The token of a plain one that the step before finds is not known yet."""
+        """The rows as a step has them. The token of a plain one that the step before finds is not known yet."""
         others = tuple([row for _, row in self.others])
         if not self.plain:
             return others

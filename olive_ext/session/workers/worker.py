@@ -60,7 +60,7 @@ class ModelFacts:
 
     @property
     def room(self) -> str:
-        """What decides how many sequences share a step, where runs are to repeat."""
+        """The facts that decide how many sequences share a step, where runs are to repeat."""
         positions = self.execution.get("slot_positions") if self.execution.get("deterministic") else None
         return f"{self.num_slots} sequences" + (f" of {positions} positions in all" if positions else "")
 

@@ -51,7 +51,7 @@ class BoundWeights:
         """What the graph's steps leave for parts of it, as settings for `opened`."""
 
         self._early: dict[str, npt.NDArray[Any]] = {}
-        """What was put before there was a session: those of encoders are opened when the first item comes."""
+        """Arrays put before there was a session: encoders' sessions are opened when the first item comes."""
 
     def edit(self, proto: ModelProto) -> None:
         """Has the graph take the values as inputs, in place."""

@@ -102,8 +102,8 @@ class Adapters:
                 raise MismatchError(f"adapter '{self._origins[name]}' gives '{name}', which is no input of the decoder")
             wanted, shape = taken[name], value.shape()
             if value.data_type() != wanted.type or not _fits(shape, wanted.shape):
-                problem = f"gives '{name}' as {value.data_type()} {shape}; decoder takes {wanted.type} {wanted.shape}"
-                raise MismatchError(f"adapter '{self._origins[name]}' {problem}")
+                fault = f"gives '{name}' as {value.data_type()} {shape}; the decoder takes {wanted.type} {wanted.shape}"
+                raise MismatchError(f"adapter '{self._origins[name]}' {fault}")
         if device.kind != "cpu":
             self._values = {
                 name: ort.OrtValue.ortvalue_from_numpy(value.numpy(), device.kind, device.index)

@@ -184,7 +184,7 @@ def test_upper_end_that_says_nothing_is_not_printed() -> None:
 
 def test_single_document_shows_nothing_of_kernels(whole: LossMap) -> None:
     single = replace(whole, num_documents=1, kernels=Estimate(0.0, -math.inf, math.inf, 1))
-    assert single.rest.endswith("too few documents to tell what other kernels add.")
+    assert single.rest.endswith("too few documents to know what other kernels add.")
     assert "after 1 document, which are all" in replace(single, num_largest=len(single.entries)).certainty
 
 
