@@ -138,8 +138,8 @@ def test_a_graph_that_needs_the_host_is_refused() -> None:
     ("written", "message"),
     [
         ({}, "'engine.graph_capture' = true: CPUExecutionProvider captures no steps"),
-        ({"graph": "untouched"}, "'graph_capture' = true excludes 'graph'"),
-        ({"scoring": "tree"}, "'graph_capture' = true excludes 'scoring'"),
+        ({"graph": "untouched"}, "'graph_capture'.* excludes 'graph'"),
+        ({"scoring": "tree"}, "'graph_capture': it excludes 'scoring'"),
     ],
 )
 def test_what_cannot_be_captured_is_refused(written: dict[str, object], message: str) -> None:

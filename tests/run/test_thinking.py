@@ -141,7 +141,7 @@ def test_several_answers_have_mean_lengths(folder: Path) -> None:
     [
         ({"gen_kwargs": {"max_gen_toks": 512}}, "'max_gen_toks' = 512 leaves no room for a prompt"),
         ({"gen_kwargs": {"max_gen_toks": 6}}, "'thinking_budget' = 6 leaves no room for an answer.*which is 6"),
-        ({"gen_kwargs": {"max_gen_toks": 7}}, "'thinking_budget' = 6 leaves no room for an answer.*7 new tokens"),
+        ({"gen_kwargs": {"max_gen_toks": 7}}, "'thinking_budget' = 6: its end takes 1 of 7 new tokens: none is left"),
     ],
 )
 def test_what_has_no_room_is_told_with_its_task(folder: Path, settings: dict[str, Any], named: str) -> None:
