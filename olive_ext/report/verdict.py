@@ -32,10 +32,10 @@ EXIT_STATUS: Mapping[Status, int] = {"ok": 0, "small_loss": 0, "loss": 1, "unkno
 Code = Literal[
     "cannot_tell", "asked", "place_unknown",
     "loss", "place_different", "cut_off", "far", "claim_broken",
-    "distant", "damaged", "stops", "too_few", "distance_open", "no_values", "claim_open",
+    "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "claim_kept", "pooled", "more_stops", "shorter", "missing", "place", "two_models",
+    "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
 ]  # fmt: skip
 """Codes of reasons, the worst first; those of the last line are only evidence."""
 
@@ -210,7 +210,8 @@ def verdict(comparison: Comparison) -> Verdict:
     is_same = _is_same(comparison, divergence)
     against = [] if is_same and not comparison.missing else _against(comparison, changes, divergence)
     damaged = [*_damaged(comparison)]
-    findings = [*_claimed(certainty), *damaged, *against]
+    shorter, is_cut = _shorter(comparison)
+    findings = [*_claimed(certainty), *damaged, *against, *(shorter if is_cut else ())]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
         findings = [Reason("no_difference", words=reach)] if is_same else _in_favour(changes)
@@ -228,10 +229,7 @@ def verdict(comparison: Comparison) -> Verdict:
         others.append(Reason("pooled"))
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
-    if comparison.contexts is not None:
-        own, other = comparison.contexts
-        words = f"the candidate's files allow {own:,} tokens, the reference's {other:,}: no longer texts were compared"
-        others.append(Reason("shorter", size=other - own, unit="tokens", words=words))
+    others += [item for item in shorter if not is_cut]
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))
@@ -284,6 +282,16 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
     for name, what in [*comparison.damaged.items()][:1]:
         more = f", and {counted(len(comparison.damaged) - 1, 'other')}" if len(comparison.damaged) > 1 else ""
         yield Reason("damaged", words=f"damaged: '{name}' {what}{more}")
+
+
+def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
+    """That the candidate's context is shorter, and whether texts filled it: what it costs beyond is not known."""
+    if comparison.contexts is None:
+        return [], False
+    own, other = comparison.contexts
+    is_cut = comparison.reach is not None and comparison.reach.longest >= own
+    words = f"the candidate's files allow {own:,} tokens, the reference's {other:,}: no longer texts were compared"
+    return [Reason("shorter", "", "", other - own, "tokens", f"{'not decided: ' if is_cut else ''}{words}")], is_cut
 
 
 def _against(comparison: Comparison, changes: Sequence[Change], overall: Divergence | None) -> Iterator[Reason]:

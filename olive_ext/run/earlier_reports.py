@@ -14,6 +14,7 @@ from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
+from olive_ext.run.models import stops_of
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -149,7 +150,9 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
         if compared["outcomes"] or own.divergences:
-            more = {**_shared(first.report, item.report), "matters": _matters(item), **compared}
+            kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
+            more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
+            more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
             yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
 
 

@@ -363,7 +363,7 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
     """Where both models end their answers, from the facts of their executions; None where one of them does not say."""
     from olive_ext.session.generation_bounds import other_search
 
-    if "stop_ids" not in reference or "stop_ids" not in candidate:
+    if not all(isinstance(facts.get("stop_ids"), list | tuple) for facts in (reference, candidate)):
         return None
     both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
     search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()

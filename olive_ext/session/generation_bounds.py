@@ -75,30 +75,32 @@ def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
     return StopIds(frozenset(ids), file, read_search(files), named)
 
 
-_SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0}
+_SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1}
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
-    generation_config.json: penalties, whether one of several tokens is drawn, a `max_length` below the context."""
+    generation_config.json: penalties, beams, whether one of several tokens is drawn, a `max_length` other than the
+    context's (onnxruntime-genai 0.14 refuses one beyond)."""
     config = files.directory / "generation_config.json"
     written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
     section = files.genai_config.get("search") or written
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)
-    shorter = files.genai_config and section.get("max_length", context) < context
+    is_other = bool(files.genai_config and context) and section.get("max_length", context) != context
     return {
         **search,
         "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
-        "max_length": section["max_length"] if shorter else None,
+        "max_length": section["max_length"] if is_other else None,
     }
 
 
 def other_search(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[str, ...]:
     """What a candidate's runtime searches otherwise than its reference's, by `read_search` of both, where it makes
     greedy answers others."""
-    others = {name: value for name, value in candidate.items() if value not in (reference.get(name), None, False)}
-    return tuple(f"{name} {value} for {reference.get(name)}" for name, value in others.items())
+    known = {**_SEARCH, **reference}  # records and baselines of earlier versions have fewer
+    others = {name: value for name, value in candidate.items() if value not in (known.get(name), None, False)}
+    return tuple(f"{name} {value} for {known.get(name)}" for name, value in others.items())
 
 
 WHISPER_START = "<|startoftranscript|>"

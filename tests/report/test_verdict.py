@@ -35,10 +35,14 @@ def test_no_difference_names_the_positions_and_the_vocabulary_that_were_reached(
     found = verdict(Comparison({}, (same,), (equal,), reach=reach))
     assert found.code == "no_difference"
     assert found.headline == "no difference found, in up to 384 of 512 positions and 23 % of the vocabulary"
-    shorter = verdict(Comparison({}, (same,), (equal,), reach=Reach(64, 512, None), contexts=(64, 512)))
-    assert shorter.headline == "no difference found, in up to 64 of 512 positions"
+    short, cut = (
+        verdict(Comparison({}, (same,), (equal,), reach=Reach(longest, 512, None), contexts=(64, 512)))
+        for longest in (63, 64)
+    )
+    assert short.headline == "no difference found, in up to 63 of 512 positions"
     told = "the candidate's files allow 64 tokens, the reference's 512: no longer texts were compared"
-    assert (shorter.evidence, shorter.reasons[1].code) == ((told,), "shorter")
+    assert (short.evidence, short.reasons[1].code) == ((told,), "shorter")
+    assert (cut.status, cut.headline, cut.code) == ("unknown", f"not decided: {told}", "shorter"), "texts filled it"
     damaged = {"cos_cache": "rows 450 to 511 of 512 are not the reference's", "norm": "is missing"}
     found = verdict(Comparison({}, (same,), (equal,), reach=reach, damaged=damaged))
     assert found.headline == "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other"

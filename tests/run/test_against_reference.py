@@ -369,7 +369,12 @@ def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -
 
 def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
     """The context of both is the shorter one's, so that nothing beyond is compared."""
-    cut, hf = copied(tmp_path, "cut", lambda content: content["model"].update(context_length=64)), hf_model("llama")
+
+    def shorten(content: Any) -> None:
+        content["model"].update(context_length=64)
+        content["search"].update(max_length=64)
+
+    cut, hf = copied(tmp_path, "cut", shorten), hf_model("llama")
     report = answered(cut, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"], limit=2)
     assert compared(report).contexts == (64, 512)
     assert "allow 64 tokens, the reference's 512" in verdict(compared(report)).finding

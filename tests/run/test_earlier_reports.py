@@ -166,6 +166,24 @@ def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path)
             assert told in verdict(compare(pair).contrasts[0].comparison).finding
 
 
+def test_damage_and_lost_ends_of_the_reports_stay_against_a_model(tmp_path: Path) -> None:
+    def ends(*ids: int) -> Callable[[dict[str, Any]], Any]:
+        return lambda values: values["model"].update(stop_ids=[*ids], unused_stop_ids=[])
+
+    def damaged(values: dict[str, Any]) -> None:
+        found = json.loads(to_json(report(found=comparison(40))))["comparison"]
+        values.update(comparison={**found, "damaged": {"cos_cache": "is missing"}})
+
+    base = place(tmp_path, "base", BASE, ends(1, 2))
+    for name, change, code in (
+        ("same", ends(2, 1), "too_few"),
+        ("lost", ends(1), "stops"),
+        ("broken", damaged, "damaged"),
+    ):
+        (contrast,) = compare([str(base), str(place(tmp_path, name, BASE, change))]).contrasts
+        assert verdict(contrast.comparison).code == code
+
+
 def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     def change(values: dict[str, Any]) -> None:
         *parents, last = path.split(".")

@@ -186,7 +186,13 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
     checkpoint = model_files(tmp_path, {})
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == ()
-    for name, value in (("min_length", 60), ("repetition_penalty", 1.8), ("max_length", 24)):
+    for name, value in (
+        ("min_length", 60),
+        ("repetition_penalty", 1.8),
+        ("max_length", 24),
+        ("max_length", 1024),
+        ("num_beams", 4),
+    ):
         edited = {**plain, "search": {**plain["search"], name: value}}
         (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
         assert told.startswith(f"{name} {value} for ")
@@ -194,6 +200,7 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == (
         "do_sample True for False",
     )
+    assert other_search({"do_sample": True}, read_search(model_files(tmp_path, plain))) == (), "an earlier version's"
     for name, value in (("top_k", 1), ("temperature", 0)):  # mobius writes "do_sample" with "top_k" 1, which is greedy
         greedy = {**plain, "search": {**plain["search"], name: value}}
         assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, greedy))) == ()

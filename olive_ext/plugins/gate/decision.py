@@ -256,7 +256,8 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     try:
         run = SampledRun(config, tasks, seeds, replace(question, values=values), [], models.progress)
         results, drawn = run.run(lm, None)
-        lost = len(getattr(lm, "lost", ()))
+        lost, session = len(getattr(lm, "lost", ())), getattr(lm, "session", None)
+        stops = None if session is None else stops_of(baseline.model, session.describe_execution())
     finally:
         lm.close()
     refuse_other_definitions(baseline, results)
@@ -264,14 +265,16 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     answers = before, own, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
+    comparison = replace(comparison, stops=stops, metrics=results)
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
-    """A claim about drawn documents decides by itself: it is about the baseline's documents, all of which are known."""
+    """A claim about drawn documents decides by itself, it is about the baseline's documents, all of which are known;
+    unless they say that answers end elsewhere."""
     found, certainty = verdict(comparison), comparison.certainty
     decision = _DECISIONS[found.status]
-    if certainty is not None and found.code != "cannot_tell":
+    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops"):
         decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
         return Gated(decision, found, (of_claim(certainty, comparison),), notes)

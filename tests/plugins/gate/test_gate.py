@@ -337,3 +337,9 @@ def test_a_lost_end_token_never_passes(tmp_path: Path) -> None:
     assert isinstance(lost, Gated)
     assert lost.decision != "passed"
     assert ["does not stop at token" in one.verdict.finding for one in (whole, lost)] == [False, True]
+    settings = {**tasks, "include_path": str(folder), "documents": "enough", "matters": 99}
+    decisions = {}
+    for name in ("same", "lost"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**settings, "model": str(packages[name])}))
+        decisions[name] = gate(str(tmp_path / f"{name}.json"), baseline).decision
+    assert decisions == {"same": "passed", "lost": "cannot tell"}
