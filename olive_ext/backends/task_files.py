@@ -96,8 +96,8 @@ def refuse_endless(tasks: Sequence[object], folders: Sequence[str]) -> None:
     for path, files in _named(tasks, folders):
         for file in files:
             if kind := special_kind(file):
-                told = "an inline task" if path is None else f"task file '{path}'"
-                raise EndlessTaskError(f"{told} names '{file}', which is {kind}")
+                source = "an inline task" if path is None else f"task file '{path}'"
+                raise EndlessTaskError(f"{source} names '{file}', which is {kind}")
 
 
 def named_files(tasks: Sequence[object], folders: Sequence[str]) -> list[Path]:

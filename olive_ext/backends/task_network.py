@@ -31,8 +31,8 @@ def warn_of_network(tasks: Mapping[str, Any]) -> None:
             owners.setdefault(file, []).append(name)
     for file, names in owners.items():
         if calls := network_calls(Path(file)):
-            told = ", ".join(f"{call} (line {line})" for line, call in calls)
-            logger.warning("%s: functions of '%s' need the network: %s", ", ".join(names), file, told)
+            listing = ", ".join(f"{call} (line {line})" for line, call in calls)
+            logger.warning("%s: functions of '%s' need the network: %s", ", ".join(names), file, listing)
 
 
 def _files(task: Any) -> list[str]:

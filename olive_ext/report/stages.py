@@ -82,7 +82,7 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
     guilty = [stage for stage in ranked if not _is_innocent(stage, min(most_kl, _SMALL_PART * largest))]
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
-        yield f"the stages cannot be distinguished: {_listed(ranked)}"
+        yield f"the stages cannot be separated: {_listed(ranked)}"
     elif all(stage.is_exact and not stage.is_loss for stage in stages):
         titles = " nor ".join(stage.title for stage in stages)
         yield f"neither {titles} lost anything: at most {ranked[0].distance}"

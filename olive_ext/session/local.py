@@ -99,7 +99,7 @@ def open_local(
 
 
 def _open(model: ResolvedModel, on_failure: ExitStack, *, is_compared: bool = True) -> LocalModel:
-    """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is told
+    """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is reported
     before the weights are read; where models are compared, logits rows stay where they are computed."""
     model = replace(model, is_compared=True) if is_compared else model
     with reading_noted():

@@ -81,8 +81,8 @@ class Compiled:
         new, kept, num_bytes = self._counts()
         if not new + kept + len(self._problem):
             return {}
-        told = {"compiled_problem": self._problem} if self._problem else {}
-        return {"compiled_new": new, "compiled_kept": kept, "compiled_bytes": num_bytes, **told}
+        problem = {"compiled_problem": self._problem} if self._problem else {}
+        return {"compiled_new": new, "compiled_kept": kept, "compiled_bytes": num_bytes, **problem}
 
     def opened(self, graph: bytes, weights: Iterable[Path], providers: Sequence[Provider], open_graph: Open) -> Any:
         """A session by `open_graph` for `graph`, whose external data is in `weights`. Raises what `open_graph` does."""

@@ -55,8 +55,8 @@ class _Scored:
         """Raises `ModelError` for other vocabularies."""
         plain = PlainPass(checkpoint)
         if plain.vocab_size != model.spec.vocab_size:
-            told = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
-            raise ModelError(told, code="not_comparable")
+            problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
+            raise ModelError(problem, code="not_comparable")
         texts = _texts(model, checkpoint, plain)
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
 

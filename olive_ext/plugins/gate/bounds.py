@@ -33,8 +33,8 @@ def of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
         f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
     )
     flips = comparison.overall_outcome()
-    told = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
-    return Bound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{told}; {certainty.sentence()}")
+    flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
+    return Bound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
 
 
 def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:

@@ -179,8 +179,8 @@ def gate_answers(
             notes.append(f"{second.task}: {len(numbers):,} of {most:,} documents are the same in both")
         absent = {(second.task, number) for number in first.by_document.keys() - second.by_document.keys()}
         if unanswered := absent | without_value([one], [two]):
-            told = counted(len(unanswered), "document")
-            notes.append(f"{second.task}: {told} of the baseline without a value in the run")
+            many = counted(len(unanswered), "document")
+            notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
     samples = {item.task: [] for item in after} if logs is None else logs.samples
     tasks = {} if logs is None else logs.tasks
@@ -383,12 +383,12 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
 
 
 def definitions(results: Mapping[str, Any]) -> dict[str, str]:
-    """A digest of how each task is asked and scored: its version and what lm-eval tells of its definition. The shots
+    """A digest of how each task is asked and scored: its version and what lm-eval says of its definition. The shots
     and the template are in the prompts, which documents are paired by."""
     configs, versions = results.get("configs", {}), results.get("versions", {})
     asked = {task: [versions.get(task), *map(config.get, _DEFINITION)] for task, config in configs.items()}
-    told = {task: _ADDRESS.sub("", json.dumps(item, sort_keys=True, default=str)) for task, item in asked.items()}
-    return {task: hashlib.sha256(text.encode()).hexdigest()[:12] for task, text in told.items()}
+    texts = {task: _ADDRESS.sub("", json.dumps(item, sort_keys=True, default=str)) for task, item in asked.items()}
+    return {task: hashlib.sha256(text.encode()).hexdigest()[:12] for task, text in texts.items()}
 
 
 def refuse_other_definitions(baseline: Baseline, results: Mapping[str, Any]) -> None:
@@ -417,8 +417,8 @@ def read_baseline(file: Path) -> Baseline:
         read.answers()
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
-        told = f"cannot read it: {error.strerror or error}{hint}"
-        raise ConfigError(told, "--baseline", file, code="no_access") from error
+        reason = f"cannot read it: {error.strerror or error}{hint}"
+        raise ConfigError(reason, "--baseline", file, code="no_access") from error
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "as a whole"
@@ -437,8 +437,8 @@ def complete_answers(run: Named) -> list[Answers]:
         logged = len(item.by_document)
         most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
         if logged < most:
-            told = f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all"
-            raise MissingError(told, "sample_log_num")
+            problem = f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all"
+            raise MissingError(problem, "sample_log_num")
     return answers
 
 
