@@ -35,11 +35,7 @@ def sentences(*stages: Stage, most_kl: float = NEAREST) -> list[str]:
         (0.82, 0.0095, "both stages lost: the conversion KL 0.820 nats, quantization KL 0.00950 nats"),
         (0.02, 0.002, "both stages lost: the conversion KL 0.0200 nats, quantization KL 0.00200 nats"),
         (1e-9, 1e-10, "neither the conversion nor quantization lost anything: at most KL 1.0e-09 nats"),
-        (
-            NAN,
-            0.2,
-            "the stages cannot be distinguished: the conversion KL not a number nats, quantization KL 0.200 nats",
-        ),
+        (NAN, 0.2, "the stages cannot be separated: the conversion KL not a number nats, quantization KL 0.200 nats"),
     ],
 )
 def test_two_stages(conversion: float, quantization: float, text: str) -> None:
