@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import lm_eval.utils
@@ -62,6 +62,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, own)
         else:
             delattr(owner, name)
+
+
+@contextmanager
+def exits_raised() -> Iterator[None]:
+    """`os._exit` of a task's code raises `SystemExit`: it would end the process without a report, and with status 0."""
+    own, process = os._exit, os.getpid()
+
+    def exit_(status: int) -> NoReturn:
+        if os.getpid() != process:  # a child that was forked
+            own(status)
+        raise SystemExit(status)
+
+    with replaced(os, "_exit", exit_):
+        yield
 
 
 @contextmanager

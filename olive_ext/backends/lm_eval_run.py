@@ -16,6 +16,7 @@ from lm_eval.utils import handle_non_serializable, hash_string, sanitize_list
 from olive_ext.backends.code_eval import CODE, loading_metrics, programs_at_once
 from olive_ext.backends.lm_eval.instances import answered_documents
 from olive_ext.backends.lm_eval_patches import (
+    exits_raised,
     media_of_shots,
     no_code_of_the_working_directory,
     quiet_bars,
@@ -54,6 +55,7 @@ def run_tasks(
     """
     with (
         named_failures("the evaluation stopped"),
+        exits_raised(),
         sandboxed_templates(),
         checked_documents(),
         media_of_shots(),

@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unconfined, refuse_unconfirmed
-from olive_ext.backends.lm_eval_patches import quiet_data, sandboxed_templates
+from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
 from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_doubled_keys, refuse_endless
@@ -118,7 +118,7 @@ def load_tasks(
         has_data = not all(_is_local(config_of(spec, manager.task_index)) for spec in specs)
         # A task renders its first document as it is made.
         templates, code = sandboxed_templates(), loading_metrics(runs_code)
-        with templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
+        with exits_raised(), templates, code, made_tasks(), quiet_data(), asked_where_it_answers(has_data=has_data):
             loaded = LoadedTasks(manager, manager.load(accepted))
         refuse_unconfined(loaded.tasks, runs_code)
         count_samples(loaded.tasks.values(), repeats, thinks=thinks)

@@ -729,6 +729,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], Place], str | dict[str, Any]]] = {
         )
         for fault, code, error in (
             ("ends the process", "raise SystemExit(0)", "SystemExit: 0"),
+            ("ends it at once", "__import__('os')._exit(0)", "SystemExit: 0"),
             ("calls itself", "return f(*values)", "RecursionError: .*"),
         )
     },
