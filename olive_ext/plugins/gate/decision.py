@@ -271,10 +271,12 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     """A claim about drawn documents decides by itself, it is about the baseline's documents, all of which are known;
-    unless they say that answers end elsewhere."""
+    unless these say that answers end elsewhere, or make a loss certain that the claim is not about."""
     found, certainty = verdict(comparison), comparison.certainty
     decision = _DECISIONS[found.status]
-    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops"):
+    claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
+    is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in found.reasons)
+    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops") and not is_other:
         decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
         return Gated(decision, found, (of_claim(certainty, comparison),), notes)

@@ -12,13 +12,22 @@ import pytest
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.gate.bounds import Bound
-from olive_ext.plugins.gate.decision import Gated, gate, gate_answers, read_baseline, refuse_other_definitions
+from olive_ext.plugins.gate.decision import (
+    Gated,
+    _decided,
+    gate,
+    gate_answers,
+    read_baseline,
+    refuse_other_definitions,
+)
 from olive_ext.plugins.gate.forms import lines
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from tests.plugins.gate.test_gate import NUMBER, baseline, folder
 from tests.refusals import refused
+from tests.report.test_comparison import outcome
+from tests.report.test_sampled import certainty
 from tests.run.test_earlier_reports import line, place
 
 __all__ = ["baseline"]
@@ -148,3 +157,9 @@ def test_a_metric_over_the_corpus_beside_an_accuracy_is_named(baseline: Path) ->
     rows = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
     gated = decided(place(baseline.parent, "after", rows, with_f1), baseline)
     assert gated.notes == ("colours f1: not held, there is no value for each document",)
+
+
+@pytest.mark.parametrize(("task", "metric", "decision"), [("all", "accuracy", "passed"), ("essay", "f1", "loss")])
+def test_a_claim_that_is_kept_passes_no_loss_that_it_is_not_about(task: str, metric: str, decision: str) -> None:
+    lost = outcome(task, metric, difference=-0.2, low=-0.3, high=-0.1, mcnemar_p=1e-6, is_binary=metric == "accuracy")
+    assert _decided(Comparison({}, outcomes=(lost,), certainty=certainty()), ()).decision == decision
