@@ -100,7 +100,7 @@ def test_corrupted_experts_rank_first(tmp_path: Path, tasks: Path) -> None:
     assert first(package, genai_export("gpt_oss", "0.14.1"), tasks) == "/model/layers.0/moe/MoE/fc1"
 
 
-PICTURES = Path(__file__).parents[2] / "recipes" / "vision" / "tasks"
+PICTURES = Path(__file__).parents[4] / "recipes" / "vision" / "tasks"
 
 IN_ENCODERS = {
     "llava": ("**/*.onnx", "vision_encoder/vision_tower/vision_model/encoder/layers.0/mlp/down_proj/MatMul"),
