@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from olive_ext.errors import ConfigError, RequirementError, RunError, one_line, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report import page_of_report, print_verdicts
-from olive_ext.report.verdict import worst_status
+from olive_ext.report.verdict import EXIT_STATUS, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
 from olive_ext.workflow.preflight import our_evaluators, our_passes, refuse
@@ -111,8 +111,8 @@ def _with_best(name: str, objective: Any, nodes: Any) -> str:
 
 
 def cli_run(argv: Sequence[str]) -> int:
-    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on, else that of
-    the last evaluation's verdict where no search tried models.
+    """Runs `olive run` with `argv` and returns its exit code; 1 where Olive logged a failure and went on, or where the
+    verdict of the last evaluation is a loss and no search tried models.
 
     Raises `OliveExtError` for a user's error, in one line.
     """
@@ -131,7 +131,8 @@ def cli_run(argv: Sequence[str]) -> int:
             raise ConfigError(f"'{error.filename}': no such file", code="not_found") from error
     if not any(run.gave_up for run in runs):
         last = [run.reports[-1].comparison for run in runs if run.reports and not run.is_search]
-        return worst_status(comparison for comparison in last if comparison is not None)
+        status = worst_status(comparison for comparison in last if comparison is not None)
+        return status if status == EXIT_STATUS["loss"] else 0  # the model is made, whatever is not decided
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
 
