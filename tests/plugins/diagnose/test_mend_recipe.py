@@ -39,7 +39,7 @@ def test_bound_is_broken_and_then_kept(tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     bound = read()["passes"]["mend"]["require"][0]["max"]
-    assert main(["run", "--config", "recipes/mend/recipe.json"]) in (0, 1)  # 1: a loss
+    assert main(["run", "--config", "recipes/mend/recipe.json"]) == 0
     before, after = json.loads(Path("out/mend/chain.json").read_text())["steps"]
     column = next(name for name in before["values"] if "kl_mean" in name)
     assert before["values"][column] > bound > after["values"][column]
@@ -47,5 +47,5 @@ def test_bound_is_broken_and_then_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert bill["chosen"]["bytes"] < 1.1 * bill["unchanged"]["bytes"]
     again = {**read(), "passes": json.loads(Path("out/mend/olive_settings.json").read_text())["builder_passes"]}
     Path("again.json").write_text(json.dumps({**again, "output_dir": "out/again"}))
-    assert main(["run", "--config", "again.json"]) in (0, 1)
+    assert main(["run", "--config", "again.json"]) == 0
     np.testing.assert_array_equal(logits(Path("out/again")), logits(Path("out/mend")))

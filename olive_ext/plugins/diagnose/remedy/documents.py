@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from olive_ext.config import EvaluationConfig
@@ -43,19 +44,22 @@ class _Collector(Observer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: dict[tuple[str, int], list[Scoring]] = {}
+        self.requests: dict[tuple[str, int], list[tuple[int, Scoring]]] = {}
 
     def __call__(self, instance: Any, request: Any, output: Any) -> None:
         super().__call__(instance, request, output)
         if hasattr(output, "token_logprobs"):
-            self.requests.setdefault((str(instance.task_name), int(instance.doc_id)), []).append(request)
+            document = str(instance.task_name), int(instance.doc_id)
+            self.requests.setdefault(document, []).append((instance.idx, request))
 
     def documents(self) -> Mapping[tuple[str, int], Document]:
-        """By task and number, with the generated answers as targets, each document's requests in an order that does not
-        depend on which was answered first."""
-        for item in self.generated:
-            self.requests.setdefault((item.task_name, item.doc_id), []).append(item.target)
-        return {key: sorted(asked, key=lambda one: document_key([one])) for key, asked in sorted(self.requests.items())}
+        """By task and number, in the order of lm-eval's requests, whichever was answered first; then the generated
+        answers as targets."""
+        ordered = {key: sorted(asked, key=itemgetter(0)) for key, asked in self.requests.items()}
+        documents = {key: [request for _, request in asked] for key, asked in ordered.items()}
+        for item in sorted(self.generated, key=lambda item: item.target.target):
+            documents.setdefault((item.task_name, item.doc_id), []).append(item.target)
+        return dict(sorted(documents.items()))
 
 
 def answered(
