@@ -172,10 +172,6 @@ DOORS = {
         "olive_ext.model.files.damage",
         "olive_ext.model.spec.media_spec",
         "olive_ext.model.spec.step_choices",
-        "olive_ext.model.spec.step_choices",
-        "olive_ext.model.spec.media_spec",
-        "olive_ext.model.spec.media_spec",
-        "olive_ext.model.spec.attention",
     ],
 }
 

@@ -472,7 +472,18 @@ class LateRows:
 
 
 def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows:
-    """How far up from `head.rows` rows can be picked; NotUnderstood, with the reason, where nothing is gained."""
+    """How far up from `head.rows` rows can be picked; NotUnderstood, with the reason, where nothing is gained.
+
+    The search walks up through nodes that treat positions one by one. It ends at values whose node mixes positions, or
+    of which another node needs all rows, as the keys and values that the graph returns:
+
+        residual ----------------------+      rows are picked here
+        last attention                 |      and here
+          product, sum with residual, norm, products of the MLP, sum, norm      on R rows instead of B*S
+            head
+
+    A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
+    """
     return _Search(walk, head, logits).run()
 
 

@@ -18,9 +18,6 @@ ALL = "all"
 ACCURACY = "accuracy"
 """The metric's name in an `Outcome` over the answers of all tasks."""
 
-SAME_NATS = 1e-6
-"""Below it two distributions are equal but for rounding."""
-
 LEAST_TEXTS = 5
 """Fewer documents give no interval of a mean over their positions: 95 % intervals of two hold in 50 to 92 % of cases,
 of five texts in 94 to 96 (docs/design/comparison.md)."""

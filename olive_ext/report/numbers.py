@@ -18,6 +18,9 @@ NO_VALUE = "\N{EM DASH}"
 Z95 = 1.959964
 """Standard errors on either side of a 95 % interval."""
 
+SAME_NATS = 1e-6
+"""Below it two distributions are equal but for rounding."""
+
 _SPACE = "\N{NO-BREAK SPACE}"
 _BYTES = ("B", "kB", "MB", "GB", "TB")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from olive_ext.report import numbers
-from olive_ext.report.numbers import Z95, Number, joined
+from olive_ext.report.numbers import SAME_NATS, Z95, Number, joined
 
 StageName = Literal["conversion", "quantization", "provider"]
 
@@ -22,7 +22,6 @@ _TITLES: dict[StageName, str] = {
     "quantization": "quantization",
     "provider": "the provider",
 }
-_SAME_NATS = 1e-6
 _SMALL_PART = 0.1
 """A stage is small where its interval ends below this part of the largest stage's mean KL."""
 
@@ -50,7 +49,7 @@ class Stage:
     @property
     def is_exact(self) -> bool:
         """Whether only rounding is between the stage's two models."""
-        return self.kl_mean < _SAME_NATS
+        return self.kl_mean < SAME_NATS
 
     @property
     def most_kl(self) -> float:

@@ -20,8 +20,8 @@ from typing import Literal, get_args
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
-from olive_ext.report.comparison import ALL, SAME_NATS, Certainty, Comparison, Divergence, Outcome
-from olive_ext.report.numbers import joined
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.numbers import SAME_NATS, joined
 from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import stage_sentences
 

@@ -16,8 +16,9 @@ from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelEr
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
-from olive_ext.report.comparison import NAME, SAME_NATS, Comparison
+from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
+from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics

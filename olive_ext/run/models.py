@@ -1,4 +1,5 @@
-"""Opens the models of an evaluation: the evaluated one and its reference. Knows no task and no results."""
+"""Opens the models of an evaluation, the evaluated one and its reference, which may be a file of records; and measures
+where its time goes. Knows no results."""
 
 from __future__ import annotations
 

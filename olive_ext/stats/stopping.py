@@ -244,7 +244,28 @@ class _Odds:
 
 
 class Evidence:
-    """Evidence of the draws so far that the population mean is above `bound`, and that it is below.
+    """Evidence of the draws so far that the population mean is above `bound`, and that it is below. Draws come
+    one at a time, in R independent runs at once: one in an evaluation, thousands in a simulation.
+
+    **What is bet on.** Draw t picks stratum h with probability p_h and a document of it in proportion to weight; U_h is
+    the stratum's weight not yet drawn, mu_h any guess of its mean share made before the draw. Then
+
+        Z_t = offset + seen + sum_g U_g mu_g + (share - mu_h) U_h / p_h
+
+    has the population mean as its mean, whatever was drawn before and however p and mu were chosen from that (Horvitz
+    and Thompson 1952, for one draw; Des Raj 1956, JASA 51, for draws without replacement; mu is a control variate,
+    which takes the differences between strata out of the variance). So for a population mean of at most m every product
+    of
+
+        1 + stake_t (Z_t - m),   0 <= stake_t < 1 / (m - least possible Z_t),   stake_t chosen before the draw
+
+    is a non-negative supermartingale that starts at 1, and exceeds 1 / error ever with probability at most `error`
+    (Ville 1939). That is the betting confidence sequence of Waudby-Smith and Ramdas (2024, JRSS B 86; without
+    replacement: 2020, NeurIPS), with unequal probabilities that of Shekhar, Xu, Lipton, Liang and Ramdas (2023, UAI).
+    One martingale covers all strata: which stratum comes next is drawn, too, so no stratum's mean is a nuisance
+    parameter, and no level is divided among strata (compare Spertus and Stark 2022, for fixed allocations). Strata,
+    probabilities and guesses decide how soon the wealth grows, never whether a limit holds: an adversary who knows the
+    design, but not the seed, is covered.
 
     Bets are made for a population mean about `distance` away from the bound: the distance of a candidate that equals
     its reference. Another one costs draws, not validity.

@@ -356,7 +356,12 @@ LOOK_AHEAD = 256
 
 
 class Admission:
-    """Gives slots to waiting sequences."""
+    """Gives slots to waiting sequences, in sorted order, as far as a step has room.
+
+    Where a step takes many of them, a sequence is passed over while an earlier one is about to compute the prefix that
+    both share. Where a step takes one input or many short answers, inputs come first until as many answers as there are
+    slots wait for nothing but these.
+    """
 
     def __init__(self, slots: Slots, traits: Traits, counters: Counters, answer_tokens: int = 0) -> None:
         """`answer_tokens`: the most tokens of a text, after what it shares, that is fed one token a step."""

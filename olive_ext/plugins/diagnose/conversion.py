@@ -224,7 +224,9 @@ def first_state_difference(
     plain: PlainPass, model: ResolvedModel, tokens: Sequence[int], bound: float
 ) -> StateDifference | None:
     """Where states part first on `tokens`; None where all that were found are equal. `bound` is the error that is
-    rounding. Raises `ModelError` where the graph cannot be run alone, or has no hidden states."""
+    rounding. A module's output is looked for among all values of the graph by its numbers, whatever exporters call
+    them: what an exporter fuses is in no value, so a module agrees, too, where a later one does. Raises `ModelError`
+    where the graph cannot be run alone, or has no hidden states."""
     values = None
     if len(tokens) > MOST_TOKENS:
         begin = tokens[:MOST_TOKENS]

@@ -338,7 +338,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Where the numbers are from, and the numbers."""
+    """Where the numbers are from, and the numbers: one small JSON file that a repository keeps."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

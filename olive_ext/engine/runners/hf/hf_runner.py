@@ -276,7 +276,9 @@ class FedRow:
 
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """What is fed for `tokens`, `held` of which are cached: with an item among the others, all tokens."""
+    """What is fed for `tokens`, `held` of which are cached: with an item among the others, all tokens, in one pass.
+    Features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
+    picture's tokens see each other, which no pass after a cache does."""
     begun = tuple(run for run in media if run.start < len(tokens))
     if not begun or begun[-1].stop <= held:
         return FedRow(held, list(tokens[held:]), ())

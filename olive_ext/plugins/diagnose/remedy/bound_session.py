@@ -308,7 +308,9 @@ class Border:
 
 
 class Borders(BoundWeights):
-    """Bound weights of a decoder, whose steps leave their states at borders."""
+    """Bound weights of a decoder, whose steps leave their states at borders: a variant of the float graph may begin at
+    the border below what it changes, with the states that another variant had there. All below computes the same in two
+    variants that differ above it only. What some inputs decide is a part of the graph that runs by itself."""
 
     states: KeptStepStates | None
 

@@ -57,7 +57,7 @@ class _Collector(Observer):
         answers as targets."""
         ordered = {key: sorted(asked, key=itemgetter(0)) for key, asked in self.requests.items()}
         documents = {key: [request for _, request in asked] for key, asked in ordered.items()}
-        for item in sorted(self.generated, key=lambda item: item.target.target):
+        for item in sorted(self.generated, key=lambda item: tuple(item.target.target)):
             documents.setdefault((item.task_name, item.doc_id), []).append(item.target)
         return dict(sorted(documents.items()))
 

@@ -324,7 +324,8 @@ def static_roundings(pairing: Pairing, floats: GraphWeights, quantized: GraphWei
 
 
 def kernels_roundings(targets: Iterable[Target], floats: GraphWeights, quantized: GraphWeights) -> Iterator[Rounding]:
-    """The roundings of products that round what they multiply on the host; one of each form is tried."""
+    """The roundings of products that round what they multiply on the host; one of each form is tried: how a kernel
+    rounds is not taken from its documentation."""
     tried: dict[tuple[object, ...], bool] = {}
     for target in targets:
         block = _block(target.quantized[0], quantized)

@@ -243,7 +243,8 @@ _WEIGHT = {"MatMul": 1, "Gather": 0}
 
 @dataclass(frozen=True)
 class OliveSettings:
-    """Passes after the float ONNX model, and after the checkpoint; what they leave open, one sentence each."""
+    """Passes of Olive 0.13 after the float ONNX model, and after the checkpoint; what they leave open, one sentence
+    each. Names of nodes are the float graph's."""
 
     passes: dict[str, dict[str, Any]]
     """For a recipe whose model is the float ONNX model at this place."""
@@ -398,7 +399,12 @@ NEXT = 0.98
 
 
 class Search:
-    """One search, on the documents that choose."""
+    """One search, on the documents that choose, for the smallest model that keeps a bound, or the best one in a size.
+
+    A menu predicts by adding up what single weights lose; errors that meet make a model lose less or more than that. So
+    models are written and measured, each once, and the next one is chosen by what the last one lost for each nat of its
+    prediction.
+    """
 
     def __init__(self, menu: Menu, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
         """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""

@@ -1,6 +1,6 @@
 """Texts to vectors on one ONNX model: tokens, hidden states, pooling, length. Knows no task.
 
-Axes: N texts, H dimensions.
+Axes: N texts, H dimensions, B rows of a run, S positions, T positions read of a text.
 """
 
 from __future__ import annotations
@@ -211,7 +211,9 @@ class HiddenStatesTap(Tap):
 
 
 class DecoderStates:
-    """An open decoder that returns hidden states; closed by `close`."""
+    """An open decoder that returns hidden states; closed by `close`. On the engine, which computes a shared instruction
+    once and shares steps between texts: the states take the place of the graph's logits, whose head is dropped, and a
+    tap keeps the rows that are read."""
 
     def __init__(self, model: ResolvedModel) -> None:
         """Raises `ModelError`, `ProviderError` or `ConfigError`."""
