@@ -151,16 +151,21 @@ def _chain() -> Nodes:
     return [*LARGEST, _node("Identity", "largest", "sum_0"), *steps, _node("Cast", "sum_20000", "scale", to=1)]
 
 
+def _wide() -> Nodes:
+    return [*WIDTH, _node("Expand", "width many", "sums"), _node("ReduceMax", "sums", "most", keepdims=0)]
+
+
 @pytest.mark.parametrize(
     ("nodes", "constants", "reason"),
     [
         (_endless(), {"one": 1, "always": True}, ""),
         (_chain(), {"one": 1}, "20003 nodes stand between positions and layers, too many to be compared"),
+        ([*_wide(), _node("Cast", "most", "scale", to=1)], {"many": [10**9]}, ""),
     ],
-    ids=["a loop without an end", "many nodes"],
+    ids=["a loop without an end", "many nodes", "a tensor of 8 GB"],
 )
-def test_hostile_nodes_cost_no_minutes(nodes: Nodes, constants: dict[str, Any], reason: str) -> None:
-    """Each would take minutes."""
+def test_hostile_nodes_cost_neither_seconds_nor_memory(nodes: Nodes, constants: dict[str, Any], reason: str) -> None:
+    """Each would take minutes, or gigabytes."""
     begun = time.process_time()
     assert _read(nodes, **constants).leak == reason
     assert time.process_time() - begun < 10

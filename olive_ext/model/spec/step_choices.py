@@ -19,6 +19,11 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_constant_of_shape import ConstantOfShape
+from onnx.reference.ops.op_expand import Expand
+from onnx.reference.ops.op_range import Range
+from onnx.reference.ops.op_tile import Tile
 
 from olive_ext.errors import one_line
 from olive_ext.graph.nodes import attribute, subgraphs
@@ -49,6 +54,9 @@ _DEFAULT = ("", "ai.onnx")
 
 _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: what they make is not read."""
+
+MOST_VALUES = 2**24
+"""Numbers of a tensor that an operator may make of sizes that it reads."""
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -181,7 +189,7 @@ class PositionalNodes:
         graph = helper.make_graph(nodes, "positions", names, outputs, weights)
         opsets, functions = self._model.opset_import, self._model.functions
         cut = helper.make_model(graph, opset_imports=opsets, functions=functions)
-        run = ReferenceEvaluator(cut).run
+        run = ReferenceEvaluator(cut, new_ops=list(_BOUNDED)).run
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
@@ -214,6 +222,31 @@ class PositionalNodes:
             shape = input_array(entry, arrays).shape
             sizes |= {dim: size for dim, size in zip(entry.tensor.shape, shape, strict=True) if isinstance(dim, str)}
         return sizes
+
+
+def _bounded(operator: type[OpRun], size: Callable[..., float]) -> type[OpRun]:
+    """`operator`, which fails where it would make more than `MOST_VALUES` numbers, by `size` of its inputs."""
+
+    plain: Any = operator._run
+
+    def run(self: OpRun, *inputs: Array, **attributes: Any) -> Any:
+        if size(*inputs) > MOST_VALUES:
+            raise ValueError(f"{operator.__name__} of {size(*inputs):g} numbers")
+        return plain(self, *inputs, **attributes)
+
+    return type(operator.__name__, (operator,), {"op_domain": "", "_run": run})
+
+
+def _product(sizes: Array) -> float:
+    return float(np.prod(sizes, dtype=np.float64))
+
+
+_BOUNDED = (
+    _bounded(Range, lambda start, limit, step: float(np.max(np.divide(limit - start, step)))),
+    _bounded(ConstantOfShape, _product),
+    _bounded(Expand, lambda value, shape: _product(shape)),
+    _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
+)
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:
