@@ -205,7 +205,7 @@ def test_request_that_does_not_fit_the_encoder_is_refused_by_name() -> None:
     with _open("whisper-optimum") as session:
         with pytest.raises(ConfigError, match="takes an array of floats"):
             session.generate([GenerationRequest(source="a text")])
-        with pytest.raises(OliveExtError, match=r"shape \[80, 100\]; the encoder takes features of shape \[80, 3000\]"):
+        with pytest.raises(OliveExtError, match=r"\[80, 100\].* features \[80, 3000\]"):
             session.generate([GenerationRequest(source=np.zeros((80, 100), np.float32), max_new_tokens=4)])
 
 

@@ -415,7 +415,7 @@ def read_baseline(file: Path) -> Baseline:
         content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=keys_once)
         read = TypeAdapter(Baseline).validate_python(content)
         if read.format != FORMAT:
-            raise ValueError(f"'format' = {read.format}, and this version reads {FORMAT}")
+            raise ValueError(f"'format' = {read.format}, this version reads {FORMAT}: --update-baseline writes it anew")
         read.answers()
     except OSError as error:
         hint = ": --update-baseline writes it" if isinstance(error, FileNotFoundError) else ""
