@@ -3,7 +3,7 @@ The sentence itself is free; `tests/test_errors.py` shows some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -33,3 +33,15 @@ def assert_says(
     assert (error.code, error.field) == (code, field), text
     assert value is ... or error.value == value, text
     assert not [name for name in ([holds] if isinstance(holds, str) else holds) if name not in text], text
+
+
+def value_at(values: Any, field: str) -> Any:
+    """What stands at a dotted key, a list's place among them; `...` where nothing does."""
+    for name in field.split("."):
+        if isinstance(values, list) and name.isdigit() and int(name) < len(values):
+            values = values[int(name)]
+        elif isinstance(values, Mapping) and name in values:
+            values = values[name]
+        else:
+            return ...
+    return values

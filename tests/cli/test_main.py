@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from olive_ext.cli import main
+from olive_ext.cli.exit_status import DEBUG_VARIABLE
 from olive_ext.errors import ConfigError, IncompleteError, ModelError, RequirementError, WorkerError
 from olive_ext.python_processes import ChildProcess
 
@@ -45,78 +46,43 @@ def test_help_and_version_are_0(argv: list[str], capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("error", "status", "line"),
     [
-        ([], "the following arguments are required: COMMAND (see 'olive-ext --help')"),
-        (["evaluate"], "the following arguments are required: MODEL (see 'olive-ext evaluate --help')"),
+        (ConfigError("x"), 2, "error: x"),
+        (ModelError("first\nsecond"), 2, "error: first second"),
+        (RequirementError("x"), 1, "error: x"),
+        (IncompleteError("1 request has no answer"), 1, "error: 1 request has no answer"),
+        (WorkerError("x"), 1, "error: x"),
         (
-            ["evaluate", "m", "--lim", "3"],
-            "unrecognized arguments: --lim 3: did you mean '--limit'? (see 'olive-ext evaluate --help')",
+            ZeroDivisionError("by zero"),
+            1,
+            f"error: ZeroDivisionError: by zero ({DEBUG_VARIABLE}=1 shows the traceback)",
         ),
-        (["check", "m", "n", "-o"], "unrecognized arguments: n -o (see 'olive-ext check --help')"),
-        (["--odd", "check", "m"], "unrecognized arguments: --odd (see 'olive-ext --help')"),
-        (["evaluate", "m"], "missing key 'tasks'"),
-        (
-            ["mend", "m", "--tasks", "a", "--reference", "r", "--at-most", "1GB"],
-            "missing key 'output_dir': give --output",
-        ),
-        (["evaluate", "m", "--tasks", ","], "'tasks' = []: give a non-empty list, each item a string or a mapping"),
-        (
-            ["evaluate", "m", "--tasks", "a", "--limit", "x"],
-            "'limit' = 'x': give a positive integer or a number between 0 and 1",
-        ),
-        (
-            ["evaluate", "m", "--tasks", "a", "--set", "engine.chunksize=3"],
-            "unknown key 'engine.chunksize': did you mean 'chunk_size'?",
-        ),
-        (["evaluate", "m", "--tasks", "a", "--set", "x"], "'--set' = 'x': give NAME=VALUE"),
-        (["check", "no/such/recipe.json"], "cannot read the recipe 'no/such/recipe.json': No such file or directory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_user_error_is_2_and_one_line(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    assert capsys.readouterr().err == f"olive-ext: error: {line}\n"
-
-
-def test_wrong_choice_is_2_and_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "foo"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert all(name in err for name in ("foo", "evaluator", "pass", "recipe"))
-
-
-def test_package_error_is_2_and_its_lines_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"], ends_with(ModelError("first\nsecond"))) == 2
-    assert capsys.readouterr().err == "olive-ext: error: first second\n"
-
-
-def test_requests_without_an_answer_are_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"], ends_with(IncompleteError("1 request has no answer"))) == 1
-    assert capsys.readouterr().err == "olive-ext: error: 1 request has no answer\n"
-
-
-def test_other_failure_is_1_and_names_the_way_to_the_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_error_ends_with_the_status_of_its_kind_and_one_line(
+    error: BaseException, status: int, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OLIVE_EXT_DEBUG", raising=False)
-    assert main(["schema"], ends_with(ZeroDivisionError("by zero"))) == 1
-    err = capsys.readouterr().err
-    assert err == "olive-ext: error: ZeroDivisionError: by zero (OLIVE_EXT_DEBUG=1 shows the traceback)\n"
+    monkeypatch.delenv(DEBUG_VARIABLE, raising=False)
+    assert main(["schema"], ends_with(error)) == status
+    assert capsys.readouterr().err == f"olive-ext: {line}\n"
+
+
+def test_refused_arguments_are_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "m", "--lim", "3"]) == 2
+    line = "unrecognized arguments: --lim 3: did you mean '--limit'? (see 'olive-ext evaluate --help')"
+    assert capsys.readouterr().err == f"olive-ext: error: {line}\n"
 
 
 def test_debug_shows_the_traceback_before_the_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OLIVE_EXT_DEBUG", "1")
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
     assert main(["schema"], ends_with(ZeroDivisionError("by zero"))) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback")
     assert lines[-1] == "olive-ext: error: ZeroDivisionError: by zero"
-
-
-def test_interrupt_is_130_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema"], ends_with(KeyboardInterrupt())) == 130
-    assert capsys.readouterr().err == "olive-ext: interrupted\n"
 
 
 def test_sigterm_is_143_and_one_line_and_ends_the_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,26 +117,6 @@ def test_own_warnings_are_shown_once_and_only_while_a_command_runs(capsys: pytes
     assert main(["schema"], {"schema": command}) == 0
     assert capsys.readouterr().err == "olive-ext: WARNING: no CUDA\n"
     assert logging.getLogger("olive_ext").handlers == []
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(ConfigError, 2), (ModelError, 2), (RequirementError, 1), (IncompleteError, 1), (WorkerError, 1), (KeyError, 1)],
-)
-def test_errors_end_with_the_status_of_their_kind(error: type[Exception], status: int) -> None:
-    def command(arguments: Namespace) -> int:
-        raise error("x")
-
-    assert main(["schema"], {"schema": command}) == status
-
-
-def test_closed_pipe_ends_quietly(tmp_path: Path) -> None:
-    script = "import sys; from olive_ext.cli import main; sys.exit(main(['schema']))"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
 
 
 def test_importing_the_package_and_the_command_line_brings_nothing_heavy() -> None:

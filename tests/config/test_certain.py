@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from olive_ext.config import Certain, EvaluationConfig, WorkflowSettings
-from olive_ext.errors import ConfigError
-from tests.refusals import refused
 
 
 def config(**values: Any) -> EvaluationConfig:
@@ -34,46 +32,6 @@ def test_claim_has_a_side_and_a_distance(given: dict[str, Any], side: str, bound
     assert (claim.bound, claim.distance) == pytest.approx((bound, distance))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"documents": "some"}, {"code": "wrong_value", "field": "documents", "value": "some"}),
-        ({"reference": None}, {"code": "missing", "field": "documents", "holds": ("enough", "reference")}),
-        ({"limit": 10}, {"code": "contradiction", "field": "limit", "value": 10, "holds": ("documents", "enough")}),
-        (
-            {"documents": "all", "certain": {"within": 0.01}},
-            {"code": "missing", "field": "certain", "holds": ("documents", "enough")},
-        ),
-        ({"certain": {}}, {"code": "contradiction", "field": "certain", "holds": ("within", "above", "below")}),
-        (
-            {"certain": {"within": 0.01, "below": 1}},
-            {"code": "contradiction", "field": "certain", "holds": ("within", "below")},
-        ),
-        (
-            {"certain": {"metric": "kl_mean", "below": 0}},
-            {"code": "contradiction", "field": "certain.below", "value": 0.0},
-        ),
-        (
-            {"certain": {"metric": "acc", "within": 0.01}},
-            {"code": "wrong_value", "field": "certain.metric", "value": "acc", "holds": "accuracy_difference"},
-        ),
-        (
-            {"certain": {"within": 5}},
-            {"code": "contradiction", "field": "certain.within", "holds": "0.01"},
-        ),
-        ({"certain": {"metric": "top1_agreement", "above": -1}}, {"code": "contradiction", "field": "certain.above"}),
-        ({"certain": {"within": -0.01}}, {"code": "wrong_value", "field": "certain.within", "value": -0.01}),
-        (
-            {"certain": {"within": 0.01, "confidence": 95}},
-            {"code": "wrong_value", "field": "certain.confidence", "value": 95, "holds": ("0.5", "1")},
-        ),
-    ],
-)
-def test_what_cannot_be_certain_is_refused_by_name(given: dict[str, Any], message: dict[str, Any]) -> None:
-    with refused(ConfigError, **message):
-        config(**given)
-
-
 def test_claim_without_words_is_the_loss_that_matters() -> None:
     assert config().claim == Certain(within=0.01)
     assert config(matters=2.5).claim == Certain(within=0.025)
@@ -91,14 +49,3 @@ def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
     assert settings(size).claim == Certain(within=0.01)
     given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
     assert given.claim == Certain(within=0.03)
-
-
-def test_several_bounds_need_a_word_on_which_decides() -> None:
-    bounds = ({"metric": "kl_mean", "max": 0.05}, {"metric": "accuracy_difference", "min": -0.01})
-    with refused(ConfigError, "contradiction", "evaluators.mine.documents", holds=("require", "certain")):
-        settings(*bounds)
-
-
-def test_wrong_bound_is_told_with_its_place() -> None:
-    with refused(ConfigError, "wrong_value", "evaluators.mine.require.0", 3):
-        settings(3)
