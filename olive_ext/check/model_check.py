@@ -162,7 +162,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
     if found.quantized_by:  # whose distance says little: its files are compared
-        damaged = damage(model.files, other.files)
+        damaged = damage(model.files, other.files, longest=model.context_length)
         findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())

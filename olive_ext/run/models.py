@@ -148,7 +148,7 @@ class Models:
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
             other = None if other is None or other.decoder == self.own.files.decoder else other
-            return damage(self.own.files, other, is_same=is_same)
+            return damage(self.own.files, other, is_same=is_same, longest=self.own.context_length)
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
             return {}

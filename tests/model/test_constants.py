@@ -333,7 +333,7 @@ def tables(
 
 
 def damaged(
-    folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any], *, is_same: bool = False
+    folder: Path, model: onnx.ModelProto, reference: onnx.ModelProto | dict[str, Any], **facts: Any
 ) -> dict[str, str]:
     """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
     files = []
@@ -345,7 +345,7 @@ def damaged(
         else:
             onnx.save(one, file)
         files.append(ModelFiles(file, file.parent, {}, {}, ""))
-    return damage(*files, is_same=is_same)
+    return damage(*files, **facts)
 
 
 def equal() -> Outcome:
@@ -386,6 +386,20 @@ def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_ar
     edit: Any, num_named: int, tmp_path: Path
 ) -> None:
     assert len(damaged(tmp_path, decoder(edit), decoder(), is_same=True)) == num_named
+
+
+@pytest.mark.parametrize(("longest", "num_named"), [(16, 0), (17, 1)])
+def test_window_as_long_as_the_context_is_none(longest: int, num_named: int, tmp_path: Path) -> None:
+    edit = setting(LAYER_1, local_window_size=16)
+    assert len(damaged(tmp_path, decoder(edit), decoder(), longest=longest)) == num_named
+
+
+@pytest.mark.parametrize(("longest", "num_named"), [(16, 0), (17, 1)])
+def test_window_of_config_json_as_long_as_the_context_may_be_left_out(
+    longest: int, num_named: int, tmp_path: Path
+) -> None:
+    edit = setting("layers.0/attn/Attention", local_window_size=None)
+    assert len(damaged(tmp_path, decoder(edit), CONFIG, longest=longest)) == num_named
 
 
 CONFIG = {

@@ -72,12 +72,14 @@ _ROWS = 1 << 14
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
-def damage(model: ModelFiles, reference: ModelFiles | None, *, is_same: bool = False) -> dict[str, str]:
+def damage(
+    model: ModelFiles, reference: ModelFiles | None, *, is_same: bool = False, longest: int | None = None
+) -> dict[str, str]:
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers, but for `REACHED` where texts gave the same distributions (`is_same`): a
-    scale may be folded into the weights, and heads repeated. The reference is an ONNX model, a checkpoint, or not on
-    disk. Raises `ModelError`."""
+    scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. The
+    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings: dict[str, str] = {}
     graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
     floats, config, others = {}, {}, {}
@@ -92,11 +94,11 @@ def damage(model: ModelFiles, reference: ModelFiles | None, *, is_same: bool = F
         if part in others:
             other = constants_of(others[part])
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
-            numbers = differing_numbers(other, own, REACHED if is_same else ())
+            numbers = differing_numbers(other, own, REACHED if is_same else (), longest)
         elif config and not part:
             known, numbers = (
                 floats | rotary_tables(config, constants),
-                numbers_against(config, own.model, REACHED if is_same else ()),
+                numbers_against(config, own.model, REACHED if is_same else (), longest),
             )
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
@@ -172,7 +174,9 @@ def rope_types(text: Mapping[str, Any]) -> Iterator[str]:
         yield "default" if kind in (None, "mrope") else str(kind)
 
 
-def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
+def differing_numbers(
+    reference: Constants, model: Constants, without: Sequence[str] = (), longest: int | None = None
+) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
     Nodes pair by name. Where those of a kind have none of the reference's names, as another exporter's, they pair by
@@ -190,7 +194,7 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
             known = others.get(name, [])
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, without, is_named=is_named)
+                findings |= _unlike(node, pair, sizes, without, longest, is_named=is_named)
     scalars = _scalars(reference)
     for name, value in _scalars(model).items():
         other = scalars.get(name, value)
@@ -201,14 +205,20 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
 
 
 def _unlike(
-    node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], without: Sequence[str], *, is_named: bool
+    node: onnx.NodeProto,
+    pair: Sequence[onnx.NodeProto],
+    sizes: set[int],
+    without: Sequence[str],
+    longest: int | None,
+    *,
+    is_named: bool,
 ) -> dict[str, str]:
     """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
     for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
-        own, *known = (_value(one, name, sizes) for one in (node, *pair))
+        own, *known = (_value(one, name, sizes, longest) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
         is_other = not any(_is_same(own, other) for other in known)
         if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
@@ -216,7 +226,9 @@ def _unlike(
     return {}
 
 
-def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = ()) -> dict[str, str]:
+def numbers_against(
+    config: Mapping[str, Any], model: onnx.ModelProto, without: Sequence[str] = (), longest: int | None = None
+) -> dict[str, str]:
     """Norms and attentions that compute with other numbers than config.json says, by name: which. A kind of norms may
     have its epsilon in the checkpoint's code, where others have the one that is written."""
     text = config.get("text_config", config)
@@ -232,9 +244,12 @@ def numbers_against(config: Mapping[str, Any], model: onnx.ModelProto, without: 
         allowed: dict[str, Sequence[Any]] = {"epsilon": epsilons}
         if node.op_type in _ATTENTIONS:
             allowed = {"num_heads": queries, "kv_num_heads": [*shared, 1] if shared else [], "softcap": caps}
-            allowed |= {"scale": _scales(text), "local_window_size": _windows(text, node, has_windows=has_windows)}
+            allowed |= {
+                "scale": _scales(text),
+                "local_window_size": _windows(text, node, longest, has_windows=has_windows),
+            }
         for name, values in ((name, one) for name, one in allowed.items() if name not in without):
-            own = _value(node, name, set())
+            own = _value(node, name, set(), longest)
             if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
                 findings[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
     norms = {node.name for node in kinds.get("norm", ())}
@@ -253,7 +268,7 @@ def _scales(text: Mapping[str, Any]) -> list[float]:
     return [*(one for one in written if type(one) is float), *(one**-0.5 for one in sizes if one), 0.0, 1.0, 1 / size]
 
 
-def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, has_windows: bool) -> list[int]:
+def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None, *, has_windows: bool) -> list[int]:
     """The windows that an attention may have by config.json, where some of the graph have one or none has; empty where
     it does not say, and where a mask may hold the window."""
     types, layer, window = text.get("layer_types") or (), layer_of(node.name), text.get("sliding_window") or -1
@@ -261,9 +276,11 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, *, has_windows: bool
         return []
     if "sliding_window" not in text:  # other keys: "attention_chunk_size", "local_attention", "window_size"
         return [] if any(word in key for key in text for word in ("window", "chunk", "local")) else [-1]
+    length = longest or read_length(text) or 0
+    window = -1 if window >= length > 0 else window
     if layer is not None and layer < len(types):
         return [window] if types[layer] == "sliding_attention" else [-1]
-    is_reached = 0 < window < (read_length(text) or 0)
+    is_reached = 0 < window < length
     is_everywhere = text.get("use_sliding_window", True) and "max_window_layers" not in text
     return [window] if is_reached and is_everywhere and not has_windows else [window, -1]
 
@@ -301,10 +318,13 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
     return attribute(node, "q_num_heads", None) if value is None and name == "num_heads" else value
 
 
-def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
-    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
+def _value(node: onnx.NodeProto, name: str, sizes: set[int], longest: int | None) -> Any:
+    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves, -1 for a window
+    that a text of `longest` positions does not leave."""
     absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
     value = absent if (value := _attribute(node, name)) is None else value
+    if name == "local_window_size" and longest is not None and value >= longest:
+        return -1
     return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
 
 
