@@ -14,7 +14,6 @@ from typing import Any
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
-from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner, Traits
@@ -22,7 +21,7 @@ from olive_ext.engine.scheduling.overlapped_steps import StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
-from olive_ext.engine.step import Step, StepOutput
+from olive_ext.engine.step import Step, StepOutput, halve, joined
 from olive_ext.errors import LostItemError, LostRequestsError, MemoryShortageError, OliveExtError, RunError
 from olive_ext.model.providers.devices import trim_host_memory
 

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -66,11 +65,14 @@ class FakeRunner(Runner):
     """Holds tokens in slots, or in blocks where it takes packed steps, refuses what a GroupQueryAttention graph
     refuses, and writes garbage in idle rows.
 
-    With `overlaps_steps` it takes steps that follow; `steps` holds them with the tokens that were fed.
+    With `overlaps_steps` it takes steps that follow; `steps` holds them with the tokens that were fed. On each side of
+    `lengths` it computes a token otherwise: what is resident shows by which side it was computed.
     """
 
     host_bytes = 0
     capacity = Capacity(0)
+    bad = ""
+    """The key of an item on which its encoder fails."""
 
     def __init__(
         self,
@@ -85,14 +87,18 @@ class FakeRunner(Runner):
         overlaps_steps: bool = False,
         most_blocks: int = UNLIMITED,
         most_positions: int = UNLIMITED,
+        most_tokens: int = UNLIMITED,
+        lengths: tuple[int, ...] = (),
         row_mix: AlikeRows = ALIKE,
         block_size: int = BLOCK_SIZE,
     ) -> None:
+        """`most_tokens`: of a step that memory suffices for; the error comes after copies and moves, as a session's."""
         form = row_mix if form is ALIKE else form
         if answer_steps and isinstance(form, SlotRows):
             form = replace(form, answers=True)
         form = TreeForm(form) if has_tree_batches else form
-        super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps))
+        super().__init__(Traits(context_length, form, can_rewind, chunked_prefill, overlaps_steps, lengths=lengths))
+        self.most_tokens = most_tokens
         self._has_blocks = isinstance(form.in_slots, PackedSteps)
         self._most_blocks = most_blocks
         self._block_size = block_size
@@ -127,7 +133,7 @@ class FakeRunner(Runner):
             self._cells = [(GARBAGE, GARBAGE)] * cells
 
     def release_memory(self) -> None:
-        self.capacity = Capacity(self.capacity.num_slots)
+        self.capacity = Capacity(self.capacity.num_slots, most_positions=self.capacity.most_positions)
         self._slots, self._blocks, self._forks, self._ends, self._cells = [], [], [], [], []
 
     def check_source(self, source: Source | None) -> None:
@@ -154,9 +160,10 @@ class FakeRunner(Runner):
         return with_tokens(step, np.array(kept))
 
     def _execute(self, step: Step) -> StepOutput:
+        self._fail(step)
         self.steps.append(step)
         self._check(step)
-        step = replace(step, rows=tuple(_with_items(row) for row in step.rows))
+        step = replace(step, rows=tuple(_as_kept(row, step.whole_length) for row in step.rows))
         self._prepare(step)
         if step.first_cell is not None:
             return self._answer(step, self._run_tree_batch(step, step.first_cell))
@@ -169,6 +176,14 @@ class FakeRunner(Runner):
         output = self._answer(step, [self._seen(row) for row in step.rows])
         self._kept = output.greedy_ids.tolist()
         return output
+
+    def _fail(self, step: Step) -> None:
+        """Raises what a session without memory, or its encoder, does."""
+        fed = [run.item for row in step.rows for run in runs_within(row.media, row.past, row.past + len(row.tokens))]
+        is_short = step.num_tokens > self.most_tokens
+        if is_short or self.bad in {item.key for item in fed}:
+            self._prepare(step)
+            raise MemoryShortageError("planted") if is_short else LostItemError("planted", self.bad)
 
     def _seen(self, row: Row) -> list[int]:
         """What lies in the row's slot. Behind more than one source, as an idle row may be, it makes no sense."""
@@ -281,6 +296,9 @@ class FakeRunner(Runner):
         assert len(set(slots)) == len(slots)
         if isinstance(form, OneRow):
             assert len(slots) == 1
+        if isinstance(form, PackedSteps):
+            longest = max(row.past + len(row.tokens) for row in step.rows)
+            assert len(slots) == 1 or len(slots) * longest <= form.most_cells
         if isinstance(form, AlikeRows) and len(slots) > 1:
             groups = {form.group(row.past, len(row.tokens), row.source) for row in step.rows}
             assert len(groups) == 1
@@ -291,8 +309,15 @@ class FakeRunner(Runner):
             assert len(slots) == 1 or slots == list(range(self.capacity.num_slots))
 
 
-def _with_items(row: Row) -> Row:
-    return row._replace(tokens=tuple(with_items(row.tokens, row.past, row.media))) if row.media else row
+SIDE = 1 << 20
+
+
+def _as_kept(row: Row, whole_length: int) -> Row:
+    """The row with the tokens that are stored: on a side as on no other, and items' by their content."""
+    if not (row.media or whole_length):
+        return row
+    tokens = tuple(token + SIDE * whole_length for token in row.tokens)
+    return row._replace(tokens=tuple(with_items(tokens, row.past, row.media)))
 
 
 def with_items(tokens: Sequence[int], past: int, media: Media) -> list[int]:
@@ -308,48 +333,6 @@ def _best(rows: Sequence[np.ndarray], count: int) -> Candidates:
     logprobs_NV = np.array([log_softmax(logits_V) for logits_V in rows], np.float32).reshape(-1, VOCAB)
     ids_NC = np.argsort(-logprobs_NV, kind="stable")[:, :count]
     return Candidates(np.take_along_axis(logprobs_NV, ids_NC, 1), ids_NC)
-
-
-class ShortRunner(FakeRunner):
-    """Has no memory for steps of more than `most` tokens, and fails as a session does: behind copies and moves."""
-
-    most = 3
-
-    def _execute(self, step: Step) -> StepOutput:
-        if step.num_tokens > self.most:
-            self._prepare(step)
-            raise MemoryShortageError("planted")
-        return super()._execute(step)
-
-
-SIDE = 1 << 20
-
-
-class SidedRunner(FakeRunner):
-    """Computes a token otherwise on each side of `lengths`: what is resident shows by which side it was computed."""
-
-    def __init__(self, lengths: tuple[int, ...], num_slots: int, form: StepForm, **more: Any) -> None:
-        super().__init__(num_slots, form, **more)
-        self.traits = replace(self.traits, lengths=lengths)
-
-    def _execute(self, step: Step) -> StepOutput:
-        rows = [
-            row._replace(tokens=tuple(token + SIDE * step.whole_length for token in row.tokens)) for row in step.rows
-        ]
-        return super()._execute(replace(step, rows=tuple(rows)))
-
-
-class BlindRunner(FakeRunner):
-    """Its encoder fails on one item, behind copies and moves."""
-
-    bad = ""
-
-    def _execute(self, step: Step) -> StepOutput:
-        fed = [run.item for row in step.rows for run in runs_within(row.media, row.past, row.past + len(row.tokens))]
-        if self.bad in {item.key for item in fed}:
-            self._prepare(step)
-            raise LostItemError("planted", self.bad)
-        return super()._execute(step)
 
 
 def oracle(request: Request, lengths: tuple[int, ...] = ()) -> Result:

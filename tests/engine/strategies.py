@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.packed import PackedSteps
+from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
 from olive_ext.media.items import MediaItem, MediaRun, Source
 from olive_ext.model.spec.media_types import Modality
-from tests.engine.fake_runner import VOCAB, oracle
+from tests.engine.fake_runner import ALIKE, FORMS, PACKED, POOL, RANGE, SINGLE, VOCAB, FakeRunner, oracle
 
 TOKENS = st.integers(0, 3)
 PLACEHOLDER = 9
@@ -70,6 +73,31 @@ def requests_with_items(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
+ANY = st.booleans()
+LENGTHS = st.lists(st.integers(1, 35), min_size=1, max_size=2, unique=True).map(sorted).map(tuple)
+MIXES = st.builds(AlikeRows, ANY, ANY, ANY, ANY)
+MIXED = st.just(AlikeRows(mixes_pasts=True, prompts=True, continued=True))
+_fake = partial(st.builds, FakeRunner, st.integers(1, 8), overlaps_steps=ANY)
+
+RUNNERS: dict[str, st.SearchStrategy[FakeRunner]] = {
+    "one row": _fake(form=st.just(SINGLE), can_rewind=ANY),
+    "whole texts": _fake(form=st.just(SINGLE), chunked_prefill=st.just(False), lengths=st.one_of(st.just(()), LENGTHS)),
+    "slots": _fake(form=st.sampled_from([RANGE, POOL])),
+    "short answers": _fake(form=st.sampled_from([RANGE, POOL]), answer_steps=st.just(True)),
+    "packed": _fake(form=st.one_of(st.just(PACKED), st.builds(PackedSteps, st.integers(1, 60)))),
+    "few blocks": _fake(form=st.just(PACKED), most_blocks=st.integers(1, 30)),
+    "alike": _fake(form=st.just(ALIKE), row_mix=MIXES, can_rewind=ANY),
+    "trees": _fake(form=st.sampled_from(FORMS), has_tree_batches=st.just(True)),
+    "few positions": _fake(form=st.sampled_from([RANGE, ALIKE]), most_positions=st.integers(1, 300)),
+    "little memory": _fake(form=st.sampled_from([SINGLE, RANGE, PACKED]), has_tree_batches=ANY, most_tokens=st.just(3)),
+    "sides": _fake(form=st.sampled_from(FORMS), lengths=LENGTHS, row_mix=MIXED),
+    "trees on sides": _fake(form=st.just(RANGE), lengths=LENGTHS, has_tree_batches=st.just(True)),
+}
+"""Runners of every form, and of little memory of every kind."""
+
+WITHOUT_SOURCES = ("short answers", "trees", "little memory", "trees on sides")
+
+
 def assert_equal(found: Result, expected: Result) -> None:
     assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
     assert (found.is_greedy, found.tokens) == (expected.is_greedy, expected.tokens)
@@ -81,3 +109,11 @@ def assert_runs_as_oracle(engine: Engine, calls: Iterable[Sequence[Request]], le
     for requests in calls:
         for found, request in zip(engine.run(requests), requests, strict=True):
             assert_equal(found, oracle(request, lengths))
+
+
+def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:
+    """What the scheduler of an engine that has run counts is what the runner holds."""
+    kept = engine._scoring._scheduler._in_slots.slots._tables
+    if kept is not None:
+        slots = range(runner.capacity.num_slots)
+        assert [kept.table(slot) for slot in slots] == [runner.tables.table(slot) for slot in slots]

@@ -17,46 +17,81 @@ from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, 
 from olive_ext.engine.runners.runner import Capacity
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
-from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
-from tests.engine.strategies import SOURCES, assert_equal, assert_runs_as_oracle, requests_of
+from tests.engine.fake_runner import ALIKE, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
+from tests.engine.strategies import (
+    RUNNERS,
+    SOURCES,
+    WITHOUT_SOURCES,
+    assert_equal,
+    assert_runs_as_oracle,
+    assert_tables_agree,
+    requests_of,
+)
 from tests.refusals import refused
 
 SIBLINGS = [Request((*range(20), first, 2, 3), 3) for first in range(4)]
 """Four answers behind one context."""
 
 
-@given(
-    calls=st.lists(requests_of(), min_size=1, max_size=3),
-    num_slots=st.integers(1, 8),
-    chunk_size=st.integers(1, 40),
-    runner=st.sampled_from([*[(batching, True) for batching in FORMS], (SINGLE, False)]),
-)
-def test_run_equals_oracle_for_any_requests_slots_and_chunks(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[StepForm, bool]
-) -> None:
-    batching, can_rewind = runner
-    engine = Engine(FakeRunner(num_slots, batching, can_rewind=can_rewind), chunk_size)
-    assert_runs_as_oracle(engine, calls)
+_FULL_SLOT = [
+    Request((1, 0, 0), 1),
+    *(
+        Request(tokens, 0, Generation(most))
+        for tokens, most in [((1,), 5), ((0,), 1), ((1, 0, 0), 3), ((1, 0, 0), 1), ((1,), 4), ((1,), 1), ((1, 1), 1)]
+    ),
+]
+"""One that fills its slot waits for its last token between two that are fed."""
 
 
-@given(
-    calls=st.lists(requests_of(), min_size=1, max_size=3),
-    num_slots=st.integers(1, 8),
-    chunk_size=st.integers(1, 40),
-    row_mix=st.builds(AlikeRows, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
-    can_rewind=st.booleans(),
-    overlaps_steps=st.booleans(),
-)
-def test_rows_that_are_alike_share_steps_and_equal_the_oracle(
-    calls: list[list[Request]],
-    num_slots: int,
-    chunk_size: int,
-    row_mix: AlikeRows,
-    can_rewind: bool,
-    overlaps_steps: bool,
+@pytest.mark.parametrize("kind", RUNNERS)
+@given(data=st.data(), chunk_size=st.integers(1, 60), is_deterministic=st.booleans())
+def test_any_runner_gives_what_the_oracle_gives(
+    kind: str, data: st.DataObject, chunk_size: int, is_deterministic: bool
 ) -> None:
-    traits = {"row_mix": row_mix, "can_rewind": can_rewind, "overlaps_steps": overlaps_steps}
-    assert_runs_as_oracle(Engine(FakeRunner(num_slots, ALIKE, **traits), chunk_size), calls)  # type: ignore[arg-type]
+    """Calls and streams of any requests, also after memory was released; and what every step has in common."""
+    runner = data.draw(RUNNERS[kind])
+    engine, lengths = Engine(runner, chunk_size, is_deterministic=is_deterministic), runner.traits.lengths
+    calls = data.draw(st.lists(requests_of(1 if kind in WITHOUT_SOURCES else len(SOURCES)), min_size=1, max_size=3))
+    for requests in calls:
+        items, before = list(enumerate(requests)), len(runner.steps)
+        is_stream = data.draw(st.booleans())
+        found = dict(engine.run_continuous(iter(items)) if is_stream else engine.run_slices([items]))
+        assert len(found) == len(items)
+        for place, request in items:
+            assert_equal(found[place], oracle(request, lengths))
+        if len(runner.steps) > before:
+            assert_tables_agree(engine, runner)
+        if kind == "trees" and not is_stream:
+            sizes = [step.num_tokens for step in runner.steps[before:] if step.first_cell is not None]
+            assert all(size == chunk_size for size in sizes[:-1])
+        if end := data.draw(st.sampled_from([None, Engine.reset, Engine.release_memory])):
+            end(engine)
+            assert end is Engine.reset or runner.capacity == Capacity(
+                runner.capacity.num_slots, most_positions=runner.capacity.most_positions
+            )
+    counters, steps = engine.counters, runner.steps
+    assert sum(step.num_tokens for step in steps) == counters.tokens_fed + counters.idle_rows + counters.rows_dropped
+    assert counters.steps == len(steps) or (counters.steps_halved and kind == "little memory")
+    assert not counters.steps_halved or engine.describe()["step_limit"] <= max(3, chunk_size, 8)
+    assert counters.tokens_reused == 0 or counters.prefix_hits > 0
+    if kind in ("packed", "few blocks"):
+        assert all(sum(len(row.tokens) for row in step.rows if len(row.tokens) > 1) <= chunk_size for step in steps)
+    if kind == "few positions" and len(calls) == 1 and not is_stream:
+        longest = max((one.num_positions for one in calls[0]), default=1)
+        num_used = len({row.slot for step in steps for row in step.rows})
+        assert not num_used or num_used * longest <= max(runner.capacity.most_positions, longest)
+    if kind == "whole texts":
+        inputs = {one.tokens if one.generation else one.tokens[:-1] for call in calls for one in call}
+        assert all(len(step.rows) == 1 and not step.copies for step in steps)
+        assert lengths or {step.rows[0].tokens for step in steps if step.rows[0].past == 0} == inputs
+        assert all(len(step.rows[0].tokens) == 1 for step in steps if step.rows[0].past)
+    engine.close()
+
+
+@pytest.mark.parametrize("overlaps_steps", [False, True])
+def test_a_slot_that_is_full_waits_where_memory_is_short(overlaps_steps: bool) -> None:
+    runner = FakeRunner(4, RANGE, overlaps_steps=overlaps_steps, most_tokens=3)
+    assert_runs_as_oracle(Engine(runner, 1), [_FULL_SLOT])
 
 
 @pytest.mark.parametrize(("pasts", "num_steps"), [(True, 4 + 7), (False, 1 + 7)])
@@ -92,51 +127,6 @@ def test_texts_that_are_alike_are_scored_together(requests: list[Request], rows:
     assert_runs_as_oracle(engine, [requests])
     assert engine.counters.tokens_fed == engine.counters.tokens_distinct
     assert [len(step.rows) for step in runner.steps] == rows
-
-
-@given(
-    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
-    num_slots=st.integers(1, 4),
-    chunk_size=st.integers(1, 40),
-)
-def test_tree_batches_equal_oracle_and_fill_steps(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
-    runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
-    engine = Engine(runner, chunk_size)
-    for requests in calls:
-        before = len(runner.steps)
-        for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
-        branched = [step for step in runner.steps[before:] if step.first_cell is not None]
-        sizes = [sum(len(row.tokens) for row in step.rows) for step in branched]
-        assert all(size == chunk_size for size in sizes[:-1])
-    assert engine.counters.tokens_reused == 0 or engine.counters.prefix_hits > 0
-
-
-@given(
-    calls=st.lists(requests_of(), min_size=1, max_size=3), num_slots=st.integers(1, 8), chunk_size=st.integers(1, 40)
-)
-def test_inputs_that_cannot_be_split_are_fed_whole_and_alone(
-    calls: list[list[Request]], num_slots: int, chunk_size: int
-) -> None:
-    runner = FakeRunner(num_slots, SINGLE, chunked_prefill=False)
-    engine = Engine(runner, chunk_size)
-    assert_runs_as_oracle(engine, calls)
-    inputs = {request.tokens if request.generation else request.tokens[:-1] for call in calls for request in call}
-    assert all(len(step.rows) == 1 and not step.copies for step in runner.steps)
-    assert {step.rows[0].tokens for step in runner.steps if step.rows[0].past == 0} == inputs
-    assert all(len(step.rows[0].tokens) == 1 for step in runner.steps if step.rows[0].past)
-
-
-@given(requests=requests_of(), num_slots=st.integers(1, 8), batching=st.sampled_from(FORMS))
-def test_run_continuous_equals_oracle_under_the_callers_keys(
-    requests: list[Request], num_slots: int, batching: StepForm
-) -> None:
-    engine = Engine(FakeRunner(num_slots, batching), 7)
-    keys = [f"key {i}" for i in range(len(requests))]
-    results = dict(engine.run_continuous(zip(keys, requests, strict=True)))
-    assert set(results) == set(keys)
-    for key, request in zip(keys, requests, strict=True):
-        assert_equal(results[key], oracle(request))
 
 
 @given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 40), has_tree_batches=st.booleans())
@@ -299,37 +289,6 @@ def test_texts_that_need_more_cells_wait_for_what_runs_and_nothing_is_lost() -> 
         assert_equal(result, oracle(asked[str(key)]))
 
 
-@given(calls=st.lists(requests_of(max_sources=1), min_size=2, max_size=3), has_tree_batches=st.booleans())
-def test_released_memory_is_allocated_anew_and_changes_no_result(
-    calls: list[list[Request]], has_tree_batches: bool
-) -> None:
-    runner = FakeRunner(2, RANGE, has_tree_batches=has_tree_batches)
-    engine = Engine(runner, 4)
-    for requests in calls:
-        for found, request in zip(engine.run(requests), requests, strict=True):
-            assert_equal(found, oracle(request))
-        engine.release_memory()
-        assert runner.capacity == Capacity(2)
-
-
-@given(
-    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
-    batching=st.sampled_from([RANGE, ALIKE]),
-    most_positions=st.integers(1, 300),
-    is_deterministic=st.booleans(),
-)
-def test_memory_of_few_positions_changes_no_result_and_is_never_exceeded(
-    calls: list[list[Request]], batching: StepForm, most_positions: int, is_deterministic: bool
-) -> None:
-    """Slots that are in use hold no more positions together than memory does, but for a single one."""
-    runner = FakeRunner(8, batching, most_positions=most_positions)
-    assert_runs_as_oracle(Engine(runner, 7, is_deterministic=is_deterministic), calls)
-    slots = {row.slot for step in runner.steps for row in step.rows}
-    longest = max((one.num_positions for requests in calls for one in requests), default=1)
-    if len(calls) == 1:
-        assert not slots or len(slots) * longest <= max(most_positions, longest)
-
-
 def test_steps_of_a_call_follow_from_its_own_requests_whatever_was_longer_before() -> None:
     """Eight short answers after a long one have the steps of eight short answers alone, three of the long ones fit."""
     short = [Request((first, 1), 0, Generation(5)) for first in range(8)]
@@ -426,27 +385,6 @@ def test_finish_reasons_say_why() -> None:
     ]
 
 
-@given(
-    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
-    num_slots=st.integers(1, 6),
-    chunk_size=st.integers(1, 40),
-    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
-    has_tree_batches=st.booleans(),
-)
-def test_steps_without_memory_are_halved_and_results_stay(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm, has_tree_batches: bool
-) -> None:
-    runner = ShortRunner(num_slots, batching, has_tree_batches=has_tree_batches)
-    engine = Engine(runner, chunk_size)
-    assert_runs_as_oracle(engine, calls)
-    longest = max((step.num_tokens for step in runner.steps), default=0)
-    assert longest <= runner.most
-    if engine.counters.steps_halved:
-        assert engine.describe()["step_limit"] <= max(runner.most, chunk_size, num_slots)
-
-
 def test_a_step_of_one_token_without_memory_is_an_error() -> None:
-    runner = ShortRunner(1, RANGE)
-    runner.most = 0
     with refused(MemoryShortageError, "out_of_memory"):
-        Engine(runner, 8).run([Request((1, 2, 3), 1)])
+        Engine(FakeRunner(1, RANGE, most_tokens=0), 8).run([Request((1, 2, 3), 1)])

@@ -17,10 +17,9 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
-from olive_ext.engine.forms.graph_form import GraphForm, OpenedDecoder
+from olive_ext.engine.forms.graph_form import OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
-from olive_ext.engine.forms.paged_attention import KERNELS
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv
@@ -97,20 +96,6 @@ def test_toy_form_equals_the_oracle_and_is_the_planner_s_only_word(
     engine = Engine(runner, 32)
     assert_runs_as_oracle(engine, calls)
     assert {step.num_tokens for step in runner.steps} <= {1}
-    engine.close()
-
-
-@given(calls=st.lists(requests_of(), min_size=1, max_size=2), most_cells=st.integers(1, 60))
-def test_rows_whose_keys_are_gathered_stay_within_the_memory_for_them(
-    calls: list[list[Request]], most_cells: int
-) -> None:
-    """A step of several rows has no more cells than were planned for, and results are the oracle's."""
-    runner = FakeRunner(6, PackedSteps(most_cells))
-    engine = Engine(runner, 32)
-    assert_runs_as_oracle(engine, calls)
-    for step in runner.steps:
-        longest = max(row.past + len(row.tokens) for row in step.rows)
-        assert len(step.rows) == 1 or len(step.rows) * longest <= most_cells
     engine.close()
 
 
@@ -194,28 +179,28 @@ def _model(**engine: Any) -> ResolvedModel:
     return resolve(ModelSettings.of(settings))
 
 
-def _form(model: ResolvedModel) -> tuple[type[GraphForm], str]:
-    form, decision = choose(model)
-    return type(form), decision.value
+@pytest.mark.parametrize(
+    ("engine", "problems", "value", "reason"),
+    [
+        ({}, {}, "tree", "auto: until there has been enough work"),
+        ({"scoring": "rows"}, {}, "rows", "engine.scoring"),
+        ({"scoring": "answers"}, {}, "answers", "engine.scoring"),
+        ({"shapes": "bucketed"}, {}, "answers", "tree batches have any shape, and steps have few"),
+        ({}, {"tree": "planted"}, "answers", "planted;"),
+    ],
+)
+def test_form_follows_settings_device_and_graph_and_says_why(
+    engine: dict[str, Any], problems: dict[str, str], value: str, reason: str
+) -> None:
+    """One that failed is not asked again, and its problem is the reason."""
+    decision = choose(_model(**engine), problems)[1]
+    assert decision.value == value
+    assert decision.reason.startswith(reason)
 
 
-def test_form_follows_settings_device_and_graph_and_says_why() -> None:
-    assert _form(_model())[1] == "tree"
-    assert choose(_model(scoring="rows"))[1] == Decision("scoring", "rows", "engine.scoring")
-    assert choose(_model(scoring="answers"))[1].value == "answers"
-    assert choose(_model(shapes="bucketed"))[1].reason.startswith("tree batches have any shape, and steps have few")
+def test_packed_steps_are_refused_where_the_device_has_none() -> None:
     with refused(ConfigError, "wrong_value", "engine.scoring", holds="CUDA"):
         choose(_model(scoring="packed"))
-
-
-def test_form_that_failed_is_not_asked_again_and_its_problem_is_the_reason() -> None:
-    _, decision = choose(_model(), {"tree": "planted"})
-    assert (decision.value, decision.reason.split(";")[0]) == ("answers", "planted")
-
-
-def test_what_a_device_s_paged_attention_takes_is_one_table() -> None:
-    assert KERNELS["cuda"].caches == {3, 10, 16, 17}
-    assert KERNELS["webgpu"].caches == {10}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.package_config import input_window
 from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from tests.model.tiny import put_graph
@@ -78,29 +77,27 @@ def resolved(
     return ResolvedModel(ModelSettings(model="/m", engine=settings), kind, "by the files", files)
 
 
-def chosen(*given: Any, **decoder: Any) -> tuple[str, str]:
-    runtime, reason = choose(resolved(EngineConfig(), *given, **decoder))
-    return runtime.name, reason
+FIXED = {"window_size": 64, "pad_value": 0, "alignment": "left"}
+SLIDING = {"window_size": 16, "slide_key_value_cache": False, "slide_inputs": False, "layers": [0]}
 
 
-def test_one_graph_runs_on_onnxruntime() -> None:
-    assert chosen()[0] == "onnxruntime"
-    window = {"window_size": 16, "slide_key_value_cache": False, "slide_inputs": False, "layers": [0]}
-    assert chosen(sliding_window=window)[0] == "onnxruntime"
-
-
-def test_pipeline_runs_on_genai_and_the_reason_names_its_graphs() -> None:
-    name, origin = chosen(("embeddings", "lm_head"))
-    assert name == "genai"
-    assert origin.startswith("auto: ")
-    assert "embeddings, lm_head" in origin
-
-
-def test_inputs_of_fixed_length_run_on_genai() -> None:
-    window = {"window_size": 64, "pad_value": 0, "alignment": "left"}
-    assert input_window(resolved(EngineConfig(), sliding_window=window).files) == 64
-    origin = "auto: genai_config.json feeds the decoder windows of 64 tokens"
-    assert chosen(sliding_window=window) == ("genai", origin)
+@pytest.mark.parametrize(
+    ("pipeline", "decoder", "expected"),
+    [
+        ((), {}, ("onnxruntime", "auto: the decoder is one graph")),
+        ((), {"sliding_window": SLIDING}, ("onnxruntime", "auto: the decoder is one graph")),
+        ((), {"sliding_window": FIXED}, ("genai", "auto: genai_config.json feeds the decoder windows of 64 tokens")),
+        (("embeddings", "lm_head"), {}, ("genai", "auto: genai_config.json makes the decoder of a pipeline of graphs")),
+    ],
+    ids=["one graph", "sliding window", "inputs of fixed length", "pipeline"],
+)
+def test_auto_follows_the_package_and_says_why(
+    pipeline: tuple[str, ...], decoder: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    runtime, reason = choose(resolved(EngineConfig(), pipeline, **decoder))
+    assert runtime.name == expected[0]
+    assert reason.startswith(expected[1])
+    assert all(name in reason for name in pipeline)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "genai"])
@@ -148,16 +145,21 @@ def test_runtime_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypa
     assert choose(resolved(EngineConfig()))[0].name == "onnxruntime"  # "auto" chooses as without it
 
 
-def test_runtime_that_fails_to_load_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "broken", "olive_ext_broken", "raise RuntimeError('no driver')\n")
-    with refused(ConfigError, "wrong_value", holds=("engine.runtime", "olive_ext_broken:Toy")):
-        choose(resolved(EngineConfig(runtime="broken")))
-
-
-def test_module_that_ends_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "leaving", "olive_ext_leaving", "raise SystemExit('no driver')\n")
-    with refused(ConfigError, "wrong_value", holds="olive_ext_leaving:Toy"):
-        choose(resolved(EngineConfig(runtime="leaving")))
+@pytest.mark.parametrize(
+    ("name", "code", "holds"),
+    [
+        ("broken", "raise RuntimeError('no driver')\n", "engine.runtime"),
+        ("leaving", "raise SystemExit('no driver')\n", "no driver"),
+        ("other", "class Toy:\n    name = 'other'\n", "olive_ext.model.runtimes.Runtime"),
+    ],
+)
+def test_runtime_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any, code: str, holds: str
+) -> None:
+    """One that fails or ends the process when it is imported, and a class that is no runtime."""
+    install(tmp_path, monkeypatch, name, f"olive_ext_{name}", code)
+    with refused(ConfigError, "wrong_value", holds=(f"olive_ext_{name}:Toy", holds)):
+        choose(resolved(EngineConfig(runtime=name)))
 
 
 def test_name_of_two_packages_is_refused_whichever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,23 +169,20 @@ def test_name_of_two_packages_is_refused_whichever_comes_first(tmp_path: Path, m
         choose(resolved(EngineConfig(runtime="twofold")))
 
 
-@pytest.mark.parametrize("method", ["decisions", "open", "refuse"])
+@pytest.mark.parametrize("method", ["decisions", "open", "refuse", "opens something else"])
 def test_runtime_that_fails_later_is_named_with_what_it_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    name = f"failing_{method}"
-    failing = f"\n    def {method}(self, model, *others):\n        raise KeyError('n_ctx')\n"
-    install(tmp_path, monkeypatch, name, f"olive_ext_{name}", TOY.replace('"toy"', f'"{name}"') + failing)
+    name = f"failing_{method.split()[0]}"
+    code, holds = TOY.replace('"toy"', f'"{name}"'), ("n_ctx", name, method)
+    if method in name:
+        code += f"\n    def {method}(self, model, *others):\n        raise KeyError('n_ctx')\n"
+    else:
+        code, holds = code.replace("OpenedRunner(Uni", "(Uni"), ("engine.runtime", name, "tuple")
+    install(tmp_path, monkeypatch, name, f"olive_ext_{name}", code)
     model = resolved(EngineConfig(runtime=name))
-    with refused(ModelError, "unsupported", holds=("n_ctx", name, method)):
+    with refused(ModelError, "unsupported", holds=holds):
         model.decisions if method == "decisions" else open_runner(model)
-
-
-def test_runtime_that_opens_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = TOY.replace('"toy"', '"pair"').replace("OpenedRunner(Uni", "(Uni")
-    install(tmp_path, monkeypatch, "pair", "olive_ext_pair", code)
-    with refused(ModelError, "unsupported", holds=("engine.runtime", "pair")):
-        open_runner(resolved(EngineConfig(runtime="pair")))
 
 
 def test_setting_that_the_named_runtime_does_not_follow_is_refused_with_those_that_it_takes() -> None:
@@ -196,19 +195,14 @@ def test_setting_that_the_named_runtime_does_not_follow_is_refused_with_those_th
     assert refuse_settings(resolved(followed)) == []
 
 
-def test_setting_that_a_chosen_runtime_does_not_follow_is_told() -> None:
+def test_setting_that_a_chosen_runtime_does_not_follow_is_reported() -> None:
     settings = EngineConfig(overlaps_steps=True, num_threads=1)
-    (told,) = refuse_settings(resolved(settings, ("a", "b")))
-    assert told.startswith("'engine.overlaps_steps' = true changes nothing on 'genai' (auto: genai_config.json makes")
-    (told,) = refuse_settings(resolved(settings, kind="hf"))
-    assert told.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
+    (pipeline,), (checkpoint,) = (refuse_settings(resolved(settings, *one)) for one in ((("a", "b"),), ((), "hf")))
+    assert pipeline.startswith(
+        "'engine.overlaps_steps' = true changes nothing on 'genai' (auto: genai_config.json makes"
+    )
+    assert checkpoint.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
     assert refuse_settings(resolved(settings)) == []
-
-
-def test_class_that_is_no_runtime_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "other", "olive_ext_other", "class Toy:\n    name = 'other'\n")
-    with refused(ConfigError, "wrong_value", holds=("olive_ext_other:Toy", "olive_ext.model.runtimes.Runtime")):
-        choose(resolved(EngineConfig(runtime="other")))
 
 
 def test_unknown_runtime_is_refused_with_what_is_accepted() -> None:

@@ -16,12 +16,11 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.buckets import BucketedRunner, step_sizes
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.halves import halve
 from olive_ext.engine.requests import Generation, Lost, Request
-from olive_ext.engine.step import Row, Step
+from olive_ext.engine.step import Row, Step, halve
 from olive_ext.errors import LostRequestsError, MediaError, MemoryShortageError
 from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, MediaRun
-from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, BlindRunner, FakeRunner, ShortRunner, oracle
+from tests.engine.fake_runner import ALIKE, FORMS, PACKED, RANGE, SINGLE, FakeRunner, oracle
 from tests.engine.strategies import (
     ITEMS,
     LARGEST,
@@ -78,7 +77,7 @@ def test_item_that_its_encoder_fails_on_loses_its_requests_alone(
     overlaps_steps: bool,
     bad: MediaItem,
 ) -> None:
-    runner = BlindRunner(num_slots, batching, overlaps_steps=overlaps_steps)
+    runner = FakeRunner(num_slots, batching, overlaps_steps=overlaps_steps)
     runner.bad = bad.key
     engine, num_requests = Engine(runner, chunk_size), 0
     for requests in calls:
@@ -174,14 +173,12 @@ def test_padded_steps_equal_oracle(
 def test_steps_without_memory_are_halved_at_borders(
     calls: list[list[Request]], batching: StepForm, has_tree_batches: bool
 ) -> None:
-    runner = ShortRunner(3, batching, has_tree_batches=has_tree_batches)
-    runner.most = LARGEST
+    runner = FakeRunner(3, batching, has_tree_batches=has_tree_batches, most_tokens=LARGEST)
     assert_runs_as_oracle(Engine(runner, 64), calls)
 
 
 def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:
-    runner = ShortRunner(3, RANGE)
-    runner.most = LARGEST - 1
+    runner = FakeRunner(3, RANGE, most_tokens=LARGEST - 1)
     request = Request((1, *(PLACEHOLDER,) * LARGEST, 2), 1, media=(MediaRun(1, ITEMS[-1]),))
     with refused(MemoryShortageError, "out_of_memory", holds="9"):
         Engine(runner, 64).run([request])

@@ -170,78 +170,59 @@ def attention_trials(paged: onnx.ModelProto, caches: Mapping[str, tuple[int, int
         given = [tuple(weights[name].dims) if name in weights else bool(name) for name in node.input]
         kind = (tuple(sorted(entry.SerializeToString() for entry in node.attribute)), *given, cache)
         if kind not in found:
-            found[kind] = _TrialGraphs(node, weights, cache).build()
+            found[kind] = _trial_of(node, weights, cache)
     return list(found.values())
 
 
-class _TrialGraphs:
-    def __init__(self, node: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]) -> None:
-        self._source = node
-        self._weights = weights
-        self._elem_type, self._heads, self._stored = cache
-        self._inputs: dict[int, tuple[tuple[int, ...], int]] = {}
-        self._casts: list[onnx.NodeProto] = []
+def _trial_of(
+    source: onnx.NodeProto, weights: Mapping[str, TensorProto], cache: tuple[int, int, int]
+) -> AttentionTrial:
+    """`source` alone in a graph, in which what it is given is cast to the types that it takes."""
+    elem_type, heads, size = cache
+    narrow = elem_type if elem_type in FLOATS else TensorProto.FLOAT16  # queries, where the cache is quantized
+    node = onnx.NodeProto()
+    node.CopyFrom(source)
+    node.output[:] = ["narrow", *PRESENT]
+    for entry in node.attribute:
+        if entry.name == "local_window_size":
+            entry.i = min(entry.i, WINDOW)
+    inputs: dict[int, tuple[tuple[int, ...], int]] = {}
+    casts = []
+    for place, name in enumerate(source.input):
+        if name and place in _GIVEN:
+            node.input[place] = _GIVEN[place]
+        elif name:
+            weight, wide = weights.get(name), input_name(place)
+            own_type = TensorProto.FLOAT if place in SCALES else narrow
+            own_type = own_type if weight is None else int(weight.data_type)
+            inputs[place] = _shape(source, place, weight, heads, size), own_type
+            node.input[place] = f"{wide}_narrow"
+            casts.append(helper.make_node("Cast", [wide], [node.input[place]], name=wide, to=own_type))
+    value, blocks = helper.make_tensor_value_info, ["blocks", "block_size", heads, size]
+    taken = [
+        value(input_name(place), TensorProto.FLOAT, [one or None for one in shape])
+        for place, (shape, _) in inputs.items()
+    ]
+    taken += [value(name, elem_type, blocks) for name in PAST]
+    taken += [value(name, TensorProto.INT32, shape) for name, shape in INPUTS.items() if name in set(node.input)]
+    outputs = [value(OUTPUT, TensorProto.FLOAT, ["N", "W"]), *(value(name, elem_type, blocks) for name in PRESENT)]
+    widened = helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT)
+    graph = helper.make_graph([*casts, node, widened], "attention", taken, outputs)
+    serialized = bytes(model_of(graph, 21, "com.microsoft").SerializeToString())
+    return AttentionTrial(serialized, node, inputs, elem_type, heads, size)
 
-    def build(self) -> AttentionTrial:
-        node = onnx.NodeProto()
-        node.CopyFrom(self._source)
-        node.output[:] = ["narrow", *PRESENT]
-        for entry in node.attribute:
-            if entry.name == "local_window_size":
-                entry.i = min(entry.i, WINDOW)
-        for place, name in enumerate(self._source.input):
-            node.input[place] = self._input(place, name) if name else ""
-        return AttentionTrial(self._model(node), node, self._inputs, self._elem_type, self._heads, self._stored)
 
-    def _input(self, place: int, name: str) -> str:
-        """The name of the node's input number `place`, which the trial's model takes in its place."""
-        if place in _GIVEN:
-            return _GIVEN[place]
-        weight = self._weights.get(name)
-        elem_type = TensorProto.FLOAT if place in SCALES else self._narrow
-        elem_type = int(weight.data_type) if weight is not None else elem_type
-        wide = input_name(place)
-        self._inputs[place] = self._shape(place, weight), elem_type
-        self._casts.append(helper.make_node("Cast", [wide], [f"{wide}_narrow"], name=wide, to=elem_type))
-        return f"{wide}_narrow"
-
-    @property
-    def _narrow(self) -> int:
-        """The type of queries: the cache's, or fp16 where that is quantized."""
-        return self._elem_type if self._elem_type in FLOATS else TensorProto.FLOAT16
-
-    def _width(self, place: int) -> int:
-        heads = int(attribute(self._source, "num_heads", 0))
-        is_packed = not self._source.input[1]
-        count = self._heads if place else heads + (2 * self._heads if is_packed else 0)
-        return count * self._stored
-
-    def _shape(self, place: int, weight: TensorProto | None) -> tuple[int, ...]:
-        if place < 3:
-            return (0, self._width(place))
-        if place in (COS, SIN):  # one that is computed from the length turns whole heads
-            return (LENGTH, int(weight.dims[1]) if weight is not None else self._stored // 2)
-        if weight is not None:
-            return tuple(weight.dims)
-        heads = int(attribute(self._source, "num_heads", 0))
-        return ({SINK: heads, Q_NORM: self._stored, K_NORM: self._stored}.get(place, 1),)
-
-    def _model(self, node: onnx.NodeProto) -> bytes:
-        value = helper.make_tensor_value_info
-        cache: list[str | int | None] = ["blocks", "block_size", self._heads, self._stored]
-        inputs = [
-            value(input_name(place), TensorProto.FLOAT, [size or None for size in shape])
-            for place, (shape, _) in self._inputs.items()
-        ]
-        widened = helper.make_node("Cast", ["narrow"], [OUTPUT], name=OUTPUT, to=TensorProto.FLOAT)
-        nodes = [*self._casts, node, widened]
-        read = set(node.input)
-        inputs += [value(name, self._elem_type, cache) for name in PAST]
-        inputs += [value(name, TensorProto.INT32, shape) for name, shape in INPUTS.items() if name in read]
-        outputs = [value(OUTPUT, TensorProto.FLOAT, ["N", "W"])]
-        outputs += [value(name, self._elem_type, cache) for name in PRESENT]
-        graph = helper.make_graph(nodes, "attention", inputs, outputs)
-        return bytes(model_of(graph, 21, "com.microsoft").SerializeToString())
+def _shape(source: onnx.NodeProto, place: int, weight: TensorProto | None, heads: int, size: int) -> tuple[int, ...]:
+    """The shape of an input, in which 0 stands for the number of tokens."""
+    num_queries = int(attribute(source, "num_heads", 0))
+    if place < 3:
+        packed = 0 if source.input[1] else 2 * heads
+        return (0, (heads if place else num_queries + packed) * size)
+    if place in (COS, SIN):  # one that is computed from the length turns whole heads
+        return (LENGTH, int(weight.dims[1]) if weight is not None else size // 2)
+    if weight is not None:
+        return tuple(weight.dims)
+    return ({SINK: num_queries, Q_NORM: size, K_NORM: size}.get(place, 1),)
 
 
 CUT, FORK, MORE = 280, BLOCK_SIZE, 44

@@ -8,14 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
-from olive_ext.engine.step import IDLE_TOKEN, Move, Row, Step, StepOutput
+from olive_ext.engine.scheduling.tree_batches import TreeBatches
+from olive_ext.engine.step import IDLE_TOKEN, Row, Step, StepOutput
 from olive_ext.media.items import chunk_end
 
 MIN_COPY, MIN_FORK = 16, 4
@@ -210,31 +211,6 @@ class ScoringRule:
         return cls(is_open, "engine.scoring", is_measured=settings.deterministic is not True)
 
 
-class ScoredBatch(NamedTuple):
-    """A planned step of scored texts that have no slots: its rows, and where the step writes."""
-
-    chosen: ChosenRows
-    shared: tuple[int, ...]
-    """For each sequence that begins with this step how many of its tokens were resident."""
-
-    moves: tuple[Move, ...]
-    first_cell: int
-
-
-class ScoredBatches(Protocol):
-    """Scored texts that wait in sorted order, and are computed in no slots."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that are not computed to their ends."""
-
-    def add(self, sequence: Sequence) -> None:
-        """Takes sequences in sorted order."""
-
-    def plan(self, limit: int) -> ScoredBatch:
-        """The next step, of `limit` tokens at most."""
-
-
 class ScoredSteps:
     """The present choice of how scored texts share steps: here they are computed in slots, as all others."""
 
@@ -256,7 +232,7 @@ class ScoredSteps:
         """Takes what is cheapest for these sequences. True where timing it has overwritten what is resident."""
         return False
 
-    def batches(self, capacity: Capacity) -> ScoredBatches | None:
+    def batches(self, capacity: Capacity) -> TreeBatches | None:
         """The plan of scored texts where they have no slots."""
         return None
 

@@ -24,9 +24,8 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.graph_form import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
-from olive_ext.engine.halves import halve, joined
 from olive_ext.engine.runners.runner import Runner
-from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput
+from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, RunError
 from olive_ext.media.items import Media, MediaItem, Source
 from olive_ext.model.decisions import BUCKET_FORMS, BucketPlan

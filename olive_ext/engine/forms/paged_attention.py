@@ -132,7 +132,29 @@ def with_paged_attention(model: onnx.ModelProto, inputs: PackedInputs, kernel: P
     """A copy of `model` in which every attention over `inputs.caches` is PagedAttention. Raises `NotPagedError` with
     the reason where that cannot be done."""
     edited = deepcopy(model)
-    _Rewrite(edited.graph, inputs, kernel).run()
+    graph = edited.graph
+    if taken := {*INPUTS, _AXIS} & set(all_names(graph)):
+        raise NotPagedError(f"the graph has a value named '{min(taken)}'")
+    attentions = list(_attentions(graph, inputs.caches, kernel))
+    paged = {node.output[0]: _paged_nodes(node, owner, kernel) for node, owner in attentions}
+    lengths = {name for node, _ in attentions for name in node.input[5:7] if name}
+    nodes = onnx.GraphProto()
+    for node in graph.node:
+        nodes.node.extend(paged.get(next(iter(node.output), ""), (node,)))
+    del graph.node[:]
+    graph.node.extend(nodes.node)
+    graph.initializer.append(helper.make_tensor(_AXIS, onnx.TensorProto.INT64, [1], [0]))
+    for value in lengths:
+        remove_dead(graph, value)
+    for name in inputs.lengths:
+        if reader := next((node for node in graph.node if name in reads([node])), None):
+            raise NotPagedError(f"'{name}' is read by {label(reader)} besides the attention")
+    _remove_inputs(graph, set(inputs.lengths))
+    _pack(graph, inputs.tokens)
+    _change_caches(graph, inputs.caches)
+    for name, shape in INPUTS.items():
+        if name != BOUNDS or kernel.has_bounds:
+            graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
     return edited
 
 
@@ -171,89 +193,57 @@ _AXIS = "olive_ext/first_axis"
 """The constant that Squeeze and Unsqueeze read."""
 
 
-class _Rewrite:
-    def __init__(self, graph: onnx.GraphProto, inputs: PackedInputs, kernel: PagedKernel) -> None:
-        self._graph = graph
-        self._inputs = inputs
-        self._kernel = kernel
+def _attentions(
+    graph: onnx.GraphProto, caches: Mapping[str, tuple[int, int]], kernel: PagedKernel
+) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    """Each attention over a cache with the one that writes it."""
+    owners: dict[str, onnx.NodeProto] = {}
+    seen: set[str] = set()
+    for node in graph.node:
+        read = [name for name in node.input if name in caches]
+        if node.op_type != "GroupQueryAttention":
+            if read:
+                raise NotPagedError(f"a cache is read by {label(node)}, which is not GroupQueryAttention")
+            if any(name in owners for name in node.input):
+                raise NotPagedError(f"{label(node)} reads all keys of a cache")
+            continue
+        owner = owners.get(node.input[3], node)
+        if owner is node and read != list(node.input[3:5]):
+            raise NotPagedError(f"{label(node)} reads no cache of its own")
+        _check(node, kernel)
+        owners |= {name: owner for name in (*node.input[3:5], *node.output[1:3]) if name}
+        seen.update(read)
+        yield node, owner
+    if missing := caches.keys() - seen:
+        raise NotPagedError(f"nothing reads the cache '{min(missing)}'")
 
-    def run(self) -> None:
-        taken = {*INPUTS, _AXIS} & set(all_names(self._graph))
-        if taken:
-            raise NotPagedError(f"the graph has a value named '{min(taken)}'")
-        attentions = list(self._attentions())
-        lengths = {name for node, _ in attentions for name in node.input[5:7] if name}
-        paged = {node.output[0]: _paged_nodes(node, owner, self._kernel) for node, owner in attentions}
-        nodes = onnx.GraphProto()
-        for node in self._graph.node:
-            nodes.node.extend(paged.get(next(iter(node.output), ""), (node,)))
-        del self._graph.node[:]
-        self._graph.node.extend(nodes.node)
-        self._graph.initializer.append(helper.make_tensor(_AXIS, onnx.TensorProto.INT64, [1], [0]))
-        for value in lengths:
-            remove_dead(self._graph, value)
-        self._drop_lengths()
-        _pack(self._graph, self._inputs.tokens)
-        self._change_caches()
-        for name, shape in INPUTS.items():
-            if name != BOUNDS or self._kernel.has_bounds:
-                self._graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, shape))
 
-    def _attentions(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-        """Each attention over a cache with the one that writes it."""
-        owners: dict[str, onnx.NodeProto] = {}
-        seen: set[str] = set()
-        for node in self._graph.node:
-            read = [name for name in node.input if name in self._inputs.caches]
-            if node.op_type != "GroupQueryAttention":
-                if read:
-                    raise NotPagedError(f"a cache is read by {label(node)}, which is not GroupQueryAttention")
-                if any(name in owners for name in node.input):
-                    raise NotPagedError(f"{label(node)} reads all keys of a cache")
-                continue
-            owner = owners.get(node.input[3], node)
-            if owner is node and read != list(node.input[3:5]):
-                raise NotPagedError(f"{label(node)} reads no cache of its own")
-            self._check(node)
-            owners |= {name: owner for name in (*node.input[3:5], *node.output[1:3]) if name}
-            seen.update(read)
-            yield node, owner
-        if missing := self._inputs.caches.keys() - seen:
-            raise NotPagedError(f"nothing reads the cache '{min(missing)}'")
+def _check(node: onnx.NodeProto, kernel: PagedKernel) -> None:
+    for entry in node.attribute:
+        value = helper.get_attribute_value(entry)
+        if entry.name == "kv_cache_bit_width" and value in (8, 16):
+            continue
+        if entry.name not in KEPT and value != _IGNORED.get(entry.name):
+            raise NotPagedError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
+    if b"PER_CHANNEL" in [attribute(node, f"{part}_quant_type", b"") for part in "kv"]:
+        raise NotPagedError("the cache has a scale for each channel")
+    if _input(node, _BIAS):
+        raise NotPagedError("the attention has a bias")
+    if _input(node, _NORMS[0]) and not kernel.has_norms:
+        raise NotPagedError("the attention norms queries and keys, which this device's PagedAttention does not")
+    if attribute(node, "softcap", 0.0) and not kernel.has_softcap:
+        raise NotPagedError("the attention has a soft cap, which this device's PagedAttention lacks")
 
-    def _check(self, node: onnx.NodeProto) -> None:
-        for entry in node.attribute:
-            value = helper.get_attribute_value(entry)
-            if entry.name == "kv_cache_bit_width" and value in (8, 16):
-                continue
-            if entry.name not in KEPT and value != _IGNORED.get(entry.name):
-                raise NotPagedError(f"{label(node)} has {entry.name} {value}, which PagedAttention lacks")
-        if b"PER_CHANNEL" in [attribute(node, f"{part}_quant_type", b"") for part in "kv"]:
-            raise NotPagedError("the cache has a scale for each channel")
-        if _input(node, _BIAS):
-            raise NotPagedError("the attention has a bias")
-        if _input(node, _NORMS[0]) and not self._kernel.has_norms:
-            raise NotPagedError("the attention norms queries and keys, which this device's PagedAttention does not")
-        if attribute(node, "softcap", 0.0) and not self._kernel.has_softcap:
-            raise NotPagedError("the attention has a soft cap, which this device's PagedAttention lacks")
 
-    def _drop_lengths(self) -> None:
-        for name in self._inputs.lengths:
-            reader = next((node for node in self._graph.node if name in reads([node])), None)
-            if reader is not None:
-                raise NotPagedError(f"'{name}' is read by {label(reader)} besides the attention")
-        _remove_inputs(self._graph, set(self._inputs.lengths))
-
-    def _change_caches(self) -> None:
-        sizes = dict(self._inputs.caches)
-        for node in self._graph.node:
-            if node.op_type == "PagedAttention":
-                sizes |= {
-                    present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)
-                }
-        for value in (*self._graph.input, *self._graph.output, *self._graph.value_info):
-            if value.name in sizes:
-                _declare(value, ["blocks", "block_size", *sizes[value.name]])
+def _change_caches(graph: onnx.GraphProto, caches: Mapping[str, tuple[int, int]]) -> None:
+    """Declares caches, old and new, as blocks."""
+    sizes = dict(caches)
+    for node in graph.node:
+        if node.op_type == "PagedAttention":
+            sizes |= {present: sizes[past] for past, present in zip(node.input[3:5], node.output[1:3], strict=False)}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.name in sizes:
+            _declare(value, ["blocks", "block_size", *sizes[value.name]])
 
 
 def _pack(graph: onnx.GraphProto, names: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
-from olive_ext.engine.forms.graph_form import TARGETS, OpenedDecoder, Text, disagreement
+from olive_ext.engine.forms.graph_form import TARGETS, OpenedDecoder, Text, disagreement, targets_of
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import Runner
@@ -150,16 +150,17 @@ def find_row_mix(
     rng = np.random.default_rng(0)
     first, second = (tuple(text) for text in rng.integers(0, vocab_size, (2, TEXT_TOKENS)).tolist())
     trial = _RowsTrial(runner, (first, second), chunk_size)
-    mix = AlikeRows(prompts=trial.agrees(trial.prompts_together))
-    if trial.agrees(trial.decoded_behind_different_pasts):  # as GroupQueryAttention does, which refuses `continued`
+    together, apart = ((PROMPT, PROMPT), (PROMPT, PROMPT - 1))
+    mix = AlikeRows(prompts=trial.agrees((0, 0), PROMPT))
+    if trial.agrees(apart, 1, 1):  # as GroupQueryAttention does, which refuses `continued`
         return replace(mix, mixes_pasts=True)
     pad_in_front(True)
-    mix = replace(mix, mixes_pasts=trial.agrees(trial.decoded_behind_different_pasts))
+    mix = replace(mix, mixes_pasts=trial.agrees(apart, 1, 1))
     if not mix.mixes_pasts:
         pad_in_front(False)
-        if not trial.agrees(trial.decoded_behind_equal_pasts):
+        if not trial.agrees(together, 1, 1):
             return None
-    return replace(mix, continued=trial.agrees(trial.texts_continued_together))
+    return replace(mix, continued=trial.agrees(together, TEXT_TOKENS - PROMPT))
 
 
 class _RowsTrial:
@@ -172,41 +173,25 @@ class _RowsTrial:
         runner.reserve(TEXT_TOKENS)
         self._expected = [self._alone(0, text) for text in texts]
 
-    def agrees(self, feed: Callable[[], list[tuple[int, int, FloatArray]]]) -> bool:
-        """Whether what `feed` finds, (text, its tokens so far, log-probabilities [T]), is what is found alone."""
+    def agrees(self, pasts: tuple[int, int], *steps: int) -> bool:
+        """Whether steps of so many tokens of both texts, after pasts that were fed alone, find what is found alone."""
+        if max(steps) > self._chunk_size:
+            return False
         try:
-            found = feed()
+            for slot, past in enumerate(pasts):
+                if past:
+                    self._alone(slot, self._texts[slot][:past])
+            wanted, seen = [], []
+            for num_tokens in steps:
+                found_RT = self._together(pasts, num_tokens)
+                pasts = (pasts[0] + num_tokens, pasts[1] + num_tokens)
+                wanted += [self._expected[slot][past - 1] for slot, past in enumerate(pasts)]
+                seen += [*found_RT]
         except RunError:
             return False
-        pairs = [(self._expected[text][length - 1], logprobs_T) for text, length, logprobs_T in found]
-        wanted, seen = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        spread = [self._expected[0].ravel(), self._expected[1].ravel()]
-        return disagreement("rows together", [*spread, wanted], [*spread, seen], spread[1]) is None
-
-    def prompts_together(self) -> list[tuple[int, int, FloatArray]]:
-        self._check(PROMPT)
-        return self._together((0, PROMPT), (0, PROMPT))
-
-    def texts_continued_together(self) -> list[tuple[int, int, FloatArray]]:
-        self._check(TEXT_TOKENS - PROMPT)
-        self._prompts(PROMPT, PROMPT)
-        return self._together((PROMPT, TEXT_TOKENS), (PROMPT, TEXT_TOKENS))
-
-    def decoded_behind_different_pasts(self) -> list[tuple[int, int, FloatArray]]:
-        self._prompts(PROMPT, PROMPT - 1)
-        return [*self._together((3, 4), (2, 3)), *self._together((4, 5), (3, 4))]
-
-    def decoded_behind_equal_pasts(self) -> list[tuple[int, int, FloatArray]]:
-        self._prompts(PROMPT, PROMPT)
-        return [*self._together((3, 4), (3, 4)), *self._together((4, 5), (4, 5))]
-
-    def _check(self, num_tokens: int) -> None:
-        if num_tokens > self._chunk_size:
-            raise RunError(f"the graph takes {self._chunk_size} tokens at once")
-
-    def _prompts(self, *lengths: int) -> None:
-        for slot, (text, length) in enumerate(zip(self._texts, lengths, strict=True)):
-            self._alone(slot, text[:length])
+        spread = [expected_ST.ravel() for expected_ST in self._expected]
+        both = [*spread, np.concatenate(wanted)], [*spread, np.concatenate(seen)]
+        return disagreement("rows together", *both, spread[1]) is None
 
     def _alone(self, slot: int, tokens: Items[int]) -> FloatArray:
         """[S, T]."""
@@ -216,15 +201,14 @@ class _RowsTrial:
             found.append(self._run((row,), [LogitsRow(0, offset) for offset in range(len(row.tokens))]))
         return np.concatenate(found)
 
-    def _together(self, *spans: tuple[int, int]) -> list[tuple[int, int, FloatArray]]:
-        rows = tuple(Row(slot, start, self._texts[slot][start:stop]) for slot, (start, stop) in enumerate(spans))
-        found_RT = self._run(rows, [LogitsRow(slot, len(row.tokens) - 1) for slot, row in enumerate(rows)])
-        return [(slot, stop, found_RT[slot]) for slot, (_, stop) in enumerate(spans)]
+    def _together(self, pasts: tuple[int, int], num_tokens: int) -> FloatArray:
+        """[R, T], after the last token of each row."""
+        rows = tuple(Row(slot, past, self._texts[slot][past : past + num_tokens]) for slot, past in enumerate(pasts))
+        return self._run(rows, [LogitsRow(slot, num_tokens - 1) for slot in range(len(rows))])
 
     def _run(self, rows: tuple[Row, ...], logits_rows: Items[LogitsRow]) -> FloatArray:
         """[R, T]."""
-        targets = tuple((place, token) for place in range(len(logits_rows)) for token in TARGETS)
-        output = self._runner.run(Step(rows, tuple(logits_rows), targets))
+        output = self._runner.run(Step(rows, tuple(logits_rows), targets_of(len(logits_rows))))
         return output.target_logprobs.reshape(len(logits_rows), len(TARGETS))
 
 

@@ -1,12 +1,6 @@
-"""Tree batches: many texts that are scored in one row of the graph, after the prefix that they share. First which rows
-the next step holds, then the graph's inputs for that, then the form on ONNX Runtime. Cells are moved in the host's
-memory, so the form is for the CPU.
-
-The shared-prefix cache is one path of tokens, each in a cell.
-
-path     A B C D      after a step with the rows "A B x y" and "A B C D"
-cells    1 2 5 6      (x and y lie in 3 and 4)
-settled  1 2 3 4      where the next sequence shares all four
+"""Tree batches: many texts that are scored in one row of the graph, after the prefix that they share. First when they
+pay, then the graph's inputs for them, then the form on ONNX Runtime. It is for the CPU, because cells are moved in the
+host's memory. `scheduling.tree_batches` says which rows the next step holds.
 
 GroupQueryAttention takes several tokens after a past in one row only, and there each token sees all cells before its
 own. With a bias that hides cells, and positions that are an input instead of counted, the tokens of that row form a
@@ -21,7 +15,6 @@ Axes: B rows, S tokens of a step, T cells or positions.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from copy import deepcopy
@@ -36,7 +29,7 @@ from onnx import helper
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.base import ReadySequences, ScoredBatch, ScoredSteps, ScoringRule, StepForm, StepTarget
+from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
 from olive_ext.engine.forms.graph_form import (
     ONE_BY_ONE,
     STEM,
@@ -49,13 +42,13 @@ from olive_ext.engine.forms.graph_form import (
 )
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
-from olive_ext.engine.requests import TokenArray, common_prefix, integers
+from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
+from olive_ext.engine.scheduling.tree_batches import TreeBatches
 from olive_ext.engine.step import (
     FIRST_CELL,
     SHARED_PREFIX,
-    CellArray,
     FloatArray,
     LogitsRow,
     Move,
@@ -66,7 +59,6 @@ from olive_ext.engine.step import (
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
 from olive_ext.graph.onnx_file import ModelProto
-from olive_ext.media.items import border, chunk_end
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
 from olive_ext.model.types import DecoderSpec, InputSpec, Role, TensorSpec
@@ -106,105 +98,6 @@ class TreeForm(StepForm):
     @override
     def scored_steps(self, chunk_size: int, rule: ScoringRule) -> ScoredSteps:
         return TreeSteps(chunk_size, rule)
-
-
-class TreeBatches:
-    """Waiting sequences in sorted order, of which the first may be computed in part."""
-
-    def __init__(self, capacity: int, num_tokens: int) -> None:
-        """`capacity`: cells of the shared-prefix cache. `num_tokens`: tokens of a step."""
-        self._prefix = SharedPrefix(capacity)
-        self._num_tokens = num_tokens
-        self._waiting: deque[Sequence] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that are not computed to their ends."""
-        return len(self._waiting)
-
-    def add(self, sequence: Sequence) -> None:
-        """Takes sequences in sorted order."""
-        self._waiting.append(sequence)
-
-    def plan(self, limit: int) -> ScoredBatch:
-        """Rows of up to `limit` tokens together, fewer where no more are waiting or an item would be cut, more where
-        the first row begins with an item of more. The last row may end before its sequence does, which then stays the
-        first that waits."""
-        move = self._prefix.settle(_to_join(self._waiting[0]))
-        first_cell = self._prefix.top
-        room = min(limit, self._num_tokens, self._prefix.room)
-        rows: list[tuple[Sequence, Row]] = []
-        shared = []
-        while room > 0 and self._waiting:
-            sequence = self._waiting[0]
-            is_new = not sequence.computed
-            sequence.computed = self._prefix.join(_to_join(sequence))
-            if is_new:
-                shared.append(sequence.computed)
-            stop = min(sequence.end, sequence.computed + room)
-            if sequence.media and stop < sequence.end:
-                stop = chunk_end(sequence.media, sequence.computed, stop)
-            if rows and stop - sequence.computed > room:
-                break
-            tokens = sequence.tokens[sequence.computed : stop]
-            fed, cells_P = tuple(tokens.tolist()), self._prefix.cells()
-            row = Row(SHARED_PREFIX, sequence.computed, fed, media=sequence.media, cells_P=cells_P)
-            self._prefix.extend(tokens)
-            rows.append((sequence, row))
-            room -= len(tokens)
-            if stop < sequence.end:
-                break
-            self._waiting.popleft()
-        return ScoredBatch(ChosenRows(rows), tuple(shared), (move,) if move else (), first_cell)
-
-
-class SharedPrefix:
-    """The tokens of the sequence that was fed last, and their cells. Sequences are to come in sorted order."""
-
-    def __init__(self, capacity: int) -> None:
-        self._tokens_P = np.zeros(capacity, np.int32)
-        self._cells_P: CellArray = np.zeros(capacity, np.int32)
-        self._length = 0
-        self.top = FIRST_CELL
-        """The cell of the next token."""
-
-    @property
-    def room(self) -> int:
-        """Cells that are left."""
-        return len(self._cells_P) - self.top
-
-    def settle(self, tokens: TokenArray) -> Move | None:
-        """Forgets all but what `tokens` shares with the path, and puts that into the first cells."""
-        length = self.join(tokens)
-        settled = np.arange(FIRST_CELL, FIRST_CELL + length, dtype=np.int32)
-        stays = common_prefix(self._cells_P[:length], settled)
-        move = Move(self._cells_P[stays:length].copy(), FIRST_CELL + stays) if stays < length else None
-        self._cells_P[:length] = settled
-        self.top = FIRST_CELL + length
-        return move
-
-    def join(self, tokens: TokenArray) -> int:
-        """Cuts the path back to what it shares with `tokens`: the number of tokens."""
-        self._length = common_prefix(self._tokens_P[: self._length], tokens)
-        return self._length
-
-    def cells(self) -> CellArray:
-        """The cell of each of the P tokens of the path; int32 [P]."""
-        cells: CellArray = self._cells_P[: self._length].copy()
-        return cells
-
-    def extend(self, tokens: TokenArray) -> None:
-        """Continues the path with `tokens`, in the next cells."""
-        stop = self._length + len(tokens)
-        self._tokens_P[self._length : stop] = tokens
-        self._cells_P[self._length : stop] = np.arange(self.top, self.top + len(tokens))
-        self._length = stop
-        self.top += len(tokens)
-
-
-def _to_join(sequence: Sequence) -> TokenArray:
-    """Tokens that need not be fed where they are resident: those computed, or those before the first score."""
-    return sequence.tokens[: sequence.computed or border(sequence.media, sequence.first_read())]
 
 
 SIZES = (64, 128, 256, 512)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms.graph_form import TARGETS, Text, disagreement
+from olive_ext.engine.forms.graph_form import TARGETS, Text, disagreement, targets_of
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import RunError
@@ -235,13 +235,13 @@ class _PartsTrial:
         slots = self._runner.traits.form.in_slots.slots_of([0, 1], self._runner.capacity.num_slots)
         idle = [Row(slot, 0, (0,)) for slot in slots[2:]]
         rows = (Row(0, last, text[last:]), Row(1, SHORT - 1, short[-1:]), *idle)
-        return self._run(Step(rows, (LogitsRow(0, 0),), tuple((0, token) for token in TARGETS)))
+        return self._run(Step(rows, (LogitsRow(0, 0),), targets_of(1)))
 
     def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> FloatArray:
         offsets = [place - start for place in self._places if start <= place < stop]
         logits_rows = tuple(LogitsRow(0, offset) for offset in offsets)
-        targets = tuple((row, token) for row in range(len(offsets)) for token in TARGETS)
-        return self._run(Step((Row(slot, start, text[start:stop]),), logits_rows, targets, copies=copies))
+        rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(offsets))
+        return self._run(Step(rows, logits_rows, targets, copies=copies))
 
     def _run(self, step: Step) -> FloatArray:
         found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
-from olive_ext.engine.forms.base import ReadySequences, ScoredBatches, ScoredSteps
+from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
 from olive_ext.engine.scheduling.overlapped_steps import with_tokens
 from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores
 from olive_ext.engine.scheduling.sequences import ChosenRows, PendingAnswer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
+from olive_ext.engine.scheduling.tree_batches import TreeBatches
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
 
 
@@ -193,7 +194,7 @@ class Scheduler:
         self._counters.tokens_fed += num_fed
         return plan
 
-    def _scored_plan(self, batches: ScoredBatches) -> PlannedStep:
+    def _scored_plan(self, batches: TreeBatches) -> PlannedStep:
         batch = batches.plan(self._in_slots.limit)
         self._counters.prefix_hits += sum(shared > 0 for shared in batch.shared)
         self._counters.tokens_reused += sum(batch.shared)

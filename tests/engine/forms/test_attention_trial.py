@@ -248,11 +248,12 @@ def test_a_right_kernel_passes_in_six_runs(how: dict[str, Any]) -> None:
     assert runs == 6
 
 
-def test_a_right_kernel_passes_in_steps_of_few_tokens() -> None:
-    """Steps hold no more tokens than those of an evaluation will."""
+def test_rows_that_decode_are_tried_together_in_steps_of_few_tokens() -> None:
+    """A chunk size of 31 bounds a prompt's tokens, not the rows of a step."""
     problem, runs = tried(trial_of(), most=31)
     assert problem is None
     assert runs > 20
+    assert tried(trial_of(), "rows from 64 on wrong", most=31)[0] is not None
 
 
 FAULTS = [
@@ -265,11 +266,6 @@ FAULTS = [
     "rows from 64 on wrong",
     "token of an answer not written",
 ]
-
-
-def test_rows_that_decode_are_tried_together_however_short_the_steps_of_prompts_are() -> None:
-    """A chunk size of 31 bounds a prompt's tokens, not the rows of a step."""
-    assert tried(trial_of(), "rows from 64 on wrong", most=31)[0] is not None
 
 
 def _off(problem: str | None) -> float:

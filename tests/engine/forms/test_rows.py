@@ -27,22 +27,6 @@ def _questions(count: int, answers: int, tokens: int, prefix: int = 30, own: int
     return [Request((*context, first, *words(tokens - 1)), tokens) for context in contexts for first in range(answers)]
 
 
-@given(
-    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=3),
-    num_slots=st.integers(1, 8),
-    chunk_size=st.integers(1, 40),
-    batching=st.sampled_from([RANGE, POOL]),
-    overlaps_steps=st.booleans(),
-)
-def test_answers_that_share_steps_equal_the_oracle(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm, overlaps_steps: bool
-) -> None:
-    runner = FakeRunner(num_slots, batching, answer_steps=True, overlaps_steps=overlaps_steps)
-    engine = Engine(runner, chunk_size)
-    assert_runs_as_oracle(engine, calls)
-    engine.close()
-
-
 @given(requests=requests_of(max_sources=1), num_slots=st.integers(2, 8))
 def test_answers_feed_little_more_than_the_distinct_prefixes(requests: list[Request], num_slots: int) -> None:
     scored = [Request(request.tokens, request.num_targets) for request in requests if request.num_targets]

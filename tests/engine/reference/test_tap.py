@@ -20,8 +20,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, WritingTap
 from olive_ext.engine.requests import Generation, Request, Result, join_compared
 from olive_ext.engine.runners.runner import Capacity, OpenedRunner, Traits
-from olive_ext.engine.step import SHARED_PREFIX, Copy, LogitsRow, Move, Row, Step, StepOutput
-from olive_ext.errors import ConfigError, MemoryShortageError, OliveExtError, RecordsError
+from olive_ext.errors import ConfigError, OliveExtError, RecordsError
 from olive_ext.media.items import Source
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.types import SourceKind
@@ -34,7 +33,6 @@ from tests.engine.fake_runner import (
     SINGLE,
     VOCAB,
     FakeRunner,
-    ShortRunner,
     log_softmax,
     logits_of,
     oracle,
@@ -75,11 +73,6 @@ def pair_of(candidate: FakeRunner, reference: FakeRunner, chunk_size: int = 8) -
     return compared_engine(candidate, reference, chunk_size), Engine(reference, chunk_size)
 
 
-def run_compared(candidate: FakeRunner, reference: FakeRunner, step: Step) -> StepOutput:
-    """What the engine finds of one step on both models, in halves where there is no memory for it."""
-    return compared_engine(candidate, reference)._scoring._run_or_halve(step)
-
-
 def writing_engine(reference: FakeRunner, records: Records) -> Engine:
     return Engine(reference, 8, tap=WritingTap(records, DIVERGENCE))
 
@@ -103,6 +96,7 @@ def expected(request: Request) -> dict[str, np.ndarray]:
             "same_top": p.argmax() == q.argmax(),
             "reference_top_logprobs": p.max(),
             "top_logprobs": q[p.argmax()],
+            "logprobs": q[target],
             "targets": target,
             "positions": place,
         }
@@ -116,7 +110,9 @@ def assert_compared(requests: Sequence[Request], results: Sequence[Result], *, i
         found = join_compared([request], [result])
         assert found is not None
         assert len(found) == request.num_targets
-        for name, values in expected(request).items():
+        values_of = expected(request)
+        assert result.logprobs == pytest.approx(values_of.pop("logprobs"), abs=3e-6)
+        for name, values in values_of.items():
             if name != "kl" or is_exact:
                 np.testing.assert_allclose(getattr(found, name), values, atol=3e-6, err_msg=name)
         if is_exact:
@@ -190,15 +186,6 @@ def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
     assert reference.capacity.num_slots == 1
 
 
-def test_a_model_beside_itself_has_no_divergence() -> None:
-    engine, _ = pair_of(FakeRunner(2, RANGE), FakeRunner(2, RANGE))
-    (result,) = engine.run([Request((1, 2, 3, 1, 2), 4)])
-    found = join_compared([Request((1, 2, 3, 1, 2), 4)], [result])
-    assert found is not None
-    assert found.kl.tolist() == [0.0] * 4
-    assert found.same_top.all()
-
-
 def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     speech = FakeRunner(1, SINGLE)
     speech.traits = replace(speech.traits, source_kind=SourceKind.FEATURES)
@@ -208,35 +195,6 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     ids = np.zeros(2, np.int64)
     with refused(ConfigError, "not_comparable", holds=("5", "6")):
         DIVERGENCE.compare(rows, np.zeros((2, 6), np.float32), ids, ids)
-
-
-def test_scores_and_tokens_are_the_candidates_and_the_reference_does_not_generate() -> None:
-    candidate, reference = Nudged(3, RANGE), FakeRunner(3, RANGE)
-    engine, beside = pair_of(candidate, reference)
-    requests = [Request((1, 2, 3), 2), Request((1, 2), generation=Generation(5)), Request((2, 3, 1), 1)]
-    answers = dict(engine.run_slices([list(enumerate(requests))]))
-    results = [answers[place] for place in range(len(requests))]
-    alone = Engine(Nudged(3, RANGE), 8).run(requests)
-    assert [(r.logprobs, r.is_greedy, r.tokens) for r in results] == [
-        (r.logprobs, r.is_greedy, r.tokens) for r in alone
-    ]
-    assert results[1].notes is None
-    assert len(candidate.steps) > len(reference.steps)
-    (answer,) = beside.run([requests[1]])
-    assert answer == oracle(requests[1])
-    assert dict(engine.run_continuous([("a", requests[1])]))["a"].tokens == alone[1].tokens
-    assert engine.counters.requests == 4
-
-
-def test_engines_that_share_a_runner_do_not_trust_what_another_left_there() -> None:
-    candidate, reference = Nudged(2, RANGE), FakeRunner(2, RANGE)
-    engine, beside = pair_of(candidate, reference)
-    first, second = Request((1, 2, 3, 0, 1), 3), Request((1, 2, 3, 3, 3), 3)
-    for _ in range(2):
-        assert_compared([first], engine.run([first]))
-        assert beside.run([second])[0].logprobs == pytest.approx(oracle(second).logprobs, abs=1e-5)
-        engine.run([Request((3, 3), generation=Generation(4))])
-        assert_compared([second], engine.run([second]))
 
 
 def test_closing_closes_both() -> None:
@@ -268,11 +226,6 @@ REQUESTS = [Request(tuple(int(d) for d in f"{n:04}"[::-1] * 3 if d in "0123") or
 LONGER = [Request((*request.tokens, 1, 2, 3, 0, n % 4), 4) for n, request in enumerate(REQUESTS)]
 
 
-def test_whole_records_give_what_a_pair_gives(tmp_path: Path) -> None:
-    records = record(tmp_path, WHOLE, LONGER)
-    assert_compared(LONGER, compare(records, LONGER))
-
-
 def test_short_records_estimate_without_bias_and_bound_from_below(tmp_path: Path) -> None:
     records = record(tmp_path, SHORT, LONGER)
     results = compare(records, LONGER)
@@ -287,30 +240,22 @@ def test_short_records_estimate_without_bias_and_bound_from_below(tmp_path: Path
     assert (found.tail_mass > 0).all()
 
 
-def test_a_reference_against_its_own_records_has_no_divergence(tmp_path: Path) -> None:
-    for form in (WHOLE, SHORT):
-        records = record(tmp_path, form, LONGER)
-        same = FakeRunner(3, RANGE)
-        found = join_compared(LONGER, reading_engine(same, records).run(LONGER))
+def test_a_model_has_no_divergence_from_itself(tmp_path: Path) -> None:
+    """Beside itself not in the last bit, and against records of its own as far as these are rounded."""
+    engines = [reading_engine(FakeRunner(3, RANGE), record(tmp_path, form, LONGER)) for form in (WHOLE, SHORT)]
+    for engine, most in (
+        (compared_engine(FakeRunner(2, RANGE), FakeRunner(2, RANGE)), 0),
+        *((e, 1e-7) for e in engines),
+    ):
+        found = join_compared(LONGER, engine.run(LONGER))
         assert found is not None
-        np.testing.assert_allclose(found.kl, 0, atol=1e-7)
+        assert np.abs(found.kl).max() <= most
+        assert found.same_top.all()
 
 
 def test_distributions_that_requests_share_are_recorded_once(tmp_path: Path) -> None:
     choices = [Request((1, 2, 3, token), 1) for token in range(4)]
     assert record(tmp_path, SHORT, choices).describe()["positions"] == 1
-
-
-def test_what_is_recorded_is_not_run_again(tmp_path: Path) -> None:
-    record(tmp_path, SHORT, LONGER[:20])
-    runner = FakeRunner(3, RANGE)
-    records = record(tmp_path, SHORT, LONGER, runner)
-    fed = sum(len(row.tokens) for step in runner.steps for row in step.rows)
-    assert 0 < fed <= sum(len(request.tokens) for request in LONGER[20:])
-    again = FakeRunner(3, RANGE)
-    record(tmp_path, SHORT, LONGER, again)
-    assert again.steps == []
-    assert_compared(LONGER, compare(records, LONGER), is_exact=False)
 
 
 def test_an_interrupted_recording_keeps_what_was_complete(tmp_path: Path) -> None:
@@ -360,30 +305,6 @@ def test_rows_on_a_device_and_on_the_host_are_compared_alike_in_blocks() -> None
     np.testing.assert_allclose(on_host["kl"], (np.exp(p) * (p - q)).sum(-1), atol=2e-6)
 
 
-def test_steps_are_halved_on_both_where_one_has_no_memory_for_them() -> None:
-    class Small(FakeRunner):
-        def run(self, step: Step) -> StepOutput:
-            if sum(len(row.tokens) for row in step.rows) > 4:
-                raise MemoryShortageError("no memory")
-            return super().run(step)
-
-    class SmallNudged(Small, Nudged):
-        pass
-
-    for candidate, reference in [
-        (Nudged(2, RANGE, has_tree_batches=True), Small(2, RANGE, has_tree_batches=True)),
-        (SmallNudged(2, RANGE, has_tree_batches=True), FakeRunner(2, RANGE, has_tree_batches=True)),
-    ]:
-        engine, _ = pair_of(candidate, reference, chunk_size=16)
-        for _ in range(2):
-            assert_compared(LONGER, engine.run(LONGER))
-        assert engine.counters.steps_halved > 0
-
-
-class ShortNudged(ShortRunner, Nudged):
-    """A candidate with little memory."""
-
-
 @given(
     calls=st.lists(scored(), min_size=1, max_size=3),
     batchings=st.tuples(*[st.sampled_from([SINGLE, RANGE, PACKED])] * 2),
@@ -400,50 +321,14 @@ def test_steps_without_memory_on_either_model_are_halved_on_both(
     most: tuple[int, int],
     chunk_size: int,
 ) -> None:
-    candidate = ShortNudged(slots[0], batchings[0], has_tree_batches=has_tree_batches)
-    reference = ShortRunner(slots[1], batchings[1], has_tree_batches=has_tree_batches)
-    candidate.most, reference.most = most
+    candidate = Nudged(slots[0], batchings[0], has_tree_batches=has_tree_batches, most_tokens=most[0])
+    reference = FakeRunner(slots[1], batchings[1], has_tree_batches=has_tree_batches, most_tokens=most[1])
     engine, _ = pair_of(candidate, reference, chunk_size)
     for requests in calls:
         assert_compared(requests, engine.run(requests))
     longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
     assert longest <= max(most)
     assert min(max(step.num_tokens for step in runner.steps) for runner in (candidate, reference)) <= min(most)
-
-
-@pytest.mark.parametrize("most", [(1, 30), (30, 1), (1, 1), (30, 30)])
-def test_copies_and_moves_reach_both_models_whichever_has_no_memory_for_the_step(most: tuple[int, int]) -> None:
-    tokens = (1, 2, 3, 0, 2)
-    for copied in (True, False):
-        candidate = ShortNudged(2, RANGE, has_tree_batches=True)
-        reference = ShortRunner(2, RANGE, has_tree_batches=True)
-        for runner in (candidate, reference):
-            runner.most = 30
-            if copied:
-                runner.reserve(9)
-                runner.run(Step((Row(0, 0, tokens),)))
-            else:
-                runner.reserve(0, 20)
-                cells = np.empty(0, np.int32)
-                runner.run(Step((Row(SHARED_PREFIX, 0, (7, 7, *tokens), cells_P=cells),), first_cell=1))
-                for place, cell in enumerate(range(3, 8)):  # as if what lies there had been fed behind nothing
-                    runner._cells[cell] = (tokens[place], place)
-        candidate.most, reference.most = most
-        if copied:
-            step = Step(
-                (Row(1, 5, (3, 1)),), (LogitsRow(0, 0), LogitsRow(0, 1)), ((0, 1), (1, 2)), (), (Copy(0, 1, 5),)
-            )
-        else:
-            row = Row(SHARED_PREFIX, 5, (3, 1), cells_P=np.arange(1, 6, dtype=np.int32))
-            moves = (Move(np.arange(3, 8, dtype=np.int32), 1),)
-            heads = (LogitsRow(0, 0), LogitsRow(0, 1))
-            step = Step((row,), heads, ((0, 1), (1, 2)), moves=moves, first_cell=6)
-        output = run_compared(candidate, reference, step)
-        request = Request((*tokens, 3, 1, 2), 2)
-        found = expected(request)
-        assert output.notes_T is not None
-        for name in ("kl", "reference_logprobs", "top_logprobs", "same_top"):
-            np.testing.assert_allclose(output.notes_T[name], found[name], atol=3e-6, err_msg=name)
 
 
 USES = st.sampled_from(["score", "generate", "mixed", "reference scores", "reference generates", "continuous"])
@@ -517,10 +402,9 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
         record(Path(folder), form, first)
         runner = FakeRunner(2, RANGE, has_tree_batches=has_tree_batches)
         records = record(Path(folder), form, [*second, *first, *second], runner)
-        known = {request.tokens for request in first}
         fed = sum(step.num_tokens for step in runner.steps)
         assert fed <= sum(len(request.tokens) for request in second)
-        assert fed > 0 or known >= {request.tokens for request in second}
+        assert (fed == 0) is (set(second) <= set(first))
         everything = [*first, *second]
         assert_compared(everything, compare(records, everything), is_exact=form is WHOLE)
 

@@ -139,18 +139,15 @@ def test_results_equal_the_oracle_whatever_generators_can_do(kind: str, chunk_si
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "once"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_traits_are_found_by_trying(kind: str, is_silent: bool) -> None:
-    assert FakeModel(KINDS[kind], is_silent=is_silent).find() == KINDS[kind]
-
-
-def test_refusal_to_continue_is_believed() -> None:
-    assert FakeModel(KINDS["once"]).find() == KINDS["once"]
-
-
-def test_silently_wrong_continuation_is_refused() -> None:
-    with pytest.raises(ModelError, match="different logits for the same tokens"):
-        FakeModel(KINDS["once"], is_silent=True).find()
+    """A refusal to go on is believed, and a wrong continuation is refused."""
+    model = FakeModel(KINDS[kind], is_silent=is_silent)
+    if is_silent and kind == "once":
+        with pytest.raises(ModelError, match="different logits for the same tokens"):
+            model.find()
+    else:
+        assert model.find() == KINDS[kind]
 
 
 def test_inputs_of_fixed_length_are_never_continued_and_are_checked_on_a_full_window() -> None:
@@ -175,27 +172,24 @@ def test_generator_is_made_for_the_positions_needed_and_reused() -> None:
     assert model.capacities == [64, CONTEXT]
 
 
-def test_shared_prefix_is_rewound_to_and_not_fed_again() -> None:
-    engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
+@pytest.mark.parametrize(("kind", "num_fed", "num_replayed"), [("all", 23, 0), ("no rewind", 23, 40)])
+def test_shared_prefix_is_rewound_to_or_replayed(kind: str, num_fed: int, num_replayed: int) -> None:
+    engine = Engine(GenaiRunner(FakeModel(KINDS[kind]), {}), 64)
     stem = tuple(range(20))
     engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1), Request((*stem, 5, 6), 1)])
-    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == 23
-    assert engine.describe()["tokens_replayed"] == 0
-
-
-def test_tokens_fed_again_for_want_of_a_rewind_are_told() -> None:
-    engine = Engine(GenaiRunner(FakeModel(KINDS["no rewind"]), {}), 64)
-    stem = tuple(range(20))
-    engine.run([Request((*stem, 1, 2), 1), Request((*stem, 3, 4), 1)])
-    assert engine.describe()["tokens_replayed"] == len(stem)
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct == num_fed
+    assert engine.describe()["tokens_replayed"] == num_replayed
 
 
 def test_host_bytes_are_the_logits_that_were_read() -> None:
-    engine = Engine(GenaiRunner(FakeModel(ALL), {}), 64)
-    engine.run([Request(tuple(range(10)), 1)])
-    assert engine.runner.host_bytes == 4 * VOCAB
-    engine.run([Request(tuple(range(1, 11)), 2)])
-    assert engine.runner.host_bytes == 4 * VOCAB * (1 + 2)
+    """Those between two runs of targets are not."""
+    engine, num_rows = Engine(GenaiRunner(FakeModel(ALL), {}), 64), 0
+    both = Request((1, 2, 3, 4, 5, 6, 7), 2), Request((1, 2, 3), 2)
+    for requests, more in (([Request(tuple(range(10)), 1)], 1), ([Request(tuple(range(1, 11)), 2)], 2), (both, 4)):
+        found = engine.run(requests)
+        assert [result.is_greedy for result in found] == [oracle(request).is_greedy for request in requests]
+        num_rows += more
+        assert engine.runner.host_bytes == 4 * VOCAB * num_rows
 
 
 class HugeGenerator(FakeGenerator):
@@ -231,15 +225,6 @@ def test_rows_of_a_large_vocabulary_are_read_for_targets_only(kind: str, num_row
     runner.run(Step((row,), logits_rows, tuple((place, 7) for place in range(5))))
     assert HugeGenerator.num_read == num_rows
     assert runner.host_bytes == num_rows * 4 * 262_144  # 5 MiB; the rows of all tokens are 904 MiB
-
-
-def test_rows_between_two_runs_of_targets_are_not_read() -> None:
-    model = FakeModel(ALL)
-    engine = Engine(GenaiRunner(model, {}), 64)
-    both = Request((1, 2, 3, 4, 5, 6, 7), 2), Request((1, 2, 3), 2)
-    found = engine.run(both)
-    assert [result.is_greedy for result in found] == [oracle(request).is_greedy for request in both]
-    assert engine.runner.host_bytes == 4 * VOCAB * 4
 
 
 def test_sampling_draws_from_the_same_rows() -> None:
@@ -290,48 +275,51 @@ def package(folder: Path, decoder: str = "model.onnx", **config: Any) -> ModelFi
     return ModelFiles(folder / decoder, folder, {"model": {"decoder": {"filename": "model.onnx", **config}}}, {}, ".")
 
 
-@pytest.mark.parametrize("origin", ["genai_config.json", "default"])
-def test_package_keeps_its_own_providers_unless_asked(origin: str) -> None:
-    config = FakeConfig()
-    set_providers(config, (Provider("CUDAExecutionProvider", "cuda", {"a": "1"}, origin), CPU_LAST))
-    assert config.calls == []
+CUDA = [("clear",), ("append", "cuda"), ("option", "cuda", "a", "1")]
 
 
-def test_provider_asked_for_takes_their_place() -> None:
-    config = FakeConfig()
-    asked = Provider("CUDAExecutionProvider", "cuda", {"use_tf32": "0"}, "execution_provider")
-    assert set_providers(config, (asked, CPU_LAST)) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert config.calls == [("clear",), ("append", "cuda"), ("option", "cuda", "use_tf32", "0")]
+@pytest.mark.parametrize(
+    ("name", "origin", "calls"),
+    [
+        ("CUDA", "genai_config.json", []),
+        ("CUDA", "default", []),
+        ("CUDA", "asked", CUDA),
+        ("CPU", "asked", [("clear",)]),
+    ],
+)
+def test_package_keeps_its_own_providers_unless_others_are_asked_for(
+    name: str, origin: str, calls: list[tuple[str, ...]]
+) -> None:
+    config, options = FakeConfig(), {} if name == "CPU" else {"a": "1"}
+    asked = Provider(f"{name}ExecutionProvider", name.lower(), options, origin)
+    assert set_providers(config, (asked, CPU_LAST)) == [asked.name, CPU_LAST.name]
+    assert config.calls == calls
 
 
-def test_cpu_asked_for_removes_the_package_s_providers() -> None:
-    config = FakeConfig()
-    set_providers(config, (Provider("CPUExecutionProvider", "cpu", {}, "execution_provider"),))
-    assert config.calls == [("clear",)]
+OPTIONS = {"session.intra_op.allow_spinning": "0"}
 
 
-def test_nothing_is_overlaid_unasked(tmp_path: Path) -> None:
-    assert overlay_of(package(tmp_path), EngineConfig(), None) == {"model": {"decoder": {}}}
-
-
-def test_threads_session_options_and_profile_are_overlaid(tmp_path: Path) -> None:
-    config = EngineConfig(num_threads=3, session_options={"session.intra_op.allow_spinning": "0"})
-    options = {"session.intra_op.allow_spinning": "0", "intra_op_num_threads": 3, "enable_profiling": "p"}
-    assert overlay_of(package(tmp_path), config, Path("p")) == {"model": {"decoder": {"session_options": options}}}
-
-
-def test_another_graph_than_the_configured_one_is_overlaid(tmp_path: Path) -> None:
-    assert overlay_of(package(tmp_path, "other.onnx"), EngineConfig(), None)["model"]["decoder"] == {
-        "filename": "other.onnx"
-    }
+@pytest.mark.parametrize(
+    ("graph", "decoder", "settings", "expected"),
+    [
+        ("model.onnx", {}, ({}, None), {"decoder": {}}),
+        (
+            *("model.onnx", {}, ({"num_threads": 3, "session_options": OPTIONS}, Path("p"))),
+            {"decoder": {"session_options": {**OPTIONS, "intra_op_num_threads": 3, "enable_profiling": "p"}}},
+        ),
+        ("other.onnx", {}, ({}, None), {"decoder": {"filename": "other.onnx"}}),
+        ("model.onnx", {"sliding_window": {"window_size": 8}}, ({}, None), {"decoder": {}, "pad_token_id": -1}),
+    ],
+    ids=["nothing", "options", "another graph", "padding of fixed inputs is no token"],
+)
+def test_what_is_asked_for_is_overlaid(
+    tmp_path: Path, graph: str, decoder: dict[str, Any], settings: tuple[Any, Any], expected: Any
+) -> None:
+    config, profile = settings
+    assert overlay_of(package(tmp_path, graph, **decoder), EngineConfig(**config), profile) == {"model": expected}
 
 
 def test_graph_beside_a_pipeline_cannot_run_on_genai(tmp_path: Path) -> None:
     files = package(tmp_path, "other.onnx", filename="", pipeline=[{"a": {"filename": "model.onnx"}}])
     with pytest.raises(ModelError, match="none of the graphs of the pipeline"):
         overlay_of(files, EngineConfig(), None)
-
-
-def test_padding_of_fixed_inputs_is_no_token(tmp_path: Path) -> None:
-    files = package(tmp_path, sliding_window={"window_size": 8})
-    assert overlay_of(files, EngineConfig(), None)["model"]["pad_token_id"] == -1

@@ -48,11 +48,6 @@ def opened(kind: str, folder: Path | None = None, **settings: Any) -> Session:
         raise
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def scoring_requests() -> list[ScoringRequest]:
     """Shared stems, one-token and long targets; pad, EOS and BOS ids among them."""
     rng = random.Random(5)
@@ -81,43 +76,26 @@ def expected() -> tuple[list[Any], list[Any], float]:
         )
 
 
-def test_logprobs_are_those_of_onnxruntime_within_1e_4_nats(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_those_of_onnxruntime_and_facts_say_who_runs(kind: str) -> None:
+    """Log-probabilities within 1e-4 nats; a stop string ends a generation, and EOS in a prompt does not."""
+    scores, generations, rolling = expected()
+    request, tokens = generation_requests()[0], generations[0].tokens
     with opened(kind) as session:
-        found = session.loglikelihood(scoring_requests())
-    for ours, theirs in zip(found, expected()[0], strict=True):
-        assert ours.token_logprobs == pytest.approx(theirs.token_logprobs, abs=1e-4)
-        assert ours.is_greedy == theirs.is_greedy
-
-
-def test_greedy_generations_are_those_of_onnxruntime(kind: str) -> None:
-    with opened(kind) as session:
+        for ours, theirs in zip(session.loglikelihood(scoring_requests()), scores, strict=True):
+            assert ours.token_logprobs == pytest.approx(theirs.token_logprobs, abs=1e-4)
+            assert ours.is_greedy == theirs.is_greedy
         found = session.generate(generation_requests())
-    assert [output.tokens for output in found] == [output.tokens for output in expected()[1]]
-
-
-def test_stop_strings_end_a_generation_and_eos_in_a_prompt_does_not(kind: str) -> None:
-    request = generation_requests()[0]
-    tokens = expected()[1][0].tokens
-    with opened(kind) as session:
+        assert [output.tokens for output in found] == [output.tokens for output in generations]
+        assert session.loglikelihood_rolling([TEXT[:4000]])[0].logprob == pytest.approx(rolling, rel=1e-5)
         stop = session.tokenizer.decode([tokens[2]])
-        (found,) = session.generate([GenerationRequest(request.prompt, max_new_tokens=24, stop=[stop])])
-        assert found.tokens[:2] == tokens[:2]
-        assert len(found.tokens) < len(tokens)
-        (found,) = session.loglikelihood([ScoringRequest([1, 5, 1], [1, 1])])
-        assert len(found.token_logprobs) == 2
-
-
-def test_rolling_is_that_of_onnxruntime(kind: str) -> None:
-    with opened(kind) as session:
-        (found,) = session.loglikelihood_rolling([TEXT[:4000]])
-    assert found.logprob == pytest.approx(expected()[2], rel=1e-5)
-
-
-def test_execution_says_which_runtime_and_why(kind: str) -> None:
-    with opened(kind) as session:
+        (stopped,) = session.generate([GenerationRequest(request.prompt, max_new_tokens=24, stop=[stop])])
+        assert stopped.tokens[:2] == tokens[:2]
+        assert len(stopped.tokens) < len(tokens)
+        (output,) = session.loglikelihood([ScoringRequest([1, 5, 1], [1, 1])])
+        assert len(output.token_logprobs) == 2
         facts = session.describe_execution()
-    assert facts["runtime"] == "genai"
-    assert facts["num_slots"] == 1
+    assert (facts["runtime"], facts["num_slots"]) == ("genai", 1)
     assert ("embeddings, context_0, iterator_0, lm_head" in facts["runtime_origin"]) == (kind != "plain")
     assert facts["runtime_origin"].startswith("engine.runtime" if kind == "plain" else "auto: ")
 
@@ -137,14 +115,24 @@ def test_pipeline_is_hashed_and_measured_as_a_whole() -> None:
     assert model_digest(files) != model_digest(locate(package("static")))
 
 
-def test_pipeline_on_onnxruntime_is_refused_with_the_other_runtime() -> None:
-    with refused(ModelError, "unsupported", holds="engine.runtime"):
-        olive_ext.open(package("pipeline"), engine={"runtime": "onnxruntime"})
-
-
-def test_more_slots_than_one_are_refused() -> None:
-    with refused(ConfigError, "wrong_value", "engine.num_slots", 4, holds="1"):
-        olive_ext.open(package("plain"), engine={"runtime": "genai", "num_slots": 4})
+@pytest.mark.parametrize(
+    ("kind", "settings", "error", "refusal"),
+    [
+        ("pipeline", {"engine": {"runtime": "onnxruntime"}}, ModelError, ("unsupported", "", ..., "engine.runtime")),
+        (
+            "plain",
+            {"engine": {"runtime": "genai", "num_slots": 4}},
+            ConfigError,
+            ("wrong_value", "engine.num_slots", 4, "1"),
+        ),
+    ],
+)
+def test_what_generators_cannot_do_is_refused(
+    kind: str, settings: Any, error: type[OliveExtError], refusal: tuple[str, str, Any, str]
+) -> None:
+    *said, holds = refusal
+    with refused(error, *said, holds=holds):
+        olive_ext.open(package(kind), **settings)
 
 
 def test_package_without_genai_config_is_refused(tmp_path: Path) -> None:
@@ -167,20 +155,13 @@ def test_another_graph_beside_the_configured_one_is_the_one_that_runs(tmp_path: 
     assert found.token_logprobs == pytest.approx(expected()[0][0].token_logprobs, abs=1e-4)
 
 
-def test_max_length_limits_positions() -> None:
+def test_max_length_limits_positions_and_beams_are_refused() -> None:
     with opened("plain", max_length=32) as session:
         assert session.describe_execution()["context_length"] == 32
+        with refused(OliveExtError, "unsupported", "num_beams", holds="2"):
+            session.generate([GenerationRequest([4, 5], max_new_tokens=3, num_beams=2)])
 
 
 def test_provider_that_is_missing_is_named() -> None:
     with pytest.raises(ProviderError, match="QNNExecutionProvider"):
         olive_ext.open(package("plain"), execution_provider="qnn", engine={"runtime": "genai"})
-
-
-def test_beams_are_refused_by_name() -> None:
-    asked = GenerationRequest([4, 5], max_new_tokens=3, num_beams=2)
-    with (
-        opened("plain") as session,
-        refused(OliveExtError, "unsupported", "num_beams", holds="2"),
-    ):
-        session.generate([asked])

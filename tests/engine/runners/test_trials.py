@@ -59,26 +59,23 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "what"),
+    ("way", "most", "what"),
     [
-        ("by parts", "texts fed in parts"),
-        ("by rows", "texts beside another"),
-        ("by copies", "texts after a copy of another's beginning"),
+        ("by parts", 0, "texts fed in parts"),
+        ("by rows", 0, "texts beside another"),
+        ("by copies", 0, "texts after a copy of another's beginning"),
+        *((way, most, "texts fed in parts") for way in ("by the longest row", "by the past") for most in (20, 60, 150)),
     ],
 )
-def test_a_leak_is_told_with_the_way_that_shows_it(way: str, what: str) -> None:
-    assert f"{what} score" in (_check(way) or "")
+def test_a_leak_is_reported_with_the_way_that_shows_it(way: str, most: int, what: str) -> None:
+    """Texts pass the numbers that the graph compares with."""
+    assert f"{what} score" in (_check(way, most=most) or "")
 
 
-@pytest.mark.parametrize("most", [20, 60, 150])
-def test_texts_pass_the_numbers_that_the_graph_compares_with(most: int) -> None:
-    assert "texts fed in parts score" in (_check("by the longest row", most=most) or "")
-    assert "texts fed in parts score" in (_check("by the past", most=most) or "")
+def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:
     runner = Leaky(3, RANGE)
     runner.way, runner.most = "by the longest row", LENGTH + 20
-    assert (
-        check_steps(runner, VOCAB, 512, (runner.most,), LENGTH) is None
-    )  # it may cost no more: verification is for it
+    assert check_steps(runner, VOCAB, 512, (runner.most,), LENGTH) is None
 
 
 def test_nothing_is_tried_where_a_text_is_fed_whole_anyway_or_a_step_takes_less() -> None:
@@ -152,11 +149,15 @@ def spec(*, has_states: bool = False, rounds_rows: bool = True) -> DecoderSpec:
     )
 
 
-@pytest.mark.parametrize(("tile", "group"), [(1, 2), (2, 2), (4, 4), (8, 8), (16, 16)])
-def test_group_is_what_the_kernels_take_at_a_time(tile: int, group: int) -> None:
-    runner, notes = Kernels(tile), []
+@pytest.mark.parametrize(
+    ("runner", "group"),
+    [*((Kernels(tile), max(2, tile)) for tile in (1, 2, 4, 8, 16)), (Kernels(2, context_length=12), 2)],
+)
+def test_group_is_what_the_kernels_take_at_a_time(runner: Kernels, group: int) -> None:
+    """Also in a context that is shorter than the texts."""
+    notes: list[str] = []
     group_rows(runner, spec(), CPU, 256, notes)
-    assert runner.traits == Traits(512, ALIKE, row_group=group)
+    assert runner.traits == Traits(runner.traits.context_length, ALIKE, row_group=group)
     assert notes == []
 
 
@@ -169,33 +170,29 @@ def test_texts_are_fed_whole_where_no_group_is_found(runner: Kernels) -> None:
     assert "whole and alone" in notes[0]
 
 
-def test_short_context_is_cut_as_well() -> None:
-    runner = Kernels(2, context_length=12)
-    group_rows(runner, spec(), CPU, 256, [])
-    assert runner.traits.row_group == 2
-
-
 def test_decoder_behind_an_encoder_is_tried_with_a_source_of_its_shape() -> None:
     runner = Kernels(4, encoder=TensorSpec("features", FLOAT, ("B", 80, "T")))
     group_rows(runner, spec(), CPU, 256, [])
     (source,) = runner.sources
     assert runner.traits.row_group == 4
     assert source is not None
-    assert source.array.dtype == np.float32
-    assert source.array.shape[0] == 80
+    assert (source.array.dtype, source.array.shape[0]) == (np.float32, 80)
 
 
-def test_states_are_not_fed_in_groups_and_a_note_says_so() -> None:
-    runner, notes = Broken(2), []
-    group_rows(runner, spec(has_states=True), CPU, 256, notes)
+@pytest.mark.parametrize(
+    ("how", "device", "chunk_size", "num_notes"),
+    [
+        ({"rounds_rows": False}, CPU, 256, 0),
+        ({}, Device("cuda"), 256, 0),
+        ({}, CPU, 1, 0),
+        ({"has_states": True}, CPU, 256, 1),
+    ],
+    ids=["no rounding shows", "a device", "steps of one token", "states"],
+)
+def test_nothing_is_tried_where_no_group_can_help(
+    how: dict[str, bool], device: Device, chunk_size: int, num_notes: int
+) -> None:
+    runner, notes = Broken(2), list[str]()
+    group_rows(runner, spec(**how), device, chunk_size, notes)
     assert runner.traits == Traits(512, ALIKE)
-    assert len(notes) == 1
-    assert "states" in notes[0]
-
-
-def test_nothing_is_tried_where_no_rounding_shows_or_every_step_has_one_token() -> None:
-    for rounds, device, chunk_size in [(False, CPU, 256), (True, Device("cuda"), 256), (True, CPU, 1)]:
-        runner, notes = Broken(2), []
-        group_rows(runner, spec(rounds_rows=rounds), device, chunk_size, notes)
-        assert runner.traits == Traits(512, ALIKE)
-        assert notes == []
+    assert ["states" in note for note in notes] == [True] * num_notes

@@ -27,7 +27,6 @@ from tests.engine.fake_runner import (
     SINGLE,
     VOCAB,
     FakeRunner,
-    ShortRunner,
     logits_of,
     logprobs_of,
     oracle,
@@ -211,7 +210,7 @@ def test_search_that_waits_for_its_slots_is_not_passed_by_others() -> None:
 
 
 def test_step_of_beams_for_which_memory_is_short_is_halved() -> None:
-    engine = Engine(ShortRunner(4, PACKED), 64)
+    engine = Engine(FakeRunner(4, PACKED, most_tokens=3), 64)
     assert_found(engine, [Request((1, 2, 3), 0, SEARCH)])
     assert engine.counters.steps_halved
 

@@ -12,8 +12,6 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
@@ -21,71 +19,8 @@ from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, 
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
-from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, ShortRunner, oracle
-from tests.engine.strategies import assert_equal, assert_runs_as_oracle, requests_of
-
-
-@given(
-    calls=st.lists(requests_of(), min_size=1, max_size=3),
-    num_slots=st.integers(1, 8),
-    chunk_size=st.integers(1, 40),
-    runner=st.sampled_from([*[(batching, True) for batching in FORMS], (SINGLE, False)]),
-)
-def test_run_equals_oracle_for_any_requests_slots_and_chunks(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, runner: tuple[StepForm, bool]
-) -> None:
-    batching, can_rewind = runner
-    fake = FakeRunner(num_slots, batching, can_rewind=can_rewind, overlaps_steps=True)
-    engine = Engine(fake, chunk_size)
-    assert_runs_as_oracle(engine, calls)
-    counters = engine.counters
-    assert counters.steps == len(fake.steps)
-    rows = sum(len(row.tokens) for step in fake.steps for row in step.rows)
-    assert rows == counters.tokens_fed + counters.idle_rows + counters.rows_dropped
-    engine.close()
-
-
-@given(
-    requests=requests_of(max_sources=1),
-    num_slots=st.integers(1, 6),
-    batching=st.sampled_from(FORMS),
-    has_tree_batches=st.booleans(),
-)
-def test_run_continuous_equals_oracle_beside_tree_batches(
-    requests: list[Request], num_slots: int, batching: StepForm, has_tree_batches: bool
-) -> None:
-    engine = Engine(FakeRunner(num_slots, batching, has_tree_batches=has_tree_batches, overlaps_steps=True), 7)
-    results = dict(engine.run_continuous(enumerate(requests)))
-    for number, request in enumerate(requests):
-        assert_equal(results[number], oracle(request))
-    engine.close()
-
-
-_FULL_SLOT = [
-    Request((1, 0, 0), 1),
-    *(
-        Request(tokens, 0, Generation(most))
-        for tokens, most in [((1,), 5), ((0,), 1), ((1, 0, 0), 3), ((1, 0, 0), 1), ((1,), 4), ((1,), 1), ((1, 1), 1)]
-    ),
-]
-"""One that fills its slot waits for its last token between two that are fed."""
-
-
-@given(
-    calls=st.lists(requests_of(max_sources=1), min_size=1, max_size=2),
-    num_slots=st.integers(1, 6),
-    chunk_size=st.integers(1, 40),
-    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
-)
-@example(calls=[_FULL_SLOT], num_slots=4, chunk_size=1, batching=RANGE)
-def test_steps_without_memory_are_halved_and_results_stay(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, batching: StepForm
-) -> None:
-    runner = ShortRunner(num_slots, batching, overlaps_steps=True)
-    engine = Engine(runner, chunk_size)
-    assert_runs_as_oracle(engine, calls)
-    assert max((step.num_tokens for step in runner.steps), default=0) <= runner.most
-    engine.close()
+from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
+from tests.engine.strategies import assert_equal, assert_runs_as_oracle
 
 
 class Scarce(FakeRunner):

@@ -31,22 +31,15 @@ def run(session: ort.InferenceSession, weights: BoundWeights) -> list[float]:
     return binding.get_outputs()[0].numpy().tolist()
 
 
-def unedited() -> BoundWeights:
-    return BoundWeights({"w": np.ones(2, np.float32)}, lambda model: None)
-
-
-def test_other_numbers_hold_until_they_are_put_back() -> None:
-    weights = unedited()
+def test_other_numbers_hold_until_they_are_put_back_or_from_the_opening_on() -> None:
+    """An encoder's session is opened when the first item comes."""
+    other = {"w": np.array([2, 3], np.float32)}
+    weights, early = (BoundWeights({"w": np.ones(2, np.float32)}, lambda model: None) for _ in range(2))
     session = opened(weights)
     assert run(session, weights) == [1, 1]
-    weights.put({"w": np.array([2, 3], np.float32)})
+    weights.put(other)
     assert run(session, weights) == [2, 3]
     weights.put_back(["w"])
     assert run(session, weights) == [1, 1]
-
-
-def test_numbers_that_are_put_before_there_is_a_session_hold_in_it() -> None:
-    """An encoder's is opened when the first item comes."""
-    weights = unedited()
-    weights.put({"w": np.array([2, 3], np.float32)})
-    assert run(opened(weights), weights) == [2, 3]
+    early.put(other)
+    assert run(opened(early), early) == [2, 3]
