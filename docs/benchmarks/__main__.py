@@ -10,7 +10,7 @@ PARTS = ("__main__", "gpu_engine_parts", "gpu_parts", "harness", "ort_profile")
 
 
 def main() -> None:
-    """Runs a script with the words behind its name."""
+    """Runs a script with the words after its name."""
     names = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in PARTS)
     if len(sys.argv) > 1 and sys.argv[1] in names:
         sys.path.insert(0, str(FOLDER))

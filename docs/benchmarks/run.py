@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import bench, bench_table
@@ -30,7 +30,6 @@ class BenchRow:
     options: tuple[object, ...] = ()
     batch_sizes: tuple[int, ...] = (1, 4, 8, 16)
     once: tuple[str, ...] = ()
-    growth: tuple[int, ...] = field(default=())
 
 
 GREEDY = ("--gen-kwargs", "max_gen_toks=128,do_sample=false")
@@ -72,10 +71,6 @@ ROWS = {
         {"onnxruntime-genai": 5, "hf": 3},
         ("--num-fewshot", 8, *GREEDY),
         once=("onnxruntime-genai",),
-    ),
-    # Our backend alone: documents times 1, 4, 16, and contexts from 512 to 8k.
-    "growth": BenchRow(
-        "hellaswag", "fp32", 50, {}, ("--growth", "1,4,16", "--growth-context", "512,1024,2048,4096,8000")
     ),
 }
 

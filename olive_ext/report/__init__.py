@@ -1,6 +1,6 @@
 """The results of an evaluation as plain data, and their forms: JSON, one table (terminal, markdown) and one HTML page.
 
-The data are in `report`, `metrics`, `comparison` and `page`; `verdict`, `view`, `scores` and `tables` turn them into
+The data are in `report`, `metrics`, `comparison` and `page`; `verdict`, `view` and `tables` turn them into
 cells and sentences once; `plain_text` and `html` lay those out; `report_files` writes them. All of it is pure
 but for the last. Other rooms import functions on reports from here, and data and names from `comparison`, `metrics`,
 `numbers` and `page`. The room knows no model, no statistics and no evaluation framework.

@@ -154,13 +154,11 @@ def unpaired(comparison: Comparison) -> dict[str, str]:
     documents (MCC, F1 over a corpus, BLEU, chrF), or no document has a value in both runs."""
     judged = {ALL, *(item.task for item in comparison.outcomes), *(item.task for item in _texts(comparison))}
     evaluated = [*comparison.metrics.get("configs", {}), *(item.task for item in comparison.divergences)]
-    return {task: _with_metrics(task, comparison) for task in evaluated if task not in judged}
-
-
-def _with_metrics(task: str, comparison: Comparison) -> str:
-    metrics = read_metrics(comparison.metrics)
-    names = dict.fromkeys(item.metric for item in metrics if item.task == task)
-    return f"{task} ({', '.join(names)})" if names else task
+    metrics, named = read_metrics(comparison.metrics), {}
+    for task in (task for task in evaluated if task not in judged):
+        names = dict.fromkeys(item.metric for item in metrics if item.task == task)
+        named[task] = f"{task} ({', '.join(names)})" if names else task
+    return named
 
 
 def _with_unanswered(change: Change, comparison: Comparison) -> Change:
@@ -269,10 +267,7 @@ def _advice(needed: float | None, known: int) -> str:
     """Where no more than the known documents are needed, it is the loss that is near the one that matters."""
     if needed is None:
         return ""
-    return _to_evaluate(needed) if needed > known else "near the loss that matters"
-
-
-def _to_evaluate(needed: float) -> str:
-    """The number of documents with two significant digits, upwards."""
-    unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)
+    if needed <= known:
+        return "near the loss that matters"
+    unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)  # two significant digits, upwards
     return f"evaluate {math.ceil(needed / unit) * unit:,} documents or more to know"

@@ -100,7 +100,7 @@ def plain(value: Any) -> Any:
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
-        return _finite(value)
+        return float(value) if math.isfinite(value) else None if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Enum):
         return plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -111,18 +111,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, Set):
         return sorted((plain(item) for item in value), key=str)
-    return _foreign(value)
-
-
-def _finite(value: float) -> float | str | None:
-    if math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(value)
-
-
-def _foreign(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy scalars and arrays, torch tensors
         return plain(value.tolist())
     if hasattr(value, "model_dump"):  # pydantic

@@ -86,7 +86,11 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
         titles = " nor ".join(stage.title for stage in stages)
         yield f"neither {titles} lost anything: at most {ranked[0].distance}"
     else:
-        yield "; ".join([_lost(guilty, len(stages)), *_not_lost(innocent)])
+        sentence = _lost(guilty, len(stages))
+        if innocent:
+            distances = joined([numbers.nats(stage.kl_mean) for stage in innocent])
+            sentence += f"; {joined([stage.title for stage in innocent])} did not (KL {distances} nats)"
+        yield sentence
     yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
 
 
@@ -105,9 +109,3 @@ def _lost(guilty: Sequence[Stage], number: int) -> str:
         return f"{guilty[0].title} lost it ({guilty[0].distance})"
     how_many = "two" if len(guilty) < number else {2: "both", 3: "all three"}[number]
     return f"{how_many} stages lost: {_listed(guilty)}"
-
-
-def _not_lost(innocent: Sequence[Stage]) -> Iterator[str]:
-    if innocent:
-        distances = joined([numbers.nats(stage.kl_mean) for stage in innocent])
-        yield f"{joined([stage.title for stage in innocent])} did not (KL {distances} nats)"

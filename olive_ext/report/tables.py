@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from olive_ext.report import scores, view
+from olive_ext.report import view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import ALL, Divergence
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import nats_with_error, number, percent
 from olive_ext.report.page import Page, joined_passes
 from olive_ext.report.report import Report
-from olive_ext.report.scores import COSTS, cost_rows, with_filter
-from olive_ext.report.view import SIGNS
+from olive_ext.report.view import COSTS, SIGNS, cost_rows, with_filter
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
@@ -40,13 +39,13 @@ def page_table(page: Page) -> Table:
 
 
 def _scores(page: Page) -> Iterator[Sequence[str]]:
-    for row in scores.scores(page.columns):
-        first, baseline = scores.known(row)[0], row[0][0]
-        changes = [scores.change(metric, baseline) for metric, _ in row]
-        values = [str(scores.shown(metric)) for metric, _ in row]
+    for row in view.scores(page.columns):
+        first, baseline = view.known(row)[0], row[0][0]
+        changes = [view.change(metric, baseline) for metric, _ in row]
+        values = [str(view.shown(metric)) for metric, _ in row]
         cells = [f"{value} ({change})" if change else value for value, change in zip(values, changes, strict=True)]
         metric = f"{with_filter(first.metric, first.filter)} {'↑' if first.higher_is_better else '↓'}"
-        yield first.task, metric, scores.documents(row), *cells
+        yield first.task, metric, view.score_documents(row), *cells
 
 
 def _differences(page: Page) -> Iterator[Sequence[str]]:
@@ -111,12 +110,11 @@ def chain_steps(reports: Sequence[Report]) -> list[ChainStep]:
     """A step for each report, in order: size in bytes, tokens per second, distances to the reference, and each task's
     first metric. What a report does not have is left out."""
     names = [joined_passes(report, " -> ") or str(report.model.get("path", "model")) for report in reports]
-    return [_chain_step(name, list(_chain_metrics(report))) for name, report in zip(names, reports, strict=True)]
-
-
-def _chain_step(name: str, columns: Sequence[tuple[str, Metric]]) -> ChainStep:
-    drawn = {column: metric.documents for column, metric in columns if metric.num_population is not None}
-    return ChainStep(name, {column: metric.value for column, metric in columns}, drawn)
+    steps = []
+    for name, columns in zip(names, (dict(_chain_metrics(report)) for report in reports), strict=True):
+        drawn = {column: metric.documents for column, metric in columns.items() if metric.num_population is not None}
+        steps.append(ChainStep(name, {column: metric.value for column, metric in columns.items()}, drawn))
+    return steps
 
 
 def _chain_metrics(report: Report) -> Iterator[tuple[str, Metric]]:

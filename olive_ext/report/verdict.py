@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
-from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence, Outcome
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence
 from olive_ext.report.numbers import SAME_NATS, joined
 from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import stage_sentences
@@ -172,13 +172,13 @@ def _up_to(item: Reason, verb: str = "") -> str:
 def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Figure] = ()) -> Verdict:
     """The verdict of reasons, the worst first."""
     code = reasons[0].code
-    status: Status = "loss" if code in _LOST else "ok" if code in _KEPT else "unknown"
+    kept: Status = "small_loss" if code == "small_loss" else "ok" if code in _KEPT else "unknown"
+    status: Status = "loss" if code in _LOST else kept
     together: dict[tuple[Code, str], list[Reason]] = {}
     for item in reasons:
         is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
-    status = "small_loss" if code == "small_loss" else status
     return Verdict(status, headline, tuple(reasons), tuple(evidence), tuple(figures), num_documents(comparison))
 
 
@@ -214,7 +214,9 @@ def verdict(comparison: Comparison) -> Verdict:
     findings = [*_claimed(certainty), *damaged, *against, *(shorter if is_cut else ())]
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
-        findings = [Reason("no_difference", words=reach)] if is_same else _in_favour(changes)
+        gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
+        findings = [_reason("gain", item, item.estimate) for item in gained] or [Reason("no_loss_found")]
+        findings = [Reason("no_difference", words=reach)] if is_same else findings
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"
@@ -336,11 +338,6 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
             yield Reason(band.code, item.task, "", item.kl.mean, "nats", band.words)
 
 
-def _in_favour(changes: Sequence[Change]) -> list[Reason]:
-    gained = [_reason("gain", item, item.estimate) for item in changes if item.is_gained and item.metric != CUT_OFF]
-    return gained or [Reason("no_loss_found")]
-
-
 def _unanswered(comparison: Comparison) -> str:
     return f"{counted(comparison.missing, 'request has', 'requests have')} no answer"
 
@@ -376,13 +373,10 @@ def _non_finite(comparison: Comparison) -> list[str]:
     """Names of what is NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [item.name for item in changes_of(comparison) if not (item.outcome or math.isfinite(item.estimate))]
-    scores = [f"{item.metric} of {item.task}" for item in comparison.outcomes if not _is_finite(item)]
+    ends = [(item, (item.difference, item.low, item.high)) for item in comparison.outcomes]
+    scores = [f"{item.metric} of {item.task}" for item, values in ends if not all(map(math.isfinite, values))]
     outputs = [f"output of {counted(comparison.non_finite, 'request')}"] if comparison.non_finite else []
     return outputs + distances + texts + scores
-
-
-def _is_finite(outcome: Outcome) -> bool:
-    return all(map(math.isfinite, (outcome.difference, outcome.low, outcome.high)))
 
 
 def _figures(comparison: Comparison, changes: Sequence[Change], divergence: Divergence | None) -> Iterator[Figure]:

@@ -1,17 +1,167 @@
-"""Differences and distances in the order in which every form shows them, and what is said of each in words. Templates
-and tables format the numbers."""
+"""Scores, differences, distances and costs of one or several models in the order in which every form shows them, and
+what is said of each in words: made once. Templates and tables lay them out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from olive_ext.report import numbers
 from olive_ext.report.comparison import ALL, Divergence, Outcome
-from olive_ext.report.page import Contrast
-from olive_ext.report.scores import Bar, bars_of
+from olive_ext.report.metrics import COMPARISON_NAMES, Metric
+from olive_ext.report.numbers import NO_VALUE, Z95, Measured
+from olive_ext.report.page import Column, Contrast
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A dot with its interval on an axis, in per cent of the axis' width; `zero` where zero is marked."""
+
+    dot: float
+    low: float
+    width: float
+    zero: float | None = None
+
+
+def bars_of(points: Sequence[tuple[float, float, float]], *, with_zero: bool = False) -> list[Bar | None]:
+    """A bar for each (value, low, high), all on one axis; none where no interval has a width, nor for what is not
+    finite."""
+    finite = [point for point in points if all(map(math.isfinite, point))]
+    if not any(low < high for _, low, high in finite):
+        return [None] * len(points)
+    ends = [end for _, low, high in finite for end in (low, high)] + [0.0] * with_zero
+    room = (max(ends) - min(ends)) * 0.06
+    begin, span = min(ends) - room, max(ends) - min(ends) + 2 * room
+
+    def at(value: float) -> float:
+        return round(100 * (value - begin) / span, 2)
+
+    return [
+        Bar(at(value), at(low), round(100 * (high - low) / span, 2), at(0.0) if with_zero else None)
+        if (value, low, high) in finite
+        else None
+        for value, low, high in points
+    ]
+
+
+Score = tuple[Metric | None, Bar | None]
+"""A model's metric, and its bar on the row's own axis."""
+
+
+def scores(columns: Sequence[Column]) -> list[list[Score]]:
+    """A row for each metric of each task, a score for each model; metrics of the comparison and of cost have their own
+    tables."""
+    by_column = [{(item.task, item.metric, item.filter): item for item in column.metrics} for column in columns]
+    rows = [[own.get(key) for own in by_column] for key in _score_keys(columns)]
+    nothing = (math.nan,) * 3
+    return [
+        list(zip(row, bars_of([nothing if item is None else _interval(item) for item in row]), strict=True))
+        for row in rows
+    ]
+
+
+def known(row: Sequence[Score]) -> list[Metric]:
+    """The metrics of a row, without those of models that have none."""
+    return [metric for metric, _ in row if metric is not None]
+
+
+def score_documents(row: Sequence[Score]) -> str:
+    """The numbers of documents, each once."""
+    counted = sorted((metric for metric in known(row) if metric.n is not None), key=lambda metric: metric.n or 0)
+    return "/".join(dict.fromkeys(metric.documents for metric in counted))
+
+
+def shown(metric: Metric | None) -> Measured:
+    """The value with its standard error."""
+    return Measured(NO_VALUE) if metric is None else numbers.with_error(metric.value, metric.stderr)
+
+
+def change(metric: Metric | None, baseline: Metric | None) -> str:
+    """The difference from the baseline's, which is the row's first, with the decimals of the value itself; in powers of
+    ten where the value is written in those. Empty where there is none."""
+    difference = math.nan if metric is None or baseline is None else metric.value - baseline.value
+    if metric is None or metric is baseline or not math.isfinite(difference):
+        return ""
+    if abs(metric.value) >= 1e7:
+        return numbers.signed_minus(f"{difference:+.1e}") if difference else "0"
+    return numbers.plus(difference, numbers.decimals(metric.stderr))
+
+
+def with_filter(metric: str, filter_name: str) -> str:
+    """The metric's name, with its filter where the task has one."""
+    return metric if filter_name == "none" else f"{metric}, {filter_name}"
+
+
+def _score_keys(columns: Iterable[Column]) -> list[tuple[str, str, str]]:
+    """Task, metric and filter of every row; a task's rows stand together, in the first model's order."""
+    keys = dict.fromkeys(
+        (metric.task, metric.metric, metric.filter)
+        for column in columns
+        for metric in column.metrics
+        if metric.n is not None and metric.metric not in COMPARISON_NAMES
+    )
+    order = {task: rank for rank, task in enumerate(dict.fromkeys(key[0] for key in keys))}
+    return sorted(keys, key=lambda key: order[key[0]])
+
+
+def _interval(metric: Metric) -> tuple[float, float, float]:
+    half = Z95 * metric.stderr if metric.stderr is not None and math.isfinite(metric.stderr) else 0.0
+    return metric.value, metric.value - half, metric.value + half
+
+
+PHASES = {
+    "tasks": "loading the tasks",
+    "export": "exporting the float model",
+    "load": "opening the models",
+    "reference": "the reference",
+    "candidate": "the model",
+    "statistics": "statistics",
+}
+"""The phases of an evaluation, in order, and what is done in each."""
+
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "size_on_disk": ("Size on disk", numbers.size),
+    "tokens_per_second": ("Tokens per second", numbers.count),
+    "peak_memory": ("Peak memory", numbers.size),
+    "peak_device_memory": ("Peak memory of the device", numbers.size),
+    "seconds": ("Time, all of it", numbers.duration),
+    **{f"seconds_{name}": (f"of which {words}", numbers.duration) for name, words in PHASES.items()},
+    "tokens_naive": ("Tokens in the requests", numbers.count),
+    "tokens_fed": ("of which computed (the rest was shared)", numbers.count),
+    "tokens_generated": ("Tokens generated", numbers.count),
+}
+"""Titles and forms of the costs, by their names."""
+
+
+def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
+    """Name and one cell per model, for each cost that is known of at least one of them."""
+    known = [_costs(column) for column in columns]
+    return [
+        (title, [form(costs[key]) if key in costs else NO_VALUE for costs in known])
+        for key, (title, form) in COSTS.items()
+        if any(key in costs for costs in known)
+    ]
+
+
+def size_of(column: Column) -> float | None:
+    """Bytes of the model's files, as measured or as known."""
+    return _costs(column).get("size_on_disk")
+
+
+def _costs(column: Column) -> dict[str, float]:
+    """The engine's counters, and metrics that do not come from documents."""
+    counters: Mapping[str, Any] = column.report.engine if column.report is not None else {}
+    costs = {key: float(value) for key, value in counters.items() if isinstance(value, int | float)}
+    if column.size is not None:
+        costs["size_on_disk"] = column.size
+    for metric in column.metrics:
+        if metric.n is None and math.isfinite(metric.value):
+            costs[metric.task if metric.metric == "bytes" else metric.metric] = metric.value
+    return costs
+
 
 Tone = Literal["loss", "gain", "unclear"]
 WORDS: dict[Tone, str] = {"loss": "loss", "gain": "gain", "unclear": "no clear difference"}

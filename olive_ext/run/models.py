@@ -26,7 +26,7 @@ from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import Asked, Stops
 from olive_ext.report.numbers import duration
 from olive_ext.report.page import SIZE
-from olive_ext.report.scores import PHASES
+from olive_ext.report.view import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
 from olive_ext.session.tokenizer_fit import Asking

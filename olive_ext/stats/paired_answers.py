@@ -46,30 +46,14 @@ def compare_outcomes(
     """
     first: FloatArray = np.asarray(reference, np.float64)
     second: FloatArray = np.asarray(candidate, np.float64)
-    differences = second - first
-    is_binary = bool(np.isin((first, second), (0, 1)).all())
-    lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    low, high = difference_interval(differences, _reach(first, second))
-    outcome = Outcome(
-        task=task,
-        metric=metric,
-        filter=filter_name,
-        num_documents=len(differences),
-        reference=float(first.mean()),
-        candidate=float(second.mean()),
-        difference=float(differences.mean()),
-        low=low,
-        high=high,
-        right_to_wrong=lost,
-        wrong_to_right=gained,
-        mcnemar_p=mcnemar_p(lost, gained) if is_binary else sign_p(differences),
-        documents_needed={},
-        higher_is_better=higher_is_better,
-        is_binary=is_binary,
+    found = _outcome((task, metric, filter_name), first, first, second, None, higher_is_better)
+    differences, lost, gained = second - first, found.right_to_wrong, found.wrong_to_right
+    sizes = dict.fromkeys([*DIFFERENCES, matters / found.unit])
+    return replace(
+        found,
+        mcnemar_p=mcnemar_p(lost, gained) if found.is_binary else sign_p(differences),
+        documents_needed={f"{size:g}": documents_needed(differences, size, found.is_binary) for size in sizes},
     )
-    sizes = dict.fromkeys([*DIFFERENCES, matters / outcome.unit])
-    needed = {f"{size:g}": documents_needed(differences, size, is_binary) for size in sizes}
-    return replace(outcome, documents_needed=needed)
 
 
 def sampled_outcome(
@@ -88,21 +72,31 @@ def sampled_outcome(
     those drawn. There is no p-value, and no number of documents needed, because the flips
     decided when to stop.
     """
-    everything, first, second, weights_D = (
-        np.asarray(item, np.float64) for item in (whole, reference, candidate, weights)
-    )
+    values = (np.asarray(item, np.float64) for item in (whole, reference, candidate, weights))
+    return _outcome((task, metric, filter_name), *values, higher_is_better)
+
+
+def _outcome(
+    names: tuple[str, str, str],
+    whole: FloatArray,
+    first: FloatArray,
+    second: FloatArray,
+    weights: FloatArray | None,
+    higher_is_better: bool,
+) -> Outcome:
+    """Without p-value and numbers of documents. `whole` are `first` where no documents were drawn."""
     differences = second - first
-    is_binary = bool(np.isin(np.concatenate([everything, second]), (0, 1)).all())
+    is_binary = bool(np.isin(np.concatenate([whole, second]), (0, 1)).all())
     lost, gained = flips(first, second, higher_is_better) if is_binary else (0, 0)
-    mean = float(np.average(differences, weights=weights_D))
-    low, high = difference_interval(differences, _reach(everything, second), weights_D)
+    low, high = difference_interval(differences, _reach(whole, second), weights)
+    mean, known = float(differences.mean()), float(whole.mean())
+    if weights is not None:
+        mean = float(np.average(differences, weights=weights))
     return Outcome(
-        task=task,
-        metric=metric,
-        filter=filter_name,
+        *names,
         num_documents=len(differences),
-        reference=float(everything.mean()),
-        candidate=float(everything.mean()) + mean,
+        reference=known,
+        candidate=float(second.mean()) if weights is None else known + mean,
         difference=mean,
         low=low,
         high=high,
@@ -112,7 +106,7 @@ def sampled_outcome(
         documents_needed={},
         higher_is_better=higher_is_better,
         is_binary=is_binary,
-        num_population=len(everything),
+        num_population=None if weights is None else len(whole),
     )
 
 

@@ -32,8 +32,6 @@ class Fake:
         self.jobs.append(job)
         if job.task == "ceiling":
             return BenchRun("", flops_per_second=1e9)
-        if job.task == "contexts":
-            return BenchRun(job.backend, series=[{"tokens": length, "seconds": 1.0} for length in job.lengths])
         if job.task == "latencies":
             found = describe([Timeline(0.0, [1.0, 1.5])])
             return BenchRun(
@@ -104,19 +102,6 @@ def test_probe_answers_part_of_the_documents_and_does_not_count(config: dict[str
 
 
 @pytest.mark.slow
-def test_growth_runs_ours_alone_on_more_documents_and_longer_texts(config: dict[str, Any]) -> None:
-    fake = Fake()
-    bench(BenchConfig.parse({**config, "rounds": 1, "growth": [1, 3], "growth_context": [16, 32]}), fake)
-    growth = found(config)["growth"]
-    assert growth["documents"] == [
-        {"factor": 1, "tokens": 32.0, "seconds": 1.0},
-        {"factor": 3, "tokens": 96.0, "seconds": 1.0},
-    ]
-    assert [one["tokens"] for one in growth["context"]] == [16, 32]
-    assert {job.backend for job in fake.jobs[4:-1]} == {"olive-ext"}
-
-
-@pytest.mark.slow
 def test_latencies_are_ours_alone_in_as_many_slots_as_requests_in_flight(config: dict[str, Any]) -> None:
     fake = Fake()
     summary = bench(BenchConfig.parse({**config, "rounds": 1, "peers": [], "in_flight": [1, 3]}), fake)
@@ -152,7 +137,6 @@ def test_unknown_task_is_named_before_anything_runs(config: dict[str, Any]) -> N
     ("change", "message"),
     [
         ({"hf": None}, {"code": "contradiction", "holds": "hf"}),
-        ({"growth": [2], "limit": None}, {"code": "contradiction", "holds": ("growth", "limit")}),
         ({"peers": ["vllm"]}, {"code": "wrong_value", "field": "peers", "value": ["vllm"]}),
         ({"batch_sizes": []}, {"code": "wrong_value", "field": "batch_sizes", "value": []}),
     ],

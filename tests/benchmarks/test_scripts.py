@@ -44,12 +44,6 @@ def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
         assert set(config.once) <= set(row.goals)
 
 
-def test_row_without_peers_runs_ours_alone(run_script: ModuleType) -> None:
-    words = [str(option) for option in run_script.options(run_script.ROWS["growth"], given())]
-    config = parsed(["model", *words, "--output", "out"])
-    assert config.chosen_peers == ()
-
-
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu_table.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]

@@ -137,21 +137,6 @@ def test_every_status_has_a_colour_and_an_exit_status() -> None:
     assert set(TONES.values()) <= set(COLOURS)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        Comparison({}, (divergence("choice", kl=3.0),), (outcome(low=-0.004),)),
-        Comparison({}, (divergence("choice", kl=0.5),), (outcome(low=-0.004),)),
-        Comparison({}, (divergence("wiki", perplexity_ratio=1.05),), (outcome(low=-0.004),)),
-        Comparison({}, (), (outcome(difference=-0.03, low=-0.05, high=-0.01),)),
-    ],
-)
-def test_loss_is_one_whatever_is_claimed(found: Comparison) -> None:
-    claim = Certainty("accuracy_difference", "above", -0.05, 0.95, "kept", -0.03, -0.05, -0.01, 342, 10_042, "a")
-    assert verdict(found).status == verdict(replace(found, certainty=claim)).status == "loss"
-    assert claim.sentence() in verdict(replace(found, certainty=claim)).finding
-
-
 @pytest.mark.parametrize("kl", [0.095, pytest.param(0.12, marks=pytest.mark.long)])
 def test_distances_of_drawn_documents_are_not_greener_than_those_of_all(kl: float) -> None:
     """A tenth of the documents has all of the distance, and no answer is another one."""

@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from olive_ext.cli.options import written_values
+from olive_ext.cli.parser import build_parser
+from olive_ext.config import EvaluationConfig
 from olive_ext.report import Metric, Report, to_html
 from olive_ext.report import write as write_report
 from olive_ext.report.comparison import Bin, Comparison, Flip
-from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, flip_data, render
+from olive_ext.report.html.render import CHUNK, MAX_CHARACTERS, command, flip_data, render
 from olive_ext.report.page import Column, Contrast, Page
 from tests.report.synthetic import HOSTILE, comparison, report
 
 pytest.importorskip("jinja2")
 
 VOID = {"meta", "br", "wbr", "input", "path", "use", "img", "link", "hr"}
+MODEL = {"path": "models/my model"}
+COMPARED = comparison(100)
+OUTSIDE = ("https://example.com/a.png", "data:text/html,x", "../a.png")
+OWN = "data:image/jpeg;base64,AAAA"
 
 
 class Reader(HTMLParser):
-    """Elements, text by element, and what is opened and not closed."""
+    """A page that is well formed, with ids of which each is there once: its elements, and text by element."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,13 +42,14 @@ class Reader(HTMLParser):
         self.tags: Counter[str] = Counter()
         self.attributes: list[tuple[str, str, str]] = []
         self.text: dict[str, list[str]] = {}
-        self.wrong: list[str] = []
         self.feed(text)
         self.close()
+        assert self.open == []
+        self.ids = Counter(value for _, name, value in self.attributes if name == "id")
+        assert set(self.ids.values()) <= {1}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.handle_startendtag(tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -48,110 +58,84 @@ class Reader(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        if not self.open or self.open[-1] != tag:
-            self.wrong.append(f"</{tag}> in {self.open[-3:]}")
-        else:
+        if tag not in VOID:
+            assert self.open[-1:] == [tag]
             self.open.pop()
 
     def handle_data(self, data: str) -> None:
         self.text.setdefault(self.open[-1] if self.open else "", []).append(data)
 
 
-@pytest.fixture(scope="module")
-def page() -> str:
-    return to_html(report(found=comparison(400)))
+def shown(found: Comparison = COMPARED, **changes: Any) -> str:
+    """The page of `COMPARED`, or of another comparison, changed."""
+    return to_html(report(found=replace(found, **changes)))
 
 
-def test_page_is_well_formed_with_unique_ids(page: str) -> None:
+def pair_of(*names: str, size: int = 50) -> Page:
+    """The page of several candidates against one float model."""
+    reports = [report(f"models/{name}", comparison(size, seed=seed)) for seed, name in enumerate(names)]
+    columns = [Column("float", report().metrics, report()), *map(Column, names, (item.metrics for item in reports))]
+    contrasts = [Contrast(name, "float", item.comparison) for name, item in zip(names, reports, strict=True)]  # type: ignore[arg-type]
+    return Page("several against one", tuple(columns), tuple(contrasts))
+
+
+def test_page_of_a_comparison_has_every_part_and_refers_to_nothing_outside() -> None:
+    page = shown(comparison(400))
     read = Reader(page)
-    assert read.wrong == []
-    assert read.open == []
-    ids = Counter(value for _, name, value in read.attributes if name == "id")
-    assert [name for name, count in ids.items() if count > 1] == []
-    named = {value[1:] for _, name, value in read.attributes if name == "href"}
-    assert named <= set(ids)
-
-
-def test_page_refers_to_nothing_outside_and_forbids_it(page: str) -> None:
-    read = Reader(page)
-    links = [item for item in read.attributes if item[1] in ("href", "src", "srcset", "action", "data")]
-    assert all(value.startswith("#") for _, _, value in links)
+    assert {"scores", "differences", "divergence", "flips", "cost", "setup"} <= set(read.ids)
+    text = " ".join("".join(parts) for parts in read.text.values()).replace("<wbr>", "")
+    verdict = "Loss found in accuracy and hellaswag acc_norm"
+    assert [
+        part for part in (verdict, "all tasks", "98.0\u00a0MB", "1.42\u00a0GB", "McNemar") if part not in text
+    ] == []
+    assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
+    links = {value for _, name, value in read.attributes if name in ("href", "src", "srcset", "action", "data")}
+    assert all(value.startswith("#") for value in links)
+    assert {value[1:] for _, name, value in read.attributes if name == "href"} <= set(read.ids)
     assert not re.search(r"https?://|url\((?!#)|@import", page)
     policy = next(value for _, name, value in read.attributes if name == "content" and "default-src" in value)
     assert "default-src 'none'" in policy
-
-
-def test_same_report_makes_the_same_page(page: str) -> None:
-    assert to_html(report(found=comparison(400))) == page
-
-
-def test_page_of_a_comparison_has_every_part(page: str) -> None:
-    read = Reader(page)
-    ids = {value for _, name, value in read.attributes if name == "id"}
-    assert {"scores", "differences", "divergence", "flips", "cost", "setup"} <= ids
-    text = " ".join("".join(parts) for parts in read.text.values())
-    for expected in (
-        "Loss found in accuracy and hellaswag acc_norm",
-        "all tasks",
-        "98.0\u00a0MB",
-        "1.42\u00a0GB",
-        "McNemar",
-    ):
-        assert expected in text.replace("<wbr>", "")
-    assert "olive-ext evaluate models/quickstart-135m-int4 --tasks" in text
+    assert shown(comparison(400)) == page, "the same report makes the same page"
 
 
 def test_page_without_a_comparison_says_so_and_leaves_parts_out() -> None:
     text = to_html(Report(metrics=(Metric("arc", "acc", "none", 0.25, 0.0125, True, 400),), model={"path": "m"}))
-    read = Reader(text)
-    ids = {value for _, name, value in read.attributes if name == "id"}
+    ids = set(Reader(text).ids)
     assert "scores" in ids
     assert not {"differences", "divergence", "flips", "cost"} & ids
     assert "1 task, without a reference" in text
-
-
-def test_empty_report_has_a_page() -> None:
-    assert Reader(to_html(Report(metrics=()))).wrong == []
+    assert "scores" not in Reader(to_html(Report(metrics=()))).ids
 
 
 def test_page_of_several_candidates_tells_them_apart_by_more_than_colour() -> None:
-    names = ["int8", "int4", "a_very_long_name_of_a_quantized_model"]
-    reports = [report(f"models/{name}", comparison(100, seed=seed)) for seed, name in enumerate(names)]
-    columns = [
-        Column("float", report().metrics, report()),
-        *map(Column, names, [item.metrics for item in reports], reports),
-    ]
-    found = [item.comparison or Comparison({}) for item in reports]
-    contrasts = tuple(Contrast(name, "float", item) for name, item in zip(names, found, strict=True))
-    text = render(Page("three against one", tuple(columns), contrasts))
-    read = Reader(text)
-    assert read.wrong == []
-    ids = Counter(value for _, name, value in read.attributes if name == "id")
-    assert [name for name, count in ids.items() if count > 1] == []
+    text = render(pair_of("int8", "int4", "a_very_long_name_of_a_quantized_model"))
+    Reader(text)
     assert text.count('class="verdict') == 3
     assert 'class="key s3">▲ a_very' in text
 
 
+def test_charts_tell_candidates_apart_by_what_their_names_end_in() -> None:
+    names = [f"ModelBuilder float -> OnnxBlockWiseRtnQuantization int4_block{size}" for size in (32, 64)]
+    chart = render(pair_of(*names)).partition('<table class="chart">')[2].partition("</table>")[0]
+    assert ["…block32" in chart, "…block64" in chart, "ModelBuilder" in chart] == [True, True, False]
+
+
 def test_charts_have_no_empty_rows_and_say_what_they_leave_out() -> None:
-    found = comparison(100)
     classes = (Bin("word start", 4, 0.5), Bin("number", 0, None), Bin("special", 0, None))
-    found = replace(found, divergences=tuple(replace(item, by_class=classes) for item in found.divergences))
-    page = to_html(report(found=found))
+    page = shown(divergences=tuple(replace(item, by_class=classes) for item in COMPARED.divergences))
     assert page.count('<table class="chart">') == 3 * 5
     assert "none of number and special" in page
     assert ">special<" not in page
 
 
-def test_perplexity_is_told_of_whole_texts_alone() -> None:
-    found = comparison(100)
-    assert "Perplexity is shown for tasks that score whole texts" in to_html(report(found=found))
-    texts = replace(found, divergences=tuple(replace(item, is_text=True) for item in found.divergences))
-    page = to_html(report(found=texts))
+def test_perplexity_is_of_whole_texts_alone_and_records_give_estimates() -> None:
+    assert "Perplexity is shown for tasks that score whole texts" in shown()
+    assert "estimated" not in shown()
+    more = {"is_text": True, "kl_sampling_error": 0.0004, "kl_lower": 0.0101}
+    page = shown(divergences=tuple(replace(item, **more) for item in COMPARED.divergences))
     assert "Perplexity is shown" not in page
-    change = 100 * (found.divergences[0].perplexity_ratio - 1)
-    assert f"+{change:.1f} %" in page
+    assert f"+{100 * (COMPARED.divergences[0].perplexity_ratio - 1):.1f} %" in page
+    assert "estimated \N{PLUS-MINUS SIGN} 0.000400, at least 0.0101" in page
 
 
 def test_workflow_s_report_points_to_its_recipe_and_not_into_a_cache() -> None:
@@ -163,10 +147,9 @@ def test_workflow_s_report_points_to_its_recipe_and_not_into_a_cache() -> None:
 
 
 def test_sizes_stand_beside_each_other_whether_they_were_asked_for_or_not() -> None:
-    made = report(found=comparison(20))
+    made = report(found=replace(COMPARED, reference={"path": "float", "size_bytes": 400e6}))
     metrics = tuple(metric for metric in made.metrics if metric.task != "size_on_disk")
-    found = replace(comparison(20), reference={"path": "float", "size_bytes": 400e6})
-    page = to_html(replace(made, metrics=metrics, model={**made.model, "size_bytes": 100e6}, comparison=found))
+    page = to_html(replace(made, metrics=metrics, model={**made.model, "size_bytes": 100e6}))
     assert "100\u00a0MB" in page
     assert "of 400\u00a0MB" in page
 
@@ -181,77 +164,69 @@ def test_hostile_names_and_texts_stay_text() -> None:
         comparison=comparison(50),
     )
     read = Reader(to_html(made))
-    assert read.wrong == []
     assert read.tags["img"] == 0
     assert "49" not in "".join(read.text["h1"])
 
 
 def test_flips_survive_the_way_into_the_page_and_out() -> None:
-    flips = [
-        Flip("t", number, "right_to_wrong", text, text, text, text, "acc", "none")
-        for number, text in enumerate(HOSTILE)
-    ]
+    """In chunks, long texts cut."""
+    texts = (*HOSTILE, "x" * (MAX_CHARACTERS + 7))
+    flips = [Flip("t", place, "right_to_wrong", *[text] * 4, "acc", "none") for place, text in enumerate(texts)]
+    flips += [flips[-1]] * (CHUNK + 1 - len(flips))
     data = flip_data([Contrast("candidate", "reference", Comparison({}, flips=tuple(flips)))])
-    assert len(data.chunks) == 1
-    assert not re.search(r"[<>&]", data.chunks[0] + data.head)
-    rows = json.loads(data.chunks[0])
-    assert [row[4] for row in rows] == list(HOSTILE)
+    assert not re.search(r"[<>&]", "".join(data.chunks) + data.head)
+    rows, (last,) = (json.loads(chunk) for chunk in data.chunks)
+    assert len(rows) == CHUNK
+    assert [row[4] for row in rows[: len(HOSTILE)]] == list(HOSTILE)
+    assert last[4].endswith("[7 more characters]")
     assert json.loads(data.head)["tasks"] == ["t · acc"]
     data.chunks[0].encode()
 
 
 def test_page_shows_thumbnails_that_are_in_it_and_nothing_from_elsewhere() -> None:
-    own, others = "data:image/jpeg;base64,AAAA", ("https://example.com/a.png", "data:text/html,x", "../a.png")
-    flip = Flip("t", 1, "wrong_to_right", "x", "", "", "", pictures=(own, *others))
-    found = comparison(20)
-    page = to_html(report(found=replace(found, flips=(flip,))))
+    page = shown(flips=(Flip("t", 1, "wrong_to_right", "x", "", "", "", pictures=(OWN, *OUTSIDE)),))
     assert "img-src data:;" in page
-    assert own in page
-    assert not any(url in page for url in others)
+    assert OWN in page
+    assert not any(url in page for url in OUTSIDE)
 
 
-def test_many_flips_come_in_chunks_and_long_texts_are_cut() -> None:
-    long = Flip("t", 1, "wrong_to_right", "x" * (MAX_CHARACTERS + 7), "", "", "")
-    data = flip_data([Contrast("c", "r", Comparison({}, flips=(long,) * (CHUNK + 1)))])
-    assert [len(json.loads(chunk)) for chunk in data.chunks] == [CHUNK, 1]
-    assert json.loads(data.chunks[1])[0][4].endswith("[7 more characters]")
-
-
-def test_page_is_written_beside_the_report(tmp_path: Path) -> None:
-    paths = write_report(report(found=comparison(20)), tmp_path)
-    assert [path.name for path in paths] == ["report.json", "report.md", "report.html"]
-    assert Reader((tmp_path / "report.html").read_text(encoding="utf-8")).wrong == []
-
-
-def test_evaluation_survives_a_page_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_page_that_cannot_be_made_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def failing(report: Report) -> str:
         raise RuntimeError("fonts are broken")
 
-    (tmp_path / "report.html").write_text("of an earlier report")
+    files = ["report.json", "report.md", "report.html"]
+    assert [path.name for path in write_report(report(found=COMPARED), tmp_path)] == files
+    Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
     with caplog.at_level(logging.WARNING):
-        paths = write_report(report(), tmp_path, failing)
-    assert [path.name for path in paths] == ["report.json", "report.md"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
+        assert [path.name for path in write_report(report(), tmp_path, failing)] == files[:2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files[:2], "that of the earlier report is gone"
     (message,) = (record.message for record in caplog.records)
     assert message.startswith("no report.html: ")
 
 
-def test_mean_of_recorded_distributions_tells_that_it_is_estimated(page: str) -> None:
-    found = comparison(100)
-    recorded = tuple(replace(item, kl_sampling_error=0.0004, kl_lower=0.0101) for item in found.divergences)
-    text = to_html(report(found=replace(found, divergences=recorded)))
-    assert "estimated \N{PLUS-MINUS SIGN} 0.000400, at least 0.0101" in text
-    assert "estimated" not in page
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tasks": ["arc_easy", "gsm8k"], "limit": 400, "num_fewshot": 0, "seed": 7},
+        {"tasks": [{"task": "inline", "doc_to_text": "{{q}}, 'quoted'"}, "a"], "limit": 0.5},
+        {"tasks": ["a"], "gen_kwargs": {"until": ["\n"], "max_gen_toks": 8}, "engine": {"num_slots": 4}},
+        {"tasks": ["a"], "apply_chat_template": True, "fewshot_as_multiturn": True, "system_instruction": "$HOME's"},
+        {"tasks": ["a"], "execution_provider": ["CUDA", ["CPU", {"threads": 2}]], "allow_cpu_fallback": True},
+        {"tasks": ["a"], "include_path": "tasks", "tokenizer": "t", "batch_size": "auto", "output_dir": "-odd"},
+        {"tasks": ["a"], "system_instruction": "-1", "device": "null", "reference": "models/float"},
+        {"tasks": ["a"], "reference": {"path": "models/float", "kind": "hf"}, "model": {**MODEL, "kind": "onnx"}},
+    ],
+)
+def test_command_parses_to_the_same_configuration(values: dict[str, Any]) -> None:
+    config = EvaluationConfig.parse({"model": MODEL, **values})
+    program, *arguments = shlex.split(command(Report((), config=config.model_dump(mode="json", exclude_unset=True))))
+    parsed = build_parser().parse_args(arguments)
+    assert program == "olive-ext"
+    assert EvaluationConfig.parse(written_values(parsed, parsed.model)) == config
 
 
-def test_charts_tell_candidates_apart_by_what_their_names_end_in() -> None:
-    names = [f"ModelBuilder float -> OnnxBlockWiseRtnQuantization int4_block{size}" for size in (32, 64)]
-    page = Page(
-        title="two",
-        columns=tuple(Column(name, ()) for name in ("float", *names)),
-        contrasts=tuple(Contrast(name, "float", comparison(50)) for name in names),
-    )
-    chart = render(page).partition('<table class="chart">')[2].partition("</table>")[0]
-    assert "…block32" in chart
-    assert "…block64" in chart
-    assert "ModelBuilder" not in chart
+def test_plain_options_have_their_flags_and_no_model_has_no_command() -> None:
+    config = EvaluationConfig.parse({"model": {"path": "m"}, "tasks": ["a", "b"], "limit": 4, "reference": "r"})
+    written = command(Report((), config=config.model_dump(mode="json", exclude_unset=True)))
+    assert sorted(written.split(" --")) == ["limit 4", "olive-ext evaluate m", "reference r", "tasks a,b"]
+    assert command(Report((), config={"tasks": ["a"]})) == ""

@@ -1,16 +1,31 @@
-"""What people read of a comparison."""
+"""What people read of a report on a terminal and in markdown, and the table of a chain's reports."""
 
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from olive_ext.report import Metric, Report, print_table, to_markdown
+from olive_ext.report import (
+    Metric,
+    Report,
+    Table,
+    chain_markdown,
+    chain_table,
+    print_cells,
+    print_table,
+    to_markdown,
+    write_chain,
+)
 from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.tables import chain_steps
 from tests.report.test_comparison import divergence, outcome
 
+MINUS, NBSP = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}"
 METRICS = (Metric("choice", "acc", "none", 0.766, 0.02, True, 400), Metric(ALL, "kl_mean", "none", 0.0123))
 FOUND = Comparison(
     {"path": "models/a|b", "mode": "recorded"},
@@ -18,59 +33,110 @@ FOUND = Comparison(
     (outcome(), outcome(metric="bleu", is_binary=False, documents_needed={})),
 )
 REPORT = Report(METRICS, model={"path": "m"}, comparison=FOUND)
+DIVERGENCE = "0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119)"
+TABLE = f"""
+| task | metric | n | a\\|b | m |
+| --- | --- | --- | --- | --- |
+| choice | acc ↑ | 400 | — | 0.766 ± 0.020 |
+| choice | acc, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40), lost 4, won 2, p 0.688 |
+| choice | bleu, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40) |
+| all tasks | mean KL, nats ↓ |  |  | {DIVERGENCE} |
+| all tasks | same top token ↑ |  |  | 97.10 % |
+| wiki | mean KL, nats ↓ |  |  | {DIVERGENCE} |
+| wiki | same top token ↑ |  |  | 97.10 % |
+| wiki | perplexity, change ↓ |  |  | +2.00 % ± 0.79 |
+| choice | mean KL, nats ↓ |  |  | 0.0123 ± 0.0010 |
+| choice | same top token ↑ |  |  | 97.10 % |
+"""
 
 
-def printed(report: Report) -> str:
+def printed(call: Callable[..., object], *values: Any) -> str:
     with redirect_stdout(io.StringIO()) as file:
-        print_table(report)
+        call(*values)
     return file.getvalue()
 
 
 def test_markdown_leads_with_the_verdict_and_has_one_table_of_all() -> None:
     text = to_markdown(REPORT)
     assert "\n**Loss found in wiki perplexity.**\n" in text
-    rows = [line for line in text.split("## ")[0].splitlines() if line.startswith("| ")]
-    assert [" ".join(row.split(" | ")[:2]) for row in rows] == [
-        "| task metric",
-        "| --- ---",
-        "| choice acc ↑",
-        "| choice acc, difference (95 %)",
-        "| choice bleu, difference (95 %)",
-        "| all tasks mean KL, nats ↓",
-        "| all tasks same top token ↑",
-        "| wiki mean KL, nats ↓",
-        "| wiki same top token ↑",
-        "| wiki perplexity, change ↓",
-        "| choice mean KL, nats ↓",
-        "| choice same top token ↑",
-    ]
-    assert "○ \N{MINUS SIGN}0.40 pt (\N{MINUS SIGN}1.20 to +0.40), lost 4, won 2, p 0.688 |" in text
+    assert TABLE in text
 
 
-def test_estimated_divergence_says_so() -> None:
-    assert "0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119)" in to_markdown(REPORT)
-    exact = replace(FOUND, divergences=(divergence(kl_sampling_error=0.0),))
-    assert "estimated" not in to_markdown(replace(REPORT, comparison=exact))
+def test_markdown_shows_facts_and_escapes_cells() -> None:
+    options = {"name": "CPUExecutionProvider", "device": "cpu", "options": {"threads": "2"}, "origin": "default"}
+    acc = Metric("arc", "acc", "none", 0.25, 0.0125, True, 400)
+    lines = to_markdown(Report((acc,), model={"path": "models/a|b"}, providers=(options,), engine={"fed": 10}))
+    assert lines.startswith("# Evaluation of a\\|b\n")
+    for line in ("arc | acc ↑ | 400 | 0.250 ± 0.013", "CPUExecutionProvider | cpu | threads=2 | default", "fed | 10"):
+        assert f"| {line} |" in lines
 
 
-def test_terminal_ends_with_the_verdict_and_the_page() -> None:
-    with redirect_stdout(io.StringIO()) as file:
-        print_table(REPORT, Path("out/report.html"))
-    *_, headline, figures, page_line = file.getvalue().splitlines()
+def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
+    spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
+    model = {"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
+    lines = printed(print_table, replace(REPORT, engine=spent, model=model), Path("out/report.html")).splitlines()
+    notes, headline, figures, page = lines[-4:]
+    assert notes == "1,240 answers from an earlier run"
     assert headline == "m: loss found in wiki perplexity"
     assert figures.startswith("  choice acc difference")
-    assert page_line == f"page: {Path('out/report.html')}"
+    assert page == f"page: {Path('out/report.html')}"
+    rows = {cells[2].strip(): cells[-2].strip() for line in lines if len(cells := line.split("│")) > 4}
+    assert (rows["Time, all of it"], rows["of which the reference"]) == (f"9.0{NBSP}s", f"2.5{NBSP}s")
 
 
-def test_time_by_phase_and_answers_of_an_earlier_run_are_told() -> None:
-    spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
-    report = replace(
-        REPORT, engine=spent, model={"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
-    )
-    text = printed(report)
-    assert "1,240 answers from an earlier run" in text.splitlines()
-    rows = {cells[2].strip(): cells[-2].strip() for line in text.splitlines() if len(cells := line.split("│")) > 4}
-    assert (rows["Time, all of it"], rows["of which the reference"]) == (
-        "9.0\N{NO-BREAK SPACE}s",
-        "2.5\N{NO-BREAK SPACE}s",
-    )
+def test_table_is_not_cut_and_a_terminal_obeys_no_name_in_it() -> None:
+    long = "[bold]a_very_long_task_name_" * 8
+    assert long in printed(print_table, Report((Metric(long, "acc", "none", 1.0, n=4),), engine={"seconds": 1.25}))
+    name = "\x1b]0;owned\x07[b]\x9b31m\u202e é 東"
+    text = printed(print_cells, Table(name, (name,), [(name,)], (name,)))
+    text += printed(print_table, Report((Metric(name, "acc", "none", 1.0, n=4),), providers=({"name": name},)))
+    assert text.count("\ufffd]0;owned\ufffd[b]\ufffd31m\ufffd é 東") == 5
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+
+
+ACC, SIZE = Metric("choice", "acc", "none", 0.75), Metric("size_on_disk", "bytes", "none", 4_290_000)
+
+
+def chained(passes: list[str] | None, *metrics: Metric) -> Report:
+    return Report(metrics=metrics, model={"path": "some/model", **({} if passes is None else {"passes": passes})})
+
+
+def speed(value: float) -> Metric:
+    return Metric("tokens_per_second", "tokens_per_second", "none", value)
+
+
+KL = Metric("all", "kl_mean", "none", 0.0125)
+CHAIN = chain_steps(
+    [
+        chained([], ACC, replace(ACC, metric="acc_norm"), SIZE, speed(0.0)),
+        chained(["float"], ACC, SIZE, speed(1000.0), Metric("requests_per_second", "requests_per_second", "none", 9.0)),
+        chained(["float", "int4"], ACC, SIZE, KL, Metric("choice", "kl_mean", "n", 1)),
+    ]
+)
+
+
+def test_each_report_of_a_chain_is_a_step_with_cost_distances_and_first_metrics(tmp_path: Path) -> None:
+    table = chain_table(CHAIN)
+    assert table.heads == ["step", "size_on_disk", "tokens_per_second", "kl_mean", "choice acc"]
+    assert table.rows == [
+        ["input model", "4.29 MB", "", "", "0.7500"],
+        ["float", "4.29 MB", "1,000", "", "0.7500"],
+        ["float -> int4", "4.29 MB", "", "0.0125", "0.7500"],
+    ]
+    assert [cell for row in table.rows for cell in row if cell not in printed(print_cells, table)] == []
+    json_path, markdown_path = write_chain(CHAIN, tmp_path / "new")
+    assert json.loads(json_path.read_text())["steps"][2] == {
+        "name": "float -> int4",
+        "values": {"size_on_disk": 4290000, "kl_mean": 0.0125, "choice acc": 0.75},
+        "documents": {},
+    }
+    assert markdown_path.read_text() == chain_markdown(CHAIN)
+    assert "| float -\\> int4 | 4.29 MB |  | 0.0125 | 0.7500 |" in chain_markdown(CHAIN)
+
+
+def test_numbers_of_drawn_documents_say_of_how_many_and_a_model_without_passes_its_path() -> None:
+    drawn = replace(ACC, n=342, num_population=10_042)
+    (step,) = chain_steps([chained(None, drawn, replace(KL, n=342, num_population=10_042, is_estimate=False), SIZE)])
+    part, unweighted = "342 of 10\u202f042", "342 of 10\u202f042, unweighted"
+    assert chain_table([step]).rows == [["some/model", "4.29 MB", f"0.0125 ({unweighted})", f"0.7500 ({part})"]]
+    assert step.documents == {"choice acc": part, "kl_mean": unweighted}

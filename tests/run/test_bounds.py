@@ -1,20 +1,24 @@
-"""Bounds on metrics: kept, broken, unknown."""
+"""Bounds on metrics: kept, broken, unknown; and their names, against what will be measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from olive_ext.config import Bound
+from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import Certainty, Comparison
-from olive_ext.report.metrics import comparison_metrics
-from olive_ext.run.bounds import broken_bounds
+from olive_ext.report.metrics import comparison_metrics, matching
+from olive_ext.run.bounds import broken_bounds, check_names, refuse_names
+from tests.backends.local_tasks import write_tasks
+from tests.refusals import refused
 from tests.report.synthetic import comparison
 from tests.report.test_comparison import outcome
 
@@ -27,117 +31,197 @@ METRICS = [
     Metric("generate", "exact_match", "loose", 0.75),
     Metric("size_on_disk", "bytes", "none", 1_200_000, higher_is_better=False),
     Metric("broken", "f1", "none", math.nan),
+    Metric("near", "error", "none", 0.02000004, higher_is_better=False),
 ]
+UNCERTAIN = "is not certain: what is not known of the documents would decide"
 
 
-def bound(**values: Any) -> Bound:
-    return Bound.parse(values)
-
-
-@pytest.mark.parametrize(
-    "kept",
-    [
-        bound(metric="acc", task="choice", min=0.5, max=0.5),
-        bound(metric="kl_mean", max=0.04),
-        bound(metric="kl_mean", task="letters", min=0.4),
-        bound(metric="exact_match", task="generate", filter="loose", min=0.7),
-        bound(metric="size_on_disk", max=2e6),
-        bound(metric="letters/acc", min=0.7),
-    ],
-)
-def test_nothing_is_said_of_a_bound_that_is_kept(kept: Bound) -> None:
-    assert broken_bounds([kept], METRICS) == []
-
-
-def test_each_broken_bound_has_its_line_with_the_value_and_the_bound() -> None:
-    bounds = [
-        bound(metric="kl_mean", max=0.02),
-        bound(metric="acc", task="letters", min=0.8, max=0.9),
-        bound(metric="exact_match", filter="strict", min=0.5),
-        bound(metric="bytes", max=1e6),
-    ]
-    assert broken_bounds(bounds, METRICS) == [
-        "all/kl_mean = 0.0312, required at most 0.0200",
-        "letters/acc = 0.7500, required at least 0.8000",
-        "generate/exact_match,strict = 0.1250, required at least 0.5000",
-        "size_on_disk/bytes = 1200000, required at most 1000000",
-    ]
-
-
-def test_value_that_is_no_number_breaks_every_bound() -> None:
-    assert broken_bounds([bound(metric="f1", min=0, max=1)], METRICS) == [
-        "broken/f1 = nan, required at most 1",
-        "broken/f1 = nan, required at least 0",
-    ]
+def broken(metrics: Sequence[Metric] = METRICS, **bound: Any) -> list[str]:
+    return broken_bounds([Bound.parse(bound)], metrics)
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("bound", "lines"),
     [
-        ({"metric": "acc", "max": 1}, "'acc' stands for several metrics: choice/acc, letters/acc"),
-        ({"metric": "f2", "task": "choice", "max": 1}, "'f2' of task 'choice' is not among the results: choice/acc"),
+        ({"metric": "acc", "task": "choice", "min": 0.5, "max": 0.5}, []),
+        ({"metric": "kl_mean", "max": 0.04}, []),
+        ({"metric": "kl_mean", "task": "letters", "min": 0.4}, []),
+        ({"metric": "exact_match", "task": "generate", "filter": "loose", "min": 0.7}, []),
+        ({"metric": "size_on_disk", "max": 2e6}, []),
+        ({"metric": "letters/acc", "min": 0.7}, []),
+        ({"metric": "kl_mean", "max": 0.02}, ["all/kl_mean = 0.0312, required at most 0.0200"]),
         (
-            {"metric": "tokens_per_second", "min": 1},
-            "'tokens_per_second' was not measured, because the model counts no requests, or answered none of them",
+            {"metric": "acc", "task": "letters", "min": 0.8, "max": 0.9},
+            ["letters/acc = 0.7500, required at least 0.8000"],
         ),
         (
-            {"metric": "requests_per_second", "task": "requests_per_second", "min": 1},
-            "'requests_per_second' of task 'requests_per_second' was not measured, because the model counts no",
+            {"metric": "exact_match", "filter": "strict", "min": 0.5},
+            ["generate/exact_match,strict = 0.1250, required at least 0.5000"],
         ),
+        ({"metric": "bytes", "max": 1e6}, ["size_on_disk/bytes = 1200000, required at most 1000000"]),
+        # as many digits as distinguish a value from its bound; no number breaks every bound
+        ({"metric": "error", "max": 0.02}, ["near/error = 0.02000004, required at most 0.0200"]),
         (
-            {"metric": "exact_match", "max": 1},
-            "'exact_match' stands for several metrics: generate/exact_match,strict, ",
+            {"metric": "f1", "min": 0, "max": 1},
+            ["broken/f1 = nan, required at most 1", "broken/f1 = nan, required at least 0"],
         ),
     ],
 )
-def test_bound_on_no_metric_or_on_several_is_refused_with_what_there_is(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        broken_bounds([bound(**values)], METRICS)
-    assert f"'require': {message}" in str(raised.value)
+def test_each_broken_bound_has_its_line_with_the_value_and_the_bound(bound: dict[str, Any], lines: list[str]) -> None:
+    assert broken(**bound) == lines
 
 
-def test_digits_tell_a_value_from_its_bound() -> None:
-    metrics = [Metric("all", "kl_mean", "none", 0.02000004, higher_is_better=False)]
-    assert broken_bounds([bound(metric="kl_mean", max=0.02)], metrics) == [
-        "all/kl_mean = 0.02000004, required at most 0.0200"
+@pytest.mark.parametrize(
+    ("bound", "holds"),
+    [
+        ({"metric": "acc"}, ("'acc' stands for several metrics: choice/acc, letters/acc",)),
+        ({"metric": "f2", "task": "choice"}, ("'f2'", "'choice'", "choice/acc")),
+        ({"metric": "tokens_per_second"}, ("'tokens_per_second'", "counts no requests")),
+        ({"metric": "requests_per_second", "task": "requests_per_second"}, ("counts no requests",)),
+        ({"metric": "exact_match"}, ("'exact_match'", "generate/exact_match,strict, ")),
+    ],
+)
+def test_bound_on_no_metric_or_on_several_is_refused_with_what_there_is(
+    bound: dict[str, Any], holds: tuple[str, ...]
+) -> None:
+    with refused(ConfigError, "wrong_value", "require", holds=holds):
+        broken(**bound, max=1)
+
+
+def test_metric_whose_filter_is_empty_has_any() -> None:
+    olive, *_ = metrics = [
+        Metric("t", "wer", "", 0.5),
+        Metric("t", "wer", "none", 0.6),
+        Metric("u", "wer", "none", 0.7),
     ]
+    assert matching(metrics, "wer", "t", "strict") == [olive]
+    assert matching(metrics, "wer", "t", "none") == metrics[:2]
 
 
 def test_number_of_drawn_documents_alone_holds_no_bound() -> None:
     drawn = Metric("wiki", "word_perplexity", "none", 9.0, n=5, num_population=40, is_estimate=False)
-    (line,) = broken_bounds([bound(metric="word_perplexity", max=10)], [drawn])
+    (line,) = broken([drawn], metric="word_perplexity", max=10)
     assert line.startswith("wiki/word_perplexity is of the drawn documents alone (5 of 40, unweighted): no bound")
     for whole in replace(drawn, is_estimate=True), replace(drawn, n=40), replace(drawn, num_population=None):
-        assert broken_bounds([bound(metric="word_perplexity", max=10)], [whole]) == []
-
-
-def test_claim_that_is_open_breaks_bounds_on_its_metric_alone() -> None:
-    metrics = [Metric("all", "accuracy_difference", "none", 0.0), *METRICS]
-    metrics.append(Metric("open_claim", "open_claim_accuracy_difference", "none", 1.0, higher_is_better=False))
-    asked = [bound(metric="accuracy_difference", min=-0.5), bound(metric="kl_mean", max=0.04)]
-    assert broken_bounds(asked, metrics) == [
-        "all/accuracy_difference is not certain: what is not known of the documents would decide"
-    ]
+        assert broken([whole], metric="word_perplexity", max=10) == []
 
 
 @pytest.mark.parametrize(("tasks", "is_open"), [(("choice",), True), (("choice", "letters", "all"), False)])
 def test_open_claim_meets_no_bound_on_its_only_task(tasks: Sequence[str], is_open: bool) -> None:
-    """Whose numbers are those over all tasks."""
+    """Whose numbers are those over all tasks; and bounds on its metric alone."""
     outcomes = tuple(outcome(task, "acc", difference=-0.004) for task in tasks)
-    claimed = (tasks[-1], "acc", "none")
-    claim = Certainty(
-        "accuracy_difference", "above", -0.01, 0.95, "open", -0.004, -0.02, 0.01, 6, 6, "a", claimed, num_unknown=2
-    )
-    metrics = comparison_metrics(Comparison({}, (), outcomes, certainty=claim))
+    given = ("accuracy_difference", "above", -0.01, 0.95, "open", -0.004, -0.02, 0.01, 6, 6, "a")
+    claim = Certainty(*given, (tasks[-1], "acc", "none"), num_unknown=2)  # type: ignore[arg-type]
+    metrics = [*comparison_metrics(Comparison({}, (), outcomes, certainty=claim)), *METRICS]
     for asked in {"task": "choice"}, {"metric": "choice/accuracy_difference"}:
-        found = broken_bounds([bound(**{"metric": "accuracy_difference", "min": -0.01, **asked})], metrics)
-        assert bool(found) == is_open
-    assert broken_bounds([bound(metric="accuracy_difference", min=-0.01)], metrics)
+        assert bool(broken(metrics, **{"metric": "accuracy_difference", "min": -0.01, **asked})) == is_open
+    assert broken(metrics, metric="accuracy_difference", min=-0.5) == [f"all/accuracy_difference {UNCERTAIN}"]
+    assert broken(metrics, metric="kl_mean", task="all", max=0.04) == []
 
 
 def test_bounds_on_all_metrics_of_a_whole_comparison_are_judged_by_their_values() -> None:
     metrics = comparison_metrics(comparison(400))
-    for metric in metrics:
-        if metric.task == "all":
-            kept = bound(metric=metric.metric, task="all", min=metric.value, max=metric.value)
-            assert broken_bounds([kept], metrics) == []
+    for item in (item for item in metrics if item.task == "all"):
+        assert broken(metrics, metric=item.metric, task="all", min=item.value, max=item.value) == []
+
+
+TASKS = {
+    "choice": {"acc", "acc,none", "acc_norm", "acc_norm,none"},
+    "generate": {"exact_match", "exact_match,strict-match"},
+    "size_on_disk": {"bytes", "bytes,none"},
+}
+COMPARED = ("kl_mean", "accuracy_difference_low")
+LATER: dict[str, Any] = {**TASKS, "later": None}
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "tasks", "compared"),
+    [
+        (None, "acc", TASKS, ()),
+        ("choice", "acc_norm", TASKS, ()),
+        (None, "choice/acc", TASKS, ()),
+        (None, "choice/acc,none", TASKS, ()),
+        (None, "size_on_disk", TASKS, ()),
+        ("generate", "exact_match,strict-match", TASKS, ()),
+        (None, "generate/exact_match,strict-match", TASKS, ()),
+        (None, "kl_mean", TASKS, COMPARED),
+        ("all", "kl_mean,none", TASKS, COMPARED),
+        ("choice", "kl_mean", TASKS, COMPARED),
+        # of a task whose metrics are not known yet; of tasks that are not known
+        (None, "anything", LATER, ()),
+        ("later", "anything", LATER, ()),
+        ("any", "acc", None, COMPARED),
+        (None, "kl_mean", None, COMPARED),
+    ],
+)
+def test_name_that_some_report_will_have_passes_before_anything_runs(
+    task: str | None, name: str, tasks: Any, compared: Sequence[str]
+) -> None:
+    check_names([(task, name)], tasks, compared, "passes.g.require")
+    if name != "acc" or tasks:
+        with refused(ConfigError, "missing" if compared else "unknown_name", "passes.g.require"):
+            check_names([(task, name)], {"other": {"f1"}} if tasks else None, (), "passes.g.require")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "code", "holds"),
+    [
+        (None, "ac", "unknown_name", ("'ac'", "did you mean 'acc'?")),
+        ("choice", "word_perplexity", "unknown_name", ("'word_perplexity'", "'choice'", "there are acc, acc_norm")),
+        ("choise", "acc", "unknown_name", ("'choise'", "did you mean 'choice'?")),
+        (None, "kl_mean", "missing", ("'kl_mean'", "'reference'")),
+        ("choice", "kl_p99", "missing", ("'kl_p99'", "'choice'", "'reference'")),
+        (None, "all/kl_mean", "missing", ("'all/kl_mean'", "'reference'")),
+        ("generate", "exact_match,strict", "unknown_name", ("'exact_match,strict'", "'exact_match,strict-match'")),
+    ],
+)
+def test_name_that_no_report_will_have_is_refused_with_the_nearest(
+    task: str | None, name: str, code: str, holds: tuple[str, ...]
+) -> None:
+    with refused(ConfigError, code, "w", holds=("'w': no ", *holds)):
+        check_names([(task, name)], TASKS, (), "w")
+
+
+LISTED = {"metric": "acc_norm", "task": "tiny_group"}
+
+
+@pytest.mark.parametrize(
+    ("bound", "more", "code", "holds"),
+    [
+        # a group is loaded to know what it measures
+        ({"metric": "acc", "task": "tiny_choice"}, {}, "", ()),
+        ({"metric": "acc", "task": "tiny_group"}, {}, "", ()),
+        ({"metric": "exact_match", "filter": "loose"}, {}, "", ()),
+        (LISTED, {}, "unknown_name", ("'acc_norm'", "'tiny_group'", "there are acc")),
+        ({"metric": "acc", "task": "tiny_rolling"}, {}, "unknown_name", ("there are bits_per_byte, word_perplexity",)),
+        (
+            {"metric": "exact_match", "filter": "lose"},
+            {},
+            "unknown_name",
+            ("'exact_match,lose'", "'exact_match,loose'"),
+        ),
+        ({"metric": "acc", "task": "tiny_grup"}, {}, "unknown_name", ("'tiny_grup'", "'tiny_group'")),
+        ({"metric": "kl_mean", "task": "all"}, {}, "missing", ("'kl_mean'", "'all'", "'reference'")),
+        # names of a group pass where nothing is loaded
+        ({"metric": "ac"}, {"loads_tasks": False}, "", ()),
+        ({"metric": "kl_mean"}, {"loads_tasks": False}, "missing", ("'reference'",)),
+        ({"metric": "kl_mean", "task": "all"}, {"loads_tasks": False, "reference": "m"}, "", ()),
+    ],
+)
+def test_names_of_bounds_are_refused_by_the_tasks(
+    tmp_path: Path, bound: dict[str, Any], more: dict[str, Any], code: str, holds: tuple[str, ...]
+) -> None:
+    given = {"tasks": ["tiny_group", "tiny_generate"], "include_path": str(write_tasks(tmp_path / "tasks"))}
+    how = {"loads_tasks": more.get("loads_tasks", True)}
+    more = {key: value for key, value in more.items() if key == "reference"}
+    settings = WorkflowSettings.parse({**given, "require": [{"max": 1, **bound}], **more})
+    with refused(ConfigError, code, "passes.g.require", holds=holds) if code else nullcontext():
+        refuse_names(settings, "passes.g", **how)
+
+
+@pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
+def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
+    given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
+    settings = WorkflowSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
+    with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
+        refuse_names(settings, "passes.g")

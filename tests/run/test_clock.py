@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from olive_ext.run.models import Clock
 
 
-def test_inner_phase_is_not_counted_twice() -> None:
-    times = iter([0.0, 1.0, 3.0, 7.0, 8.0, 10.0])
-    clock = Clock(lambda: next(times))
+def inner(clock: Clock) -> None:
+    """A phase inside of another is not counted twice."""
     with clock.phase("reference"), clock.phase("load"):
         pass
-    assert clock.seconds() == {"seconds": 10.0, "seconds_load": 4.0, "seconds_reference": 3.0}
 
 
-def test_phase_that_fails_is_counted_and_ended() -> None:
-    times = iter([0.0, 1.0, 3.0, 3.0, 4.0, 5.0])
-    clock = Clock(lambda: next(times))
-    try:
-        with clock.phase("candidate"):
-            raise ValueError
-    except ValueError:
-        with clock.phase("statistics"):
-            pass
-    assert clock.seconds() == {"seconds": 5.0, "seconds_candidate": 2.0, "seconds_statistics": 1.0}
+def failing(clock: Clock) -> None:
+    """A phase that fails is counted and ended."""
+    with suppress(ValueError), clock.phase("candidate"):
+        raise ValueError
+    with clock.phase("statistics"):
+        pass
 
 
-def test_what_was_measured_inside_a_phase_moves() -> None:
-    times = iter([0.0, 0.0, 5.0, 5.0])
-    clock = Clock(lambda: next(times))
+def moved(clock: Clock) -> None:
+    """What was measured inside of a phase moves."""
     with clock.phase("candidate"):
         pass
     clock.move(2.0, "candidate", "reference")
-    assert clock.seconds() == {"seconds": 5.0, "seconds_candidate": 3.0, "seconds_reference": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("run", "times", "expected"),
+    [
+        (inner, (0, 1, 3, 7, 8, 10), {"": 10.0, "_load": 4.0, "_reference": 3.0}),
+        (failing, (0, 1, 3, 3, 4, 5), {"": 5.0, "_candidate": 2.0, "_statistics": 1.0}),
+        (moved, (0, 0, 5, 5), {"": 5.0, "_candidate": 3.0, "_reference": 2.0}),
+    ],
+)
+def test_seconds_by_phase(run: Callable[[Clock], Any], times: tuple[float, ...], expected: dict[str, float]) -> None:
+    clock = Clock(map(float, times).__next__)
+    run(clock)
+    assert clock.seconds() == {f"seconds{name}": value for name, value in expected.items()}
 
 
 def test_long_phase_without_a_word_is_told_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,76 +195,61 @@ def results(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (results("results.versions.colours", 2.0), "version is 1.0 in 'a' and 2.0 in 'b'"),
-        (results("results.n-shot.colours", 0), "number of examples is 1 in 'a' and 0 in 'b'"),
-        (results("results.n-samples.colours.effective", 9), "number of documents is 10 in 'a' and 9 in 'b'"),
-        (
-            results("results.configs.colours.doc_to_text", "Q: {{question}}"),
-            "doc_to_text is '{{question}}' in 'a' and 'Q:",
-        ),
-        (
-            results("results.configs.colours.generation_kwargs", {"until": []}),
-            "generation_kwargs is not set in 'a' and",
-        ),
-        (results("config.apply_chat_template", True), "apply_chat_template is not set in 'a' and true in 'b'"),
-        (
-            results("config.model_args", {"chat_template_args": {"enable_thinking": False}}),
-            "chat_template_args is not set in 'a' and {\"enable_thinking\": false} in 'b'",
-        ),
-        (results("results.config.fewshot_seed", 7), "seed of the examples is 1234 in 'a' and 7 in 'b'"),
-    ],
-)
-def test_what_was_asked_differently_is_refused_by_name(
-    change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path
-) -> None:
-    paths = [str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", WORSE, change))]
-    with pytest.raises(ConfigError) as caught:
+def rolling(values: dict[str, Any]) -> None:
+    results("results.configs.colours.output_type", "loglikelihood_rolling")(values)
+
+
+def shorter(values: dict[str, Any]) -> None:
+    results("results.max_length", 256)(values)
+
+
+def templated(sha: str) -> Callable[[dict[str, Any]], Any]:
+    setting = results("config.apply_chat_template", True)
+    return lambda values: (setting(values), results("results.chat_template_sha", sha)(values))
+
+
+def renamed(values: dict[str, Any]) -> None:
+    values["metrics"][0]["task"] = "another"
+
+
+COLOURS = "results.configs.colours"
+OTHER_PROMPT = [*WORSE[:4], {**WORSE[4], "prompt_hash": "other"}, *WORSE[5:]]
+THINKS = {"chat_template_args": {"enable_thinking": False}}
+UNLIKE: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "version": (BASE, results("results.versions.colours", 2.0), ("version is 1.0 in 'a' and 2.0 in 'b'",)),
+    "examples": (BASE, results("results.n-shot.colours", 0), ("number of examples", "1", "0")),
+    "documents": (BASE, results("results.n-samples.colours.effective", 9), ("number of documents", "10", "9")),
+    "prompt": (BASE, results(f"{COLOURS}.doc_to_text", "Q: {{question}}"), ("doc_to_text", "'Q: {{question}}'")),
+    "generation": (BASE, results(f"{COLOURS}.generation_kwargs", {"until": []}), ("generation_kwargs", "not set")),
+    "template": (BASE, results("config.apply_chat_template", True), ("apply_chat_template", "not set", "true")),
+    "template's arguments": (BASE, results("config.model_args", THINKS), ("chat_template_args", "enable_thinking")),
+    "seed": (BASE, results("results.config.fewshot_seed", 7), ("seed of the examples", "1234", "7")),
+    "template's text": (templated("12"), templated("34"), ("chat_template_sha", "12", "34")),
+    "longest context": (rolling, lambda values: (rolling(values), shorter(values)), ("longest context", "512", "256")),
+    "tasks": ([], renamed, ("no task in common",)),
+    "prompts in the logs": (BASE, OTHER_PROMPT, ("document 4",)),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_was_asked_differently_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    """A side is a log, an edit of a report without one, or of one whose log is `WORSE`."""
+    first, second, holds = UNLIKE[name]
+    paths = []
+    for folder, side in (("a", first), ("b", second)):
+        is_log = isinstance(side, list)
+        lines = side if is_log else WORSE if first is BASE else []
+        paths.append(str(place(tmp_path, folder, lines, id if is_log else side)))
+    with refused(ConfigError, "not_comparable", holds=("cannot compare", *holds)):
         compare(paths)
-    assert str(caught.value).startswith(f"cannot compare task 'colours': {told}")
 
 
-def test_two_templates_under_the_same_setting_are_refused_without_logs(tmp_path: Path) -> None:
-    def templated(sha: str) -> Callable[[dict[str, Any]], Any]:
-        setting = results("config.apply_chat_template", True)
-        return lambda values: (setting(values), results("results.chat_template_sha", sha)(values))
-
-    first, same, other = (
-        str(place(tmp_path, name, [], templated(sha))) for name, sha in (("a", "12"), ("b", "12"), ("c", "34"))
-    )
-    assert len(compare([first, same]).columns) == 2
-    with refused(ConfigError, "not_comparable", holds=("colours", "12", "34", "chat_template_sha")):
-        compare([first, other])
-
-
-def test_longest_context_matters_to_whole_texts_only(tmp_path: Path) -> None:
-    rolling = results("results.configs.colours.output_type", "loglikelihood_rolling")
-
-    def shorter(values: dict[str, Any]) -> None:
-        values["results"]["max_length"] = 256
-
-    compare([str(place(tmp_path, "a", [])), str(place(tmp_path, "b", [], shorter))])
-    first = place(tmp_path, "c", [], rolling)
-    second = place(tmp_path, "d", [], lambda values: (rolling(values), shorter(values)))
-    with refused(ConfigError, "not_comparable", holds=("512", "256")):
-        compare([str(first), str(second)])
-
-
-def test_reports_without_a_common_task_are_refused_by_name(tmp_path: Path) -> None:
-    def rename(values: dict[str, Any]) -> None:
-        values["metrics"][0]["task"] = "another"
-
-    one, other = place(tmp_path, "float", BASE), place(tmp_path, "int4", [], rename)
-    with refused(ConfigError, "not_comparable", holds=("float", "int4")):
-        compare([str(one), str(other)])
-
-
-def test_other_prompts_are_refused_by_the_logs(tmp_path: Path) -> None:
-    asked = [*WORSE[:4], {**WORSE[4], "prompt_hash": "other"}, *WORSE[5:]]
-    with refused(ConfigError, "not_comparable", holds=("colours", "4")):
-        compare([str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", asked))])
+@pytest.mark.parametrize(("first", "second"), [(templated("12"), templated("12")), (id, shorter)])
+def test_the_same_template_and_another_context_of_choices_are_compared(
+    first: Callable[[dict[str, Any]], Any], second: Callable[[dict[str, Any]], Any], tmp_path: Path
+) -> None:
+    page = compare([str(place(tmp_path, "a", [], first)), str(place(tmp_path, "b", [], second))])
+    assert len(page.columns) == 2
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"metrics": 3}'])
@@ -281,18 +266,16 @@ def test_reports_of_a_chain_are_named_after_their_passes(tmp_path: Path) -> None
     assert [column.name for column in page.columns] == ["input model", "conversion", "conversion → int4"]
 
 
-def test_log_of_another_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("log", "code", "holds"),
+    [(BASE, "not_comparable", ("0.7000", "0.6000")), ([*WORSE, {}], "damaged", ("samples_colours", "11"))],
+)
+def test_log_of_another_run_and_a_broken_one_are_refused(
+    log: list[dict[str, Any]], code: str, holds: tuple[str, ...], tmp_path: Path
+) -> None:
     first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", WORSE)
-    (second / "samples_colours.jsonl").write_bytes((first / "samples_colours.jsonl").read_bytes())
-    with refused(ConfigError, "not_comparable", holds=("0.7000", "0.6000")):
-        compare([str(first), str(second)])
-
-
-def test_broken_log_is_named_with_its_line(tmp_path: Path) -> None:
-    first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", BASE)
-    with (second / "samples_colours.jsonl").open("a") as file:
-        file.write("{}\n")
-    with refused(ConfigError, "damaged", holds=("samples_colours", "11")):
+    (second / "samples_colours.jsonl").write_text("".join(json.dumps(item) + "\n" for item in log))
+    with refused(ConfigError, code, holds=holds):
         compare([str(first), str(second)])
 
 

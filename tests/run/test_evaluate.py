@@ -210,11 +210,6 @@ def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> N
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 6
 
 
-def test_samples_without_a_folder_are_refused(folder: Path) -> None:
-    with refused(ConfigError, "missing", holds="sample_log_dir"):
-        evaluate(config(folder, sample_log_num=2), lm=ort_lm())
-
-
 def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(folder: Path, tmp_path: Path) -> None:
     whole = ForwardEngine()
     expected = evaluate(config(folder), lm=ort_lm(engine=whole))
@@ -268,12 +263,12 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
         evaluate(config(folder, use_cache=stem), lm=hflm())
 
 
-def test_unknown_task_is_refused(tmp_path: Path) -> None:
+def test_missing_folder_task_and_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    """The model before the task."""
+    with refused(ConfigError, "missing", holds="sample_log_dir"):
+        evaluate(config(folder, sample_log_num=2), lm=ort_lm())
     with refused(TaskError, "not_found", "tasks"):
         evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
-
-
-def test_missing_model_is_named_before_an_unknown_task(folder: Path) -> None:
     with refused(ModelError, "not_found", holds="nowhere"):
         evaluate(config(folder, [str(folder / "missing.yaml")]))
 

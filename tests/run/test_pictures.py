@@ -97,22 +97,6 @@ def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(pack
     assert metrics[0] == metrics[1]
 
 
-def test_interrupted_evaluation_goes_on_behind_its_last_answer(package: Path, tmp_path: Path) -> None:
-    """What a kill leaves of a journal: lines of whole chunks, here of half of the documents, and the beginning of one.
-    The pictures of what they hold are not encoded again."""
-    half = NUM_DOCUMENTS // 2
-    wanted = {"tasks": ["shapes_colour"], "output_dir": str(tmp_path / "half")}
-    evaluate(_config(package, **wanted, limit=half))
-    (journal,) = (tmp_path / "half" / "journal").glob("*.jsonl")
-    with journal.open("ab") as file:
-        file.write(journal.read_bytes().splitlines()[-1][:200])
-    found = [evaluate(_config(package, **{**wanted, "output_dir": str(tmp_path / "whole")}))]
-    found.append(evaluate(_config(package, **wanted)))
-    assert found[0].metrics == found[1].metrics
-    encoded = [report.results["config"]["execution"]["images_encoded"] for report in found]
-    assert encoded == [NUM_DOCUMENTS, NUM_DOCUMENTS - half]
-
-
 def test_each_picture_is_encoded_once_over_shots_choices_retries_and_tasks(package: Path) -> None:
     """Six choices of each document, a shot with a picture of its own before it, the same documents asked for an answer,
     and all of it asked twice."""

@@ -53,33 +53,22 @@ def test_lines_are_those_that_lm_eval_writes(tmp_path: Path) -> None:
     assert lines(ours) == lines(tmp_path / "theirs" / "m" / "samples_colours_now.jsonl")
 
 
-def test_first_documents_are_written_for_every_filter(tmp_path: Path) -> None:
-    (path,) = write_samples(SAMPLES, 2, tmp_path)
-    assert path == log_path(tmp_path, TASK)
-    assert path.name == "samples_group_colours.jsonl"
-    assert [(line["doc_id"], line["filter"]) for line in lines(path)] == [
-        (0, "strict"),
-        (1, "strict"),
-        (0, "loose"),
-        (1, "loose"),
-    ]
+def test_first_documents_of_every_filter_with_own_fields_under_one_key(tmp_path: Path) -> None:
+    """And what UTF-8 cannot hold."""
 
-
-def test_own_fields_stand_under_one_key_and_only_where_there_are_any(tmp_path: Path) -> None:
     def fields(task: str, item: Mapping[str, Any]) -> dict[str, Any]:
         assert task == TASK
         return {"kl_mean": 0.5} if item["doc_id"] else {}
 
     (path,) = write_samples(SAMPLES, 2, tmp_path, fields)
+    assert path == log_path(tmp_path, TASK)
+    assert path.name == "samples_group_colours.jsonl"
     written = lines(path)
-    assert OWN not in written[0]
-    assert written[1][OWN] == {"kl_mean": 0.5}
+    assert [(line["doc_id"], line["filter"], line.get(OWN)) for line in written] == [
+        (number, name, {"kl_mean": 0.5} if number else None) for name in ("strict", "loose") for number in (0, 1)
+    ]
     assert set(written[1]) - {OWN} == set(sample(0))
-
-
-def test_what_utf8_cannot_hold_is_written_and_read_back(tmp_path: Path) -> None:
-    (path,) = write_samples(SAMPLES, 1, tmp_path)
-    assert lines(path)[0]["doc"]["half"] == "\ud83d"
+    assert written[0]["doc"]["half"] == "\ud83d"
 
 
 def test_log_is_read_back_as_the_samples_it_came_from(tmp_path: Path) -> None:

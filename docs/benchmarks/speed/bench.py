@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -29,8 +28,8 @@ _PREFERRED = ("onnxruntime", "olive-ort", "onnxruntime-genai", "olive-ortgenai",
 _OPENING = ("model", "hf", "execution_provider", "provider_options", "device", "dtype", "max_length", "add_bos_token")
 """Settings that every backend is opened with."""
 
-_ASKED = ("tasks", "include_path", "num_fewshot", "gen_kwargs", "seed")
-"""Settings that the requests are built by, beside `limit`."""
+_ASKED = ("tasks", "include_path", "limit", "num_fewshot", "gen_kwargs", "seed")
+"""Settings that the requests are built by."""
 
 Launch = Callable[[BenchJob, int], BenchRun]
 Say = Callable[[str], None]
@@ -51,7 +50,6 @@ class Bench:
         self._recorded: Sequence[RecordedRequest] = ()
         self._work: Work | None = None
         self._runs: list[BenchRun] = []
-        self._growth: dict[str, list[dict[str, float]]] = {}
         self._latencies: list[Mapping[str, float]] = []
         self._reference: str | None = None
         self._ceiling: float | None = None
@@ -65,7 +63,7 @@ class Bench:
         if self.config.hf is not None:
             resolve(ModelSettings(model=self.config.hf, kind="hf"))  # a folder that is refused is given to no peer
         self._work = read_work(files.decoder, files.genai_config or files.hf_config)
-        self._recorded = self._record(1)
+        self._recorded = self._record()
         if self.config.in_flight and all(one.kind != "generate_until" for one in self._recorded):
             raise ConfigError(
                 f"'in_flight' = {self.config.in_flight} measures answers that are generated, and no task of "
@@ -81,27 +79,24 @@ class Bench:
             self._compare()
             self._keep()
         shutil.rmtree(self._staging, ignore_errors=True)
-        self._measure_growth()
         self._measure_latencies()
         self._measure_ceiling()
         self._finished = True
         return self._keep()
 
-    def _record(self, factor: int) -> Sequence[RecordedRequest]:
-        """Builds the requests for `factor` times the documents and writes them for the processes."""
+    def _record(self) -> Sequence[RecordedRequest]:
+        """Builds the requests and writes them for the processes."""
         from docs.benchmarks.speed.peers import record
 
-        limit = None if self.config.limit is None else self.config.limit * factor
-        asked = {name: getattr(self.config, name) for name in _ASKED}
-        requests = record(EvaluationSettings.parse({**asked, "limit": limit}))
-        self._write(factor, requests)
+        requests = record(EvaluationSettings.parse({name: getattr(self.config, name) for name in _ASKED}))
+        self._write(0, requests)
         return requests
 
-    def _write(self, factor: int, requests: Sequence[RecordedRequest]) -> None:
-        write_texts({self._requests(factor): json.dumps([asdict(one) for one in requests])}, self._work_folder)
+    def _write(self, number: int, requests: Sequence[RecordedRequest]) -> None:
+        write_texts({self._requests(number): json.dumps([asdict(one) for one in requests])}, self._work_folder)
 
-    def _requests(self, factor: int) -> Path:
-        return self._work_folder / f"requests-{'probe' if factor == PROBE else factor}.json"
+    def _requests(self, number: int) -> Path:
+        return self._work_folder / f"requests{'-probe' * (number == PROBE)}.json"
 
     def _answers(self, run: BenchRun) -> Path:
         size = "" if run.batch_size is None else f"-{run.batch_size}"
@@ -117,7 +112,7 @@ class Bench:
             "answer",
             backend,
             opening={**settings, "batch_size": batch_size, "num_threads": threads, "engine": engine},
-            requests=str(self._requests(PROBE if number == PROBE else 1)),
+            requests=str(self._requests(number)),
             answers=str(self._answers(BenchRun(backend, batch_size, number))),
             staging=str(self._staging),
             warmup=config.warmup,
@@ -153,25 +148,6 @@ class Bench:
                 compared = agreement(groups, _read_answers(self._answers(run)), expected)
                 self._runs[index] = replace(run, agreement=compared)
 
-    def _measure_growth(self) -> None:
-        config = self.config
-        for factor in config.growth:
-            self._record(factor)
-            requests = str(self._requests(factor))
-            run = self._launch(self._job(requests=requests, answers=os.devnull, counts_tokens=factor == 1), 0)
-            self._say(f"growth, {factor} times the documents: {run.error or f'{run.in_model:.1f} s'}")
-            if not run.error:
-                point = {"factor": factor, "tokens": run.counters["tokens_fed"], "seconds": run.in_model}
-                self._growth.setdefault("documents", []).append(point)
-                self._keep()
-        if config.growth_context:
-            job = self._job(
-                task="contexts", lengths=config.growth_context, repeats=config.rounds, seed=config.seed or 0
-            )
-            run = self._launch(job, 0)
-            self._say(f"growth of the context: {run.error or f'{len(run.series)} lengths'}")
-            self._growth["context"] = [dict(one) for one in run.series]
-
     def _measure_latencies(self) -> None:
         for number in self.config.in_flight:
             job = self._job(task="latencies", in_flight=number)
@@ -194,9 +170,9 @@ class Bench:
         )
         title = f"{Path(self.config.model).resolve().name}: {', '.join(self.config.tasks)}"
         facts = json.dumps(self._facts(summary), indent=1, default=str) + "\n"
-        page = to_markdown(summary, title, self._growth)
+        page = to_markdown(summary, title)
         write_texts({self.folder / "bench.json": facts, self.folder / "bench.md": page}, self.folder)
-        draw(summary, title, self._growth, self.folder / "bench.png")
+        draw(summary, title, self.folder / "bench.png")
         return summary
 
     def _facts(self, summary: Summary) -> dict[str, Any]:
@@ -210,7 +186,6 @@ class Bench:
             "config": self.config.model_dump(mode="json", exclude_unset=True),
             "summary": asdict(summary),
             "work": None if self._work is None else asdict(self._work),
-            "growth": self._growth,
             "runs": [{**asdict(run), "in_model": run.in_model} for run in self._runs],
         }
 

@@ -93,12 +93,6 @@ class BenchConfig(Strict):
     """Backend whose answers are compared with. None takes the first that answered of onnxruntime, olive-ort,
     onnxruntime-genai, olive-ortgenai (the same ONNX file) and hf."""
 
-    growth: list[PositiveInt] = Field(default_factory=list)
-    """Factors of `limit`: our backend alone also runs so many times the documents."""
-
-    growth_context: list[Annotated[int, Field(ge=2)]] = Field(default_factory=list)
-    """Lengths in tokens: our backend alone also scores one random text of each."""
-
     in_flight: list[PositiveInt] = Field(default_factory=list)
     """Numbers of requests: our backend alone also answers the work's generations with so many at a time, the next one
     when one has ended, and reports time to first token, time per output token, inter-token latency and requests a
@@ -115,8 +109,6 @@ class BenchConfig(Strict):
     def _check_together(self) -> Self:
         if self.hf is None and self.peers is not None and "hf" in self.peers:
             raise ValueError("the peer 'hf' needs 'hf', the folder of the same model")
-        if self.growth and not isinstance(self.limit, int):
-            raise ValueError("'growth' multiplies 'limit': give a number of documents")
         return self
 
     @property
@@ -149,8 +141,6 @@ BENCH_OPTIONS: tuple[Option, ...] = (
     _option("--dtype", "dtype", "NAME"),
     _option("--max-length", "max_length", "N"),
     _option("--reference", "reference", "PEER"),
-    _option("--growth", "growth", "1,4,...", "commas"),
-    _option("--growth-context", "growth_context", "512,...", "commas"),
     _option("--in-flight", "in_flight", "1,8,...", "commas"),
     _option("--seed", "seed", "N"),
     _option("--output", "output_dir", "DIR"),

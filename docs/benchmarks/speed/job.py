@@ -19,7 +19,7 @@ from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess
 OURS = "olive-ext"
 """The name of our backend among the others."""
 
-Task = Literal["answer", "contexts", "latencies", "ceiling"]
+Task = Literal["answer", "latencies", "ceiling"]
 
 BATCHED = ("hf", "olive-ort", "olive-ortgenai")
 """Backends that take a batch size; lm-eval's ONNX backends run at 1, and ours chooses."""
@@ -32,9 +32,8 @@ PROBE = -1
 class BenchJob:
     """One process's work.
 
-    answer: opens `backend` and answers the file `requests`; contexts: our backend scores a random text of each of
-    `lengths`; latencies: it answers the generations among `requests` with `in_flight` of them at a time; ceiling:
-    products of `matrices`, on no model.
+    answer: opens `backend` and answers the file `requests`; latencies: our backend answers the generations among
+    `requests` with `in_flight` of them at a time; ceiling: products of `matrices`, on no model.
     """
 
     task: Task
@@ -51,10 +50,7 @@ class BenchJob:
     counts_tokens: bool = False
     """Whether the requests' tokens are counted, after the clock."""
 
-    lengths: Sequence[int] = ()
     in_flight: int = 1
-    repeats: int = 1
-    seed: int = 0
     matrices: Sequence[tuple[int, int, int]] = ()
     """(inner size, columns, how many) of the model's products with weights."""
 
@@ -89,8 +85,7 @@ class BenchRun:
     """See `summary.agreement`; put in once the reference's answers are there."""
 
     series: Sequence[Mapping[str, float]] = ()
-    """For a job of contexts: `tokens` and `seconds` of each context; of latencies: `in_flight`, `is_warm` (0 or 1) and
-    what `latency.describe` finds, cold and warmed."""
+    """For a job of latencies: `in_flight`, `is_warm` (0 or 1) and what `latency.describe` finds, cold and warmed."""
 
     flops_per_second: float = 0.0
     """For a job of the ceiling: floating-point operations per second."""

@@ -76,18 +76,14 @@ def latency_table(series: Sequence[Mapping[str, float]]) -> Table:
     return Table(title, heads, lines, ("state",))
 
 
-def to_markdown(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    """The table, the facts and the growth as GitHub markdown."""
+def to_markdown(summary: Summary, title: str) -> str:
+    """The table and the facts as GitHub markdown."""
     rows = [cells(row, summary.reference) for row in summary.rows]
     parts = [f"# {literal(title)}", markdown_table(HEADS, rows)]
     parts.append("\n".join(f"- {literal(line)}" for line in facts(summary)))
     if summary.latencies:
         table = latency_table(summary.latencies)
         parts.append(f"## {literal(table.title)}\n\n{markdown_table(table.heads, table.rows)}")
-    for name, series in growth.items():
-        points = [(one["tokens"], one["seconds"]) for one in series]
-        body = [(f"{tokens:.0f}", f"{spent:.2f}", f"{tokens / spent if spent else 0:.0f}") for tokens, spent in points]
-        parts.append(f"## Growth with {literal(name)}\n\n{markdown_table(('tokens', 'seconds', 'tokens/s'), body)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -100,20 +96,12 @@ def print_summary(summary: Summary, title: str) -> None:
         print_cells(latency_table(summary.latencies))
 
 
-def draw(summary: Summary, title: str, growth: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """Writes the picture: requests a second of each backend, and seconds as work grows."""
+def draw(summary: Summary, title: str, path: Path) -> None:
+    """Writes the picture: requests a second of each backend."""
     from matplotlib.figure import Figure
 
-    series = {name: points for name, points in growth.items() if points}
-    figure = Figure(figsize=(6.4 * (1 + len(series)), 4.0), layout="constrained")
-    axes = figure.subplots(1, 1 + len(series), squeeze=False)[0]
-    _bars(axes[0], summary, title)
-    for axis, (name, points) in zip(axes[1:], series.items(), strict=True):
-        _line(axis, name, points)
-    figure.savefig(path, dpi=120)
-
-
-def _bars(axis: Any, summary: Summary, title: str) -> None:
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axis = figure.subplots()
     rows = [row for row in summary.rows if row.rounds]
     names = [row.backend if row.batch_size is None else f"{row.backend} (batch {row.batch_size})" for row in rows]
     bars = axis.barh(names[::-1], [row.requests_per_second for row in rows[::-1]], color="#4477aa")
@@ -121,15 +109,4 @@ def _bars(axis: Any, summary: Summary, title: str) -> None:
     axis.margins(x=0.15)
     axis.set_xlabel("requests per second")
     axis.set_title(title, fontsize=9)
-
-
-def _line(axis: Any, name: str, points: Sequence[Mapping[str, float]]) -> None:
-    """The points, and the line through the origin and the last of them."""
-    tokens, seconds = [one["tokens"] for one in points], [one["seconds"] for one in points]
-    axis.plot(tokens, seconds, "o-", color="#4477aa", label="measured")
-    axis.plot([0, tokens[-1]], [0, seconds[-1]], "--", color="#999999", label="proportional")
-    axis.set_ylim(bottom=0)
-    axis.set_xlabel("tokens")
-    axis.set_ylabel("seconds in the model")
-    axis.set_title(f"growth with {name}", fontsize=9)
-    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)

@@ -40,7 +40,7 @@ def perform(job: BenchJob) -> dict[str, Any]:
     if job.task == "ceiling":
         ceiling = measure_ceiling(job.matrices, job.opening["device"], job.opening["dtype"])
         return {"flops_per_second": ceiling}
-    work = {"contexts": _contexts, "latencies": _latencies, "answer": _answer}
+    work = {"latencies": _latencies, "answer": _answer}
     return work[job.task](job)
 
 
@@ -161,27 +161,6 @@ def inputs_of(lm: OrtLM, requests: Sequence[Any], generated: float) -> Iterator[
 def _windows(context: Sequence[int], target: Sequence[int], max_length: int) -> Iterator[tuple[Sequence[int], int]]:
     for window in target_windows(context, target, max_length):
         yield window.tokens[:-1], window.num_targets
-
-
-def _contexts(job: BenchJob) -> dict[str, Any]:
-    """Seconds to score one random text of each length; the median of the repeats, nothing kept between them."""
-    import random
-    from statistics import median
-
-    session = open_lm(job).session
-    draw = random.Random(job.seed)
-    ids = sorted(set(range(len(session.tokenizer.hf))) - set(session.tokenizer.special_ids))
-    series = []
-    for length in job.lengths:
-        spent = []
-        for _ in range(job.repeats + 1):  # the first is the warm-up
-            text = [draw.choice(ids) for _ in range(length)]
-            session.gc()
-            begin = time.perf_counter()
-            session.loglikelihood([(text[:1], text[1:])])
-            spent.append(time.perf_counter() - begin)
-        series.append({"tokens": length, "seconds": median(spent[1:])})
-    return {"series": series}
 
 
 def _latencies(job: BenchJob) -> dict[str, Any]:

@@ -232,8 +232,7 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     from olive_ext.run.evaluation import asked_task_objects
     from olive_ext.run.models import Models
     from olive_ext.run.reference.answers import read_answers
-    from olive_ext.run.reference.claims import BatchAnswers, Values, question_of
-    from olive_ext.run.reference.sampled_run import SampledRun
+    from olive_ext.run.reference.sampled_run import BatchAnswers, SampledRun, Values, question_of
 
     if certain.metric != "accuracy_difference":
         raise ConfigError("a baseline has answers alone: 'accuracy_difference'", "certain.metric", certain.metric)

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
-from olive_ext.report import numbers, scores, view
+from olive_ext.report import numbers, view
 from olive_ext.report.changes import difference_texts, perplexity_change
 from olive_ext.report.comparison import NAME, Divergence
 from olive_ext.report.numbers import NO_VALUE, Bin
 from olive_ext.report.page import PASSES, Column, Contrast, Page, page_of
 from olive_ext.report.report import Report
-from olive_ext.report.scores import cost_rows, size_of
 from olive_ext.report.stages import Stage
 from olive_ext.report.verdict import Code, Status, Verdict, verdict
-from olive_ext.report.view import SIGNS, WORDS, overall_first, task_title
+from olive_ext.report.view import SIGNS, WORDS, cost_rows, overall_first, size_of, task_title
 
 _TEMPLATES = Path(__file__).with_name("templates")
 TONES: dict[Status | Code, str] = {
@@ -109,7 +108,7 @@ def _context(page: Page) -> dict[str, Any]:
     return {
         "page": page,
         "leads": [_lead(contrast, page.columns) for contrast in page.contrasts] or [_scores_only(page)],
-        "rows": scores.scores(page.columns),
+        "rows": view.scores(page.columns),
         "differences": view.differences(page.contrasts),
         "tones": {tone: {"word": WORDS[tone], "sign": SIGNS[tone]} for tone in WORDS},
         "divergences": view.divergences(page.contrasts),
@@ -118,13 +117,12 @@ def _context(page: Page) -> dict[str, Any]:
         "flips": flip_data(page.contrasts),
         "cost_names": [column.name for column in measured],
         "costs": cost_rows(measured),
-        "tasks": task_rows(list(reports.values())),
-        "setup": fact_tables(list(reports.values())),
+        "tasks": list(_task_rows(list(reports.values()))),
+        "setup": _fact_tables(list(reports.values())),
         "commands": [(name, command(report)) for name, report in reports.items()],
         "several": len(page.contrasts) > 1,
         "view": view,
         "numbers": numbers,
-        "scores": scores,
         "difference_texts": difference_texts,
         "perplexity_change": perplexity_change,
     }
@@ -133,11 +131,13 @@ def _context(page: Page) -> dict[str, Any]:
 def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     judged = verdict(contrast.comparison)
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
-    tiles = [(_title(figure.name), figure.value, figure.note) for figure in judged.figures]
+    names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
+    titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
+    tiles = [(title, item.value, item.note) for title, item in zip(titles, judged.figures, strict=True)]
     tiles += _sizes(contrast, columns)
-    names, tone = (contrast.candidate, contrast.reference), tone_of(judged)
     stages = tuple(_stage_parts(contrast.comparison.stages))
-    return Lead(*names, _basis(contrast), tone, headline, tuple(evidence), tuple(tiles), stages)
+    lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
+    return Lead(*lead, tuple(evidence), tuple(tiles), stages)
 
 
 def tone_of(judged: Verdict) -> str:
@@ -158,11 +158,6 @@ def _stage_parts(stages: Sequence[Stage]) -> Iterator[StagePart]:
 
 def _sentence(text: str) -> str:
     return re.sub(r"-(?=\d)(?<!\w-)", numbers.MINUS, f"{text[:1].upper()}{text[1:]}")
-
-
-def _title(name: str) -> str:
-    """The name of a figure as one of a tile; a task's name at its beginning stays as it is."""
-    return f"{name[:1].upper()}{name[1:]}" if name.partition(" ")[0].isalpha() else name
 
 
 def _basis(contrast: Contrast) -> str:
@@ -201,7 +196,7 @@ def _charts(page: Page) -> list[tuple[str, list[Chart]]]:
     for contrast in page.contrasts:
         for divergence in overall_first(contrast.comparison.divergences):
             by_task.setdefault(divergence.task, []).append(divergence)
-    return [(task_title(task), kl_charts(own)) for task, own in by_task.items() if len(own) == len(page.contrasts)]
+    return [(task_title(task), _kl_charts(own)) for task, own in by_task.items() if len(own) == len(page.contrasts)]
 
 
 _DECADE = re.compile(r"1(0*|e.*)|0\.0*1")
@@ -231,7 +226,7 @@ class Chart:
     rows: tuple[ChartRow, ...]
 
 
-def kl_charts(divergences: Sequence[Divergence]) -> list[Chart]:
+def _kl_charts(divergences: Sequence[Divergence]) -> list[Chart]:
     """The charts of one task, in each the candidates of `divergences` in their order; those that all have bins for."""
     charts = []
     if sizes := _bins_of(divergences, "histogram"):
@@ -323,7 +318,7 @@ FactRow = tuple[str, tuple[str, ...], bool]
 """Name of a fact, its value in each report, and whether the values differ."""
 
 
-def fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
+def _fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
     """Tables by title: model, hardware, providers, versions, configuration, counters, where any report has them."""
     facts: dict[str, list[Mapping[str, Any]]] = {
         "Model": [report.model for report in reports],
@@ -356,23 +351,18 @@ def _provider(provider: Mapping[str, Any]) -> str:
     return "; ".join([*parts, *([f"from {origin}"] if origin else [])]) or "in use"
 
 
-def task_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+def _task_rows(reports: Sequence[Report]) -> Iterator[tuple[str, ...]]:
     """Name, kind, version, shots and documents of each task, from the first report that ran it."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for results in (report.results for report in reports):
-        for task, numbers_of in results.get("n-samples", {}).items():
-            rows.setdefault(task, _task(task, numbers_of, results))
-    return list(rows.values())
-
-
-def _task(task: str, counted: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, ...]:
-    effective, original = counted.get("effective"), counted.get("original")
-    documents = numbers.count(effective) if effective is not None else NO_VALUE
-    if original not in (None, effective):
-        documents = f"{documents} of {numbers.count(original)}"
-    kind = str((results.get("configs", {}).get(task) or {}).get("output_type", NO_VALUE)).replace("_", " ")
-    version, shots = (numbers.fact(results.get(key, {}).get(task)) for key in ("versions", "n-shot"))
-    return task, kind, version, shots, documents
+    first = {task: report.results for report in reversed(reports) for task in report.results.get("n-samples", {})}
+    for task in dict.fromkeys(task for report in reports for task in report.results.get("n-samples", {})):
+        results = first[task]
+        effective, original = (results["n-samples"][task].get(key) for key in ("effective", "original"))
+        documents = numbers.count(effective) if effective is not None else NO_VALUE
+        if original not in (None, effective):
+            documents = f"{documents} of {numbers.count(original)}"
+        kind = str((results.get("configs", {}).get(task) or {}).get("output_type", NO_VALUE)).replace("_", " ")
+        version, shots = (numbers.fact(results.get(key, {}).get(task)) for key in ("versions", "n-shot"))
+        yield task, kind, version, shots, documents
 
 
 def command(report: Report) -> str:
@@ -380,14 +370,10 @@ def command(report: Report) -> str:
     shell; empty without a model, and for one that a workflow made, which lies in a cache."""
     config = report.config
     model = config.get("model")
-    if is_of_workflow(report) or not isinstance(model, Mapping) or not model.get("path"):
+    is_of_workflow = NAME in report.model or PASSES in report.model
+    if is_of_workflow or not isinstance(model, Mapping) or not model.get("path"):
         return ""
     return shlex.join(["olive-ext", "evaluate", str(model["path"]), *_options(config, model)])
-
-
-def is_of_workflow(report: Report) -> bool:
-    """Whether a workflow of Olive ran the evaluation, whose recipe repeats it."""
-    return NAME in report.model or PASSES in report.model
 
 
 def _options(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:

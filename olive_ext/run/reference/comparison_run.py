@@ -34,10 +34,9 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.models import Models
 from olive_ext.run.reference.answers import Answers, changed_answers, read_answers
-from olive_ext.run.reference.claims import Document, question_of
 from olive_ext.run.reference.observer import Generated, Observer, ReferenceScores, Weights, score_generated
 from olive_ext.run.reference.pairing import compare_answers, without_value
-from olive_ext.run.reference.sampled_run import Drawn, SampledRun, lost_documents
+from olive_ext.run.reference.sampled_run import Document, Drawn, SampledRun, lost_documents, question_of
 from olive_ext.run.sample_logs import Fields, sample_fields
 
 if TYPE_CHECKING:

@@ -1,28 +1,219 @@
-"""Evaluates as many documents as make a claim certain: draws, batches of lm-eval, and the weights of what was drawn.
+"""Evaluates as many documents as make a claim certain.
 
-The reference has answered all documents before. Knows no mode of a reference and no kind of model.
+The documents of all tasks are one population, with the reference's answers to all of them and how sure it was
+(`Question`). Documents are drawn from it in batches, which lm-eval runs, until their values decide the claim; what was
+drawn has weights, by which it stands for all. Knows no mode of a reference and no kind of model.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from olive_ext.config import Certain, EvaluationConfig
-from olive_ext.report.comparison import Certainty
-from olive_ext.run.reference.answers import read_answers
-from olive_ext.run.reference.claims import BatchAnswers, Document, Question
+from olive_ext.errors import RunError, TaskError, UnfitTaskError
+from olive_ext.report.comparison import ACCURACY, ALL, Certainty
+from olive_ext.run.reference.answers import Answers, check_same_questions, read_answers, telling_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
-from olive_ext.stats.stopping import ClaimDecision, Sampler
+from olive_ext.stats.sampling_design import Population, difference_population, mean_population
+from olive_ext.stats.stopping import Claim, ClaimDecision, Sampler
 
 if TYPE_CHECKING:
     from olive_ext.backends.chosen_documents import ChosenDocuments
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+Document: TypeAlias = tuple[str, int]
+"""A task, and a document's number in it."""
+
+CUT_NATS = 1.0
+"""The most of a position's KL that counts: without an upper limit no upper limit of a mean is certain."""
+
+
+@dataclass(frozen=True)
+class BatchAnswers:
+    """What the candidate said to some documents: its answers to them, all positions compared so far, and the documents
+    of which it left a request without an answer."""
+
+    documents: Sequence[Document]
+    answers: Sequence[Answers]
+    observer: Observer | None
+    lost: Collection[Document] = ()
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a batch's documents say of the claim, in their order; see `Sampler.update`."""
+
+    values: FloatArray
+    lows: FloatArray | None = None
+    variances: FloatArray | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """`claim` about `documents`, which `population` numbers in this order; `values` reads a batch's, in its order."""
+
+    documents: Sequence[Document]
+    population: Population
+    claim: Claim
+    values: Callable[[BatchAnswers], Values]
+    outcome: tuple[str, str, str] | None = None
+    """Task, metric and filter of the `Outcome` that the claim is about; None where it is about positions."""
+
+    cut: float | None = None
+    """The most of a position that counts, in nats; None where all does."""
+
+
+def question_of(
+    certain: Certain,
+    answers: Sequence[Answers],
+    observer: Observer | None,
+    generated: Sequence[Generated],
+    lost: Collection[Document] = (),
+) -> Question:
+    """The question that `certain` asks of the documents that the reference has answered; `observer` has counted its
+    targets, `generated` are its generations, and `lost` the documents of which it left a request without an answer.
+
+    Raises `TaskError` for a task that cannot be sampled for the metric.
+    """
+    if certain.metric == "accuracy_difference":
+        return _accuracy(certain, answers)
+    if observer is None:
+        metric = f"'certain.metric' = '{certain.metric}'"
+        raise UnfitTaskError(f"{metric}: distributions are compared on this package's engine only")
+    return _positions(certain, answers, observer, generated, lost)
+
+
+def _accuracy(certain: Certain, answers: Sequence[Answers]) -> Question:
+    """The difference of the shares of right answers: of each task by the metric that speaks for it."""
+    firsts = telling_answers(answers)
+    if without := [item.task for item in answers if item.task not in firsts]:
+        problem = f"task '{without[0]}' has no right answers: give 'certain.metric' = 'kl_mean'"
+        raise TaskError(problem, "documents", "enough")
+    documents = [(item.task, number) for item, _ in firsts.values() for number in item.by_document]
+    right = [item.right(metric) for item, metric in firsts.values()]
+    sureness = [_ranks(item, values) for (item, _), values in zip(firsts.values(), right, strict=True)]
+    known = dict(zip(documents, np.concatenate(right).tolist(), strict=True))
+
+    def values(batch: BatchAnswers) -> Values:
+        right_answers: dict[Document, float] = {}
+        for own in batch.answers:
+            reference, metric = firsts[own.task]
+            if own.filter == reference.filter:
+                check_same_questions(reference.of(own.by_document), own)
+                answered = replace(own, metrics=reference.metrics).right(metric).tolist()
+                right_answers |= zip(((own.task, number) for number in own.by_document), answered, strict=True)
+        for (task, number), value in right_answers.items():  # else the report's accuracy were another metric
+            if value not in (0, 1) and not math.isnan(value):
+                problem = f"task '{task}', document {number}: {value:g} is not right or wrong: give 'all'"
+                raise TaskError(problem, "documents", "enough")
+        return Values(np.array([right_answers.get(one, math.nan) - known[one] for one in batch.documents], np.float64))
+
+    (first, metric), *others = firsts.values()
+    outcome = (ALL, ACCURACY, "none") if others else (first.task, metric, first.filter)
+    population = difference_population(np.concatenate(right), np.concatenate(sureness))
+    claim = Claim(certain.bound, certain.side, certain.distance, certain.confidence)
+    return Question(documents, population, claim, values, outcome)
+
+
+def _ranks(answers: Answers, right: FloatArray) -> FloatArray:
+    """How sure the reference is of each answer, from 0 to 1 among the task's right or wrong ones: units differ between
+    tasks. One half where margins are not known."""
+    margins = [answer.margin for answer in answers.by_document.values()]
+    ranks = np.full(len(right), 0.5)
+    if None in margins:
+        return ranks
+    for side in (0.0, 1.0):
+        (members,) = np.nonzero(right == side)
+        order = np.argsort(np.argsort(np.array(margins, np.float64)[members], kind="stable"))
+        ranks[members] = order / max(1, len(members))
+    return ranks
+
+
+def _positions(
+    certain: Certain,
+    answers: Sequence[Answers],
+    observer: Observer,
+    generated: Sequence[Generated],
+    lost: Collection[Document],
+) -> Question:
+    """A mean over the scored targets; documents are the clusters. Agreement is asked as disagreement."""
+    asked = dict.fromkeys((item.task, number) for item in answers for number in item.by_document)
+    documents = [document for document in asked if document not in lost]
+    counts = dict.fromkeys(asked, 0)
+    sureness = []
+    for item in generated:
+        counts[item.task_name, item.doc_id] += len(item.target.target)
+    for document in documents:
+        number, total = observer.targets_of(*document)
+        counts[document] += number
+        sureness.append(total / number if number else 0.0)
+    if not any(counts.values()):
+        raise TaskError("the tasks gave no targets to compare", "certain.metric", certain.metric)
+    is_kl = certain.metric == "kl_mean"
+    highest = max(CUT_NATS, 4 * certain.bound) if is_kl else 1.0
+    population = mean_population([counts[document] for document in documents], highest, sureness)
+    bound = certain.bound if is_kl else 1 - certain.bound
+    other: Any = {"above": "below", "below": "above"}
+    side = certain.side if is_kl else other[certain.side]
+
+    def values(batch: BatchAnswers) -> Values:
+        assert batch.observer is not None
+        means = _document_means(batch, certain.metric, highest, counts)
+        nothing = math.nan, math.nan, 0.0
+        numbers_D3 = np.array([means.get(document, nothing) for document in batch.documents], np.float64).reshape(-1, 3)
+        return Values(*numbers_D3.T)
+
+    cut = highest if is_kl else None
+    claim = Claim(bound, side, certain.distance, certain.confidence)
+    return Question(documents, population, claim, values, cut=cut)
+
+
+def _document_means(
+    batch: BatchAnswers, metric: str, highest: float, counts: Mapping[Document, int]
+) -> dict[Document, tuple[float, float, float]]:
+    """For each document that is not lost: the mean of its positions, a mean that the true one is not below, and the
+    variance that comes from keeping a part of the reference's distributions."""
+    assert batch.observer is not None
+    all_means: dict[Document, tuple[float, float, float]] = {}
+    for task in dict.fromkeys(task for task, _ in batch.documents):
+        rows = batch.observer.rows(task)
+        disagreement = 1.0 - rows["same_top"]
+        exact = np.array([disagreement, disagreement, rows["kl_variance"] * 0])
+        positions = _kl(rows, highest) if metric == "kl_mean" else exact
+        numbers, indices, sizes = np.unique(rows["document"], return_inverse=True, return_counts=True)
+        values, lows, variances = (np.bincount(indices, weights=one) / sizes for one in positions)
+        ends = np.clip(values, 0, highest), np.clip(lows, 0, highest), variances / sizes
+        means = zip(*(end.tolist() for end in ends), strict=True)
+        own = {(task, int(number)): mean for number, mean in zip(numbers, means, strict=True)}
+        scored = dict(zip(numbers.tolist(), sizes.tolist(), strict=True))
+        for one, number in batch.documents:
+            if one == task and (task, number) not in batch.lost and counts[task, number] != scored.get(number, 0):
+                raise RunError(
+                    f"task '{task}', document {number}: not the {counts[task, number]} targets of the reference"
+                )
+        all_means |= {document: mean for document, mean in own.items() if document not in batch.lost}
+    return all_means
+
+
+def _kl(rows: npt.NDArray[Any], highest: float) -> FloatArray:
+    """Each position's KL, cut at `highest`, its lower bound and its variance. An estimate within two standard errors of
+    the cut counts as that: cut alone it would be too small on average."""
+    values, lows, variances = (rows[name].astype(np.float64) for name in ("kl", "kl_lower", "kl_variance"))
+    errors = np.sqrt(variances)
+    cut = np.where((errors > 0) & (values + 2 * errors > highest), highest, np.minimum(values, highest))
+    return np.array([cut, np.minimum(lows, highest), variances])
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,8 @@ def config(path: str, reference: Any, **settings: Any) -> EvaluationConfig:
     return EvaluationConfig.parse({"model": {"path": path}, "reference": reference, **given})
 
 
-def test_without_a_reference_nothing_is_compared(tasks: LoadedTasks, path: str) -> None:
+def test_nothing_is_compared_without_a_reference_nor_before_a_workflow(tasks: LoadedTasks, path: str) -> None:
     assert comparer_of(Models(config(path, None)), None, tasks, Seeds()) is None
-
-
-def test_the_input_model_must_be_settled_by_the_workflow(tasks: LoadedTasks, path: str) -> None:
     with refused(ConfigError, "contradiction", "reference", "input_model"):
         comparer_of(Models(config(path, "input_model")), None, tasks, Seeds())
 
@@ -59,18 +56,25 @@ def test_lm_evals_own_model_is_not_compared_with_itself(tasks: LoadedTasks, tmp_
     assert comparer_of(Models(EvaluationConfig.parse({**given, "reference": path})), None, tasks, Seeds()) is not None
 
 
-def test_mode_is_as_written(path: str) -> None:
-    for mode in ("recorded", "resident"):
-        given = config(path, {"path": path, "mode": mode})
-        assert given.reference is not None
-        assert mode_of(Models(given), given.reference) == mode
+def mode(config: EvaluationConfig) -> str:
+    assert config.reference is not None
+    return mode_of(Models(config), config.reference)
 
 
-def test_small_models_are_resident_and_take_turns_for_speed_and_memory(path: str) -> None:
-    for costs, mode in ([], "resident"), (["size_on_disk"], "resident"), (["peak_memory"], "recorded"):
-        given = config(path, path, tasks=["tiny_choice", *costs])
-        assert given.reference is not None
-        assert mode_of(Models(given), given.reference) == mode
+@pytest.mark.parametrize(
+    ("reference", "costs", "expected"),
+    [
+        ({"mode": "recorded"}, [], "recorded"),
+        ({"mode": "resident"}, [], "resident"),
+        ({}, [], "resident"),
+        ({}, ["size_on_disk"], "resident"),
+        ({}, ["peak_memory"], "recorded"),
+    ],
+)
+def test_mode_is_as_written_and_small_models_take_turns_for_speed_and_memory(
+    path: str, reference: dict[str, str], costs: list[str], expected: str
+) -> None:
+    assert mode(config(path, {"path": path, **reference}, tasks=["tiny_choice", *costs])) == expected
 
 
 def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
@@ -80,23 +84,14 @@ def test_models_that_do_not_fit_take_turns(path: str, tmp_path: Path) -> None:
         file.truncate(1 << 42)  # sparse
     (large / "model.onnx").unlink()
     (large / "config.json").write_text("{}")
-    given = config(path, str(large), device="cpu")
-    assert given.reference is not None
-    assert mode_of(Models(given), given.reference) == "recorded"
+    assert mode(config(path, str(large), device="cpu")) == "recorded"
 
 
-def test_provider_that_is_missing_is_named_before_anything_runs(path: str) -> None:
-    given = config(path, path, execution_provider="tensorrt")
-    assert given.reference is not None
+def test_missing_provider_and_speed_of_two_resident_models_are_refused(path: str) -> None:
     with pytest.raises(ProviderError, match="TensorrtExecutionProvider"):
-        mode_of(Models(given), given.reference)
-
-
-def test_speed_of_two_resident_models_is_refused(path: str) -> None:
-    given = config(path, {"path": path, "mode": "resident"}, tasks=["tiny_choice", "tokens_per_second"])
-    assert given.reference is not None
+        mode(config(path, path, execution_provider="tensorrt"))
     with refused(ConfigError, "contradiction", "tokens_per_second", holds=("reference.mode", "recorded")):
-        mode_of(Models(given), given.reference)
+        mode(config(path, {"path": path, "mode": "resident"}, tasks=["tiny_choice", "tokens_per_second"]))
 
 
 def test_reference_takes_the_models_settings_and_its_own_provider(path: str) -> None:

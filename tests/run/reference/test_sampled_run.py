@@ -20,9 +20,9 @@ from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
-from olive_ext.run.reference.claims import BatchAnswers, question_of
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from olive_ext.run.reference.observer import Observer
+from olive_ext.run.reference.sampled_run import BatchAnswers, question_of
 from tests.backends.local_tasks import CHOICE, LOADER, write_tasks
 from tests.backends.reference import model
 from tests.refusals import refused
