@@ -7,7 +7,7 @@ Axes: B batch, S positions, H hidden size, V vocabulary, R rows that are scored,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
@@ -111,7 +111,7 @@ def add_scoring_head(
         kind, reason = "logits", f"rows are picked from the logits: {error}"
     else:
         vocab_size = head.vocab_size
-        late = _late_rows(walk, head, logits_name, keeps_layers)
+        late = keeps_layers or find_late_rows(walk, head, logits_name)
         reason = _describe(head, late)
         products = () if isinstance(late, str) else late.products
         value = _head_of_rows(writer, picker, head, late)
@@ -218,16 +218,6 @@ def _log_sum_exp(writer: NodeWriter, logits_RV: str, where_R1: str, vocab_size: 
     terms = writer.add("Exp", [writer.add("Sub", [logits_RV, largest_R1])])
     logarithm_R1 = writer.add("Log", [writer.sum_columns(terms, vocab_size)])
     return writer.add("Reshape", [writer.add("Add", [logarithm_R1, largest_R1]), writer.integers([-1])])
-
-
-def _late_rows(walk: Walk, head: HeadPattern, logits_name: str, keeps_layers: str) -> LateRows | str:
-    """The nodes before the head that can run on the scored rows, or the reason why none can."""
-    if keeps_layers:
-        return keeps_layers
-    try:
-        return find_late_rows(walk, head, logits_name)
-    except NotUnderstood as error:
-        return str(error)
 
 
 def _describe(head: HeadPattern, late: LateRows | str) -> str:
@@ -354,15 +344,10 @@ class RowWise:
         return found
 
     def _norm(self, node: onnx.NodeProto) -> list[str]:
+        """The first input, or two where a norm adds them; the others must be constants of one axis."""
+        num_rows = 2 if node.op_type in SKIP_NORMS else 1
         if self.is_rows(node.input[0]) and attribute(node, "axis", -1) not in (-1, self.rank(node.input[0]) - 1):
             raise refusal(node, "does not only normalize the last axis")
-        return self._with_parameters(node, 1)
-
-    def _skip_norm(self, node: onnx.NodeProto) -> list[str]:
-        return self._with_parameters(node, 2)
-
-    def _with_parameters(self, node: onnx.NodeProto, num_rows: int) -> list[str]:
-        """The first `num_rows` inputs; the others must be constants of one axis."""
         for value in node.input[num_rows:]:
             if value and (value not in self._walk.constants or len(self._of.get(value, (0, 0))) != 1):
                 raise refusal(node, f"has the parameter '{value}', which may differ between rows")
@@ -408,8 +393,7 @@ class RowWise:
 _RULES: dict[str, Callable[[RowWise, onnx.NodeProto], list[str]]] = {
     **dict.fromkeys(_ELEMENT_WISE, RowWise._element_wise),
     **dict.fromkeys(_PRODUCTS, RowWise._product),
-    **dict.fromkeys(_NORMS, RowWise._norm),
-    **dict.fromkeys(SKIP_NORMS, RowWise._skip_norm),
+    **dict.fromkeys((*_NORMS, *SKIP_NORMS), RowWise._norm),
     **dict.fromkeys(REDUCTIONS, RowWise._reduction),
     "Concat": RowWise._concat,
     "Reshape": RowWise._reshape,
@@ -443,26 +427,15 @@ class RowPicker:
 
 
 @dataclass(frozen=True)
-class Picked:
-    """A value whose rows are picked: [.., width], [B*S, width] where flat."""
-
-    name: str
-    width: int | None
-    is_flat: bool
-
-
-@dataclass(frozen=True)
 class LateRows:
     """The part of the graph that can run on the scored rows only."""
 
+    row_wise: RowWise
     nodes: tuple[onnx.NodeProto, ...]
     """The nodes, in order of execution."""
 
-    values: tuple[Picked, ...]
+    values: tuple[str, ...]
     """The values at which the rows are picked."""
-
-    shapes: Mapping[str, Picked]
-    """The output of each Reshape among the nodes, by name."""
 
     products: tuple[tuple[int, int], ...]
     """(inner size, columns) of the products with weights; 0 where a size is not known."""
@@ -471,8 +444,8 @@ class LateRows:
     """Operators whose results are picked because they mix positions: attentions, or others where there is none."""
 
 
-def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows:
-    """How far up from `head.rows` rows can be picked; NotUnderstood, with the reason, where nothing is gained.
+def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows | str:
+    """How far up from `head.rows` rows can be picked; the reason where nothing is gained.
 
     The search walks up through nodes that treat positions one by one. It ends at values whose node mixes positions, or
     of which another node needs all rows, as the keys and values that the graph returns:
@@ -484,17 +457,22 @@ def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows:
 
     A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
     """
-    return _Search(walk, head, logits).run()
+    try:
+        return _Search(walk, head, logits).run()
+    except NotUnderstood as error:
+        return str(error)
 
 
 def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str, str]:
     """Adds the nodes of `late` once more, over picked rows; returns the new name of each value."""
-    renames = {value.name: picker.pick(value.name, value.width, is_flat=value.is_flat) for value in late.values}
+    width, rank = late.row_wise.width, late.row_wise.rank
+    renames = {value: picker.pick(value, width(value), is_flat=rank(value) == 2) for value in late.values}
     for node in late.nodes:
-        if (made := late.shapes.get(node.output[0])) is not None:
-            assert made.width is not None
-            shape = writer.integers([-1, made.width] if made.is_flat else [1, -1, made.width])
-            renames[made.name] = writer.add("Reshape", [renames[node.input[0]], shape])
+        if node.op_type == "Reshape":
+            made, size = str(node.output[0]), width(node.output[0])
+            assert size is not None
+            shape = writer.integers([-1, size] if rank(made) == 2 else [1, -1, size])
+            renames[made] = writer.add("Reshape", [renames[node.input[0]], shape])
         else:
             renames |= writer.clone(node, renames)
     return renames
@@ -516,14 +494,14 @@ class _Search:
         self._check_order()
         moved = [node for node in reversed(self._walk.graph.node) if self._moves(node)][::-1]
         made = {name for node in moved for name in node.output}
-        products = [self._sizes(node) for node in moved if self._walk.is_product(node)]
+        products = [self._walk.sizes(node) for node in moved if self._walk.is_product(node)]
+        products = [(inner or 0, columns or 0) for inner, columns in products]
         if not products:
             raise NotUnderstood(self._reasons[0] if self._reasons else f"'{self._rows}' is an input")
-        values = [self._value(name) for name in sorted(self._picked - made)]
-        shapes = {node.output[0]: self._value(node.output[0]) for node in moved if node.op_type == "Reshape"}
         attentions = [name for name in self._mixing if "Attention" in name]
         last_mixing = tuple(dict.fromkeys(attentions or self._mixing))
-        return LateRows(tuple(moved), tuple(values), shapes, tuple(products), last_mixing)
+        values = tuple(sorted(self._picked - made))
+        return LateRows(self._row_wise, tuple(moved), values, tuple(products), last_mixing)
 
     def _moves(self, node: onnx.NodeProto) -> bool:
         """Whether the node is computed on the scored rows; to be called after all nodes that read its results."""
@@ -546,13 +524,6 @@ class _Search:
         if wanted or is_whole:
             self._whole.update(reads([node]))
         return False
-
-    def _value(self, name: str) -> Picked:
-        return Picked(name, self._row_wise.width(name), self._row_wise.rank(name) == 2)
-
-    def _sizes(self, node: onnx.NodeProto) -> tuple[int, int]:
-        inner, columns = self._walk.sizes(node)
-        return inner or 0, columns or 0
 
     def _check_order(self) -> None:
         later = {name for node in self._walk.graph.node for name in node.output if name}

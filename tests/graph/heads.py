@@ -12,6 +12,8 @@ H, V = 32, 48
 _RNG = np.random.default_rng(7)
 WEIGHT = _RNG.standard_normal((H, V)).astype(np.float32)
 BIAS = _RNG.standard_normal(V).astype(np.float32)
+BLOCK, SCALE = 16, np.float32(0.03)
+BLOCKS = H // BLOCK
 
 Node = onnx.NodeProto
 Build = Callable[["Parts"], None]
@@ -126,20 +128,60 @@ def fused_matmul(p: Parts) -> None:
     p.node("FusedMatMul", ["h", p.weight("w", WEIGHT.T)], "logits", domain="com.microsoft", transB=1, alpha=0.5)
 
 
-def matmul_nbits(p: Parts) -> None:
-    packed = np.random.default_rng(1).integers(0, 256, (V, 1, 16), dtype=np.uint8)
-    scales = np.full((V, 1), 0.1, np.float32)
-    p.node(
-        "MatMulNBits",
-        ["h", p.weight("w_Q4", packed), p.weight("w_scales", scales)],
-        "logits",
-        domain="com.microsoft",
-        K=H,
-        N=V,
-        bits=4,
-        block_size=32,
-        accuracy_level=4,
-    )
+def packed(bits: int) -> np.ndarray:
+    """A weight as MatMulNBits stores it: uint8[V, blocks, bytes of a block]."""
+    return _RNG.integers(0, 256, (V, BLOCKS, BLOCK * bits // 8), dtype=np.uint8)
+
+
+def nbits(bits: int, level: int | None, *, weight: str = "", out: str = "logits") -> Build:
+    """MatMulNBits at an accuracy level, of a weight of its own unless one is named."""
+
+    def build(p: Parts) -> None:
+        scales = p.weight("scales", np.full((V, BLOCKS), SCALE / bits))
+        zeros = p.weight("zeros", np.full((V, BLOCKS * bits // 8), 0x88 if bits == 4 else 0x80, np.uint8))
+        attributes = {"K": H, "N": V, "bits": bits, "block_size": BLOCK}
+        attributes |= {} if level is None else {"accuracy_level": level}
+        inputs = ["h", weight or p.weight("w", packed(bits)), scales, zeros]
+        p.node("MatMulNBits", inputs, out, "com.microsoft", **attributes)
+
+    return build
+
+
+def tied_quantized(p: Parts, bits: int) -> None:
+    """TieWordEmbeddings and ShareEmbeddingLmHead: the head reshapes the table that GatherBlockQuantized reads."""
+    table = p.weight("embed", packed(bits).reshape(V, -1))
+    p.node("Reshape", [table, p.weight("shape", [V, BLOCKS, -1], np.int64)], "w")
+    nbits(bits, 4, weight="w")(p)
+    ids = p.weight("ids", np.zeros((1, 1)), np.int64)
+    attributes = {"bits": bits, "block_size": BLOCK, "gather_axis": 0, "quantize_axis": 1}
+    p.node("GatherBlockQuantized", [table, ids, "scales", "zeros"], "e", "com.microsoft", **attributes)
+
+
+def tied_float(p: Parts) -> None:
+    """TieWordEmbeddings on floats: Gemm over flattened rows, the shape cut and put together again."""
+    p.node("Reshape", ["h", p.weight("flat", [-1, H], np.int64)], "h2")
+    p.node("Gemm", ["h2", p.weight("embed", WEIGHT.T)], "flat_logits", alpha=1.0, beta=1.0, transA=0, transB=1)
+    p.node("Shape", ["h"], "shape")
+    bounds = [p.weight(name, [value], np.int64) for name, value in (("start", 0), ("end", -1), ("axis", 0), ("by", 1))]
+    p.node("Slice", ["shape", *bounds], "lead")
+    p.node("Concat", ["lead", p.weight("width", [V], np.int64)], "full", axis=0)
+    p.node("Reshape", ["flat_logits", "full"], "logits")
+
+
+def block_qdq(p: Parts) -> None:
+    """MatMulNBitsToQDQ and the builder's use_qdq: a 4-bit weight dequantized by blocks."""
+    integers = _RNG.integers(-8, 8, H * V)
+    p.weights.append(helper.make_tensor("w", TensorProto.INT4, [H, V], integers))
+    p.weights.append(helper.make_tensor("zeros", TensorProto.INT4, [BLOCKS, V], np.zeros(BLOCKS * V, np.int64)))
+    scales = p.weight("scales", np.full((BLOCKS, V), SCALE))
+    p.node("DequantizeLinear", ["w", scales, "zeros"], "w32", axis=0, block_size=BLOCK)
+    p.node("MatMul", ["h", "w32"], "logits")
+
+
+def bnb4(p: Parts) -> None:
+    weight = p.weight("w", _RNG.integers(0, 256, H * V // 2, dtype=np.uint8))
+    largest = p.weight("absmax", np.full(H * V // BLOCK, 0.3, np.float32))
+    p.node("MatMulBnb4", ["h", weight, largest], "logits", "com.microsoft", K=H, N=V, block_size=BLOCK, quant_type=1)
 
 
 def dequantized_weight(p: Parts) -> None:
@@ -149,28 +191,29 @@ def dequantized_weight(p: Parts) -> None:
     p.node("MatMul", ["h", "w32"], "logits")
 
 
-def qdq(p: Parts) -> None:
-    """Activation, weight and logits each behind a pair of QuantizeLinear and DequantizeLinear."""
+def _quantized(p: Parts) -> tuple[str, str]:
+    """Activations and a weight of 8 bits; returns the zero point and the weight."""
     integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
     zero = p.weight("zero", 0, np.int8)
     for name, scale in (("a_scale", 0.05), ("w_scale", 0.03), ("y_scale", 0.4)):
         p.weight(name, scale, np.float32)
     p.node("QuantizeLinear", ["h", "a_scale", zero], "hq")
+    return zero, p.weight("w", integers)
+
+
+def qdq(p: Parts) -> None:
+    """Activation, weight and logits each behind a pair of QuantizeLinear and DequantizeLinear."""
+    zero, weight = _quantized(p)
     p.node("DequantizeLinear", ["hq", "a_scale", zero], "hd")
-    p.node("DequantizeLinear", [p.weight("w", integers), "w_scale", zero], "wd")
+    p.node("DequantizeLinear", [weight, "w_scale", zero], "wd")
     p.node("MatMul", ["hd", "wd"], "product")
     p.node("QuantizeLinear", ["product", "y_scale", zero], "yq")
     p.node("DequantizeLinear", ["yq", "y_scale", zero], "logits")
 
 
 def qlinear(p: Parts) -> None:
-    integers = np.clip(np.round(WEIGHT / 0.03), -127, 127).astype(np.int8)
-    zero = p.weight("zero", 0, np.int8)
-    for name, scale in (("a_scale", 0.05), ("w_scale", 0.03), ("y_scale", 0.4)):
-        p.weight(name, scale, np.float32)
-    p.node("QuantizeLinear", ["h", "a_scale", zero], "hq")
-    p.weight("w", integers)
-    p.node("QLinearMatMul", ["hq", "a_scale", zero, "w", "w_scale", zero, "y_scale", zero], "yq")
+    zero, weight = _quantized(p)
+    p.node("QLinearMatMul", ["hq", "a_scale", zero, weight, "w_scale", zero, "y_scale", zero], "yq")
     p.node("DequantizeLinear", ["yq", "y_scale", zero], "logits")
 
 

@@ -1,6 +1,11 @@
-"""The scoring head against numpy's log-softmax over the logits of the untouched graph."""
+"""The scoring head against numpy's log-softmax over the logits of the untouched graph, for heads as exporters write
+them and Olive's passes leave them, and for last layers that run on the scored rows only."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -10,8 +15,10 @@ from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.scoring_head import HeadOutputs, TokenForm, add_scoring_head, check_scoring, scoring_graph
-from tests.graph import heads
+from olive_ext.model.spec.attention import rounding_notes
+from tests.graph import heads, layers
 from tests.graph.heads import H, V, decoder
+from tests.graph.layers import FF, flat_layer, layer
 from tests.refusals import refused
 
 pytestmark = pytest.mark.rounded
@@ -20,31 +27,100 @@ B, S = 2, 5
 HALF_ATOL = 2e-2
 """On CPU, ONNX Runtime computes float16 in float32 and rounds or not, depending on what follows."""
 
-OUTPUTS = ["target_logprobs", "greedy_ids", "sample_logits"]
+LATE_ATOL = 2e-6
 
-UNDERSTOOD = [
-    heads.matmul,
-    heads.matmul_transposed,
-    heads.matmul_of_half_weight,
-    heads.gemm,
-    heads.bias,
-    heads.softcap,
-    heads.masked_tokens,
-    heads.half,
-    heads.fused_matmul,
-    heads.matmul_nbits,
-    heads.dequantized_weight,
-    heads.qdq,
-    heads.qlinear,
-]
-NOT_UNDERSTOOD = [
-    (heads.variable_weight, "'w_in', which is not constant"),
-    (heads.adapter, "combines several values that are not constant"),
-    (heads.dynamic_integer, "quantizes all rows with one scale"),
-    (heads.per_position_bias, "may differ between rows"),
-    (heads.normalized, "neither row-wise nor a product"),
-]
+OUTPUTS = ["target_logprobs", "greedy_ids", "sample_logits"]
 COUNTS = [(4, 6, 2), (B * S, 30, 0), (0, 0, 0), (3, 0, 0), (3, 2, 0), (3, 0, 2), (1, 1, 1)]
+"""Rows, targets and samples."""
+
+
+class Case(NamedTuple):
+    """A graph, and how it is scored."""
+
+    model: Callable[[], onnx.ModelProto]
+    reason: str = ""
+    kind: str = "hidden"
+    products: tuple[tuple[int, int], ...] = ()
+    """Sizes of the products before the head's that run on scored rows only."""
+
+    atol: float = 2e-5
+
+
+def head(build: heads.Build, reason: str = "", kind: str = "hidden", **more: Any) -> Case:
+    return Case(partial(decoder, build, **more), reason, kind)
+
+
+def late(build: heads.Build, *products: tuple[int, int]) -> Case:
+    reason = f"after the last MultiHeadAttention: besides the head's MatMul, {len(products)} products run"
+    return Case(partial(layer, build), reason, products=products, atol=LATE_ATOL)
+
+
+def kept(build: heads.Build, reason: str) -> Case:
+    return Case(partial(layer, build), f"and not further up: {reason}")
+
+
+IS_OLD_RUNTIME = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
+OUT, UP, DOWN = (H, H), (H, FF), (FF, H)
+UNKNOWN = "{} has values of which it is not known that they hold the positions"
+OF_HEAD = (
+    *(heads.matmul, heads.matmul_transposed, heads.matmul_of_half_weight, heads.gemm, heads.bias, heads.softcap),
+    *(heads.masked_tokens, heads.fused_matmul, heads.dequantized_weight, heads.qdq, heads.qlinear),
+    *(heads.tied_float, heads.block_qdq, heads.bnb4),
+)
+CASES: dict[str, Case] = {
+    **{build.__name__: head(build) for build in OF_HEAD},
+    "half": head(heads.half)._replace(atol=HALF_ATOL),
+    "half_logits": head(heads.half_logits, elem_type=TensorProto.FLOAT16)._replace(atol=HALF_ATOL),
+    **{f"int{bits}, level {at}": head(heads.nbits(bits, at)) for bits in (4, 8) for at in (None, 0, 1, 2, 3, 4)},
+    **{f"tied_int{bits}": head(partial(heads.tied_quantized, bits=bits)) for bits in (4, 8)},
+    **{
+        f"{build.__name__}, opset {opset}": head(build, opset=opset)
+        for build in (heads.matmul, heads.gemm, heads.softcap)
+        for opset in (11, 12, 13, 17, 18, 21, *(() if IS_OLD_RUNTIME else (24,)))
+    },
+    "variable_weight": head(heads.variable_weight, "'w_in', which is not constant", "logits"),
+    "adapter": head(heads.adapter, "combines several values that are not constant", "logits"),
+    "unknown width": head(heads.adapter, "combines several values", "logits", width="V"),
+    "hidden width": head(heads.gemm, "a reshape after the product may mix rows", "logits", width="V"),
+    "dynamic_integer": head(heads.dynamic_integer, "quantizes all rows with one scale", "logits"),
+    "per_position_bias": head(heads.per_position_bias, "may differ between rows", "logits"),
+    "normalized": head(heads.normalized, "neither row-wise nor a product", "logits"),
+    "skip_norms": late(layers.skip_norms, OUT, UP, UP, DOWN),
+    "skip_layer_norms": late(layers.skip_layer_norms, OUT, UP, DOWN),
+    "written_out_norm": late(layers.written_out_norm, OUT, UP, DOWN),
+    "packed_mlp": late(layers.packed_mlp, OUT, (H, 2 * FF), DOWN),
+    "flattened_products": late(layers.flattened_products, OUT, UP, DOWN),
+    "parallel": late(layers.parallel, OUT, UP, DOWN),
+    "per_layer_embedding": late(layers.per_layer_embedding, OUT, (H, 8), (8, H)),
+    "packed_weights": late(layers.packed_weights, OUT, (H, H)),
+    "half layer": late(layers.half, OUT, (H, H))._replace(atol=HALF_ATOL),
+    "static_scales": late(layers.static_scales, OUT, (H, H)),
+    **{
+        f"skip_norms, opset {opset}": late(layers.skip_norms, OUT, UP, UP, DOWN)._replace(
+            model=partial(layer, layers.skip_norms, opset=opset)
+        )
+        for opset in (13, 17, 18, 21)
+    },
+    "fixed positions": late(layers.skip_norms, OUT, UP, UP, DOWN)._replace(
+        model=partial(layer, layers.skip_norms, lead=(B, S)), atol=2e-5
+    ),
+    "no batch": Case(partial(flat_layer, layers.skip_norms), "", "hidden", (OUT, UP, UP, DOWN), LATE_ATOL),
+    "norms_only": kept(layers.norms_only, "Softmax 'n5' is not known to treat positions one by one"),
+    "one_scale": kept(layers.one_scale, UNKNOWN.format("Mul 'n9'")),
+    "different_positions": kept(layers.different_positions, "the shape of 'out' is not known"),
+    "fixed different positions": kept(
+        layers.different_positions, "Add 'n5' combines the rows with 'b', which may differ between rows"
+    )._replace(model=partial(layer, layers.different_positions, lead=(B, S))),
+    "mean_of_positions": kept(layers.mean_of_positions, UNKNOWN.format("Sub 'n6'")),
+    "norm_of_positions": kept(
+        layers.norm_of_positions, "LayerNormalization 'n5' does not only normalize the last axis"
+    ),
+    "shared_skip": kept(layers.shared_skip, UNKNOWN.format("SkipSimplifiedLayerNormalization 'n5'")),
+    "one_position": kept(layers.one_position, UNKNOWN.format("Add 'n5'")),
+    "turned_positions": kept(layers.turned_positions, "the shape of 'out' is not known"),
+    "given_shape": kept(layers.given_shape, "the shape of 'out' is not known"),
+    "other_width": kept(layers.other_width, "Reshape 'n7' is not known to keep the rows"),
+}
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -55,8 +131,11 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 def feeds(model: onnx.ModelProto, scale: float = 1.0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
-    shapes = {"hidden": (B, S, H), "w_in": (H, V)}
-    arrays = {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    sizes = {"B": B, "S": S, "N": B * S}
+    arrays: dict[str, np.ndarray] = {"given": np.array([B, S, H])}
+    for value in model.graph.input:
+        shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+        arrays.setdefault(value.name, (scale * rng.standard_normal(shape)).astype(np.float32))
     return {value.name: arrays[value.name] for value in model.graph.input}
 
 
@@ -88,45 +167,41 @@ def assert_scores(
     np.testing.assert_allclose(outputs[2], sample, atol=atol)
 
 
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("build", UNDERSTOOD, ids=lambda build: build.__name__)
-def test_head_equals_log_softmax_of_the_logits_when_pattern_is_understood(build, counts):
-    model = decoder(build)
-    scoring = add_scoring_head(model, "logits")
-    assert scoring.kind == "hidden", scoring.reason
-    assert scoring.vocab_size == V
-    onnx.checker.check_model(scoring.model)
-    logits = session(model).run(["logits"], feeds(model))[0]
+def check(scored: onnx.ModelProto) -> None:
+    if scored.graph.node[0].op_type == "Add":  # of `decoder`: layers have operators that ONNX does not know
+        onnx.checker.check_model(scored)
+
+
+def assert_equal(
+    model: onnx.ModelProto,
+    scored: onnx.ModelProto,
+    counts: tuple[int, int, int] = (4, 6, 2),
+    atol: float = 2e-5,
+    more: tuple[str, ...] = (),
+) -> None:
+    """Scores, `present` to the last bit, and the outputs `more` are those of the untouched graph."""
+    check(scored)
+    logits, present, *others = session(model).run(["logits", "present", *more], feeds(model))
+    assert np.ptp(logits) > 0.9
     chosen = picks(*counts)
-    outputs = session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen})
-    assert_scores(outputs, logits, chosen, HALF_ATOL if build is heads.half else 2e-5)
+    outputs = session(scored).run([*OUTPUTS, "present", *more], {**feeds(model), **chosen})
+    assert_scores(outputs[:3], logits, chosen, atol)
+    np.testing.assert_array_equal(outputs[3], present)
+    for own, other in zip(outputs[4:], others, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize(("build", "reason"), NOT_UNDERSTOOD, ids=lambda value: getattr(value, "__name__", ""))
-def test_rows_are_picked_from_the_logits_when_pattern_is_not_understood(build, reason, counts):
-    model = decoder(build)
+@pytest.mark.parametrize("name", CASES)
+def test_head_equals_log_softmax_of_the_logits_and_says_where_rows_are_picked(name, counts):
+    case = CASES[name]
+    model = case.model()
     scoring = add_scoring_head(model, "logits")
-    assert scoring.kind == "logits"
-    assert reason in scoring.reason
-    logits = session(model).run(["logits"], feeds(model))[0]
-    chosen = picks(*counts)
-    assert_scores(session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen}), logits, chosen)
-
-
-IS_OLD_RUNTIME = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
-NEWEST = pytest.param(24, marks=pytest.mark.skipif(IS_OLD_RUNTIME, reason="ONNX Runtime 1.23 ends at opset 23"))
-
-
-@pytest.mark.parametrize("opset", [11, 12, 13, 17, 18, 21, NEWEST])
-@pytest.mark.parametrize("build", [heads.matmul, heads.gemm, heads.softcap], ids=lambda build: build.__name__)
-def test_head_runs_at_every_opset_of_the_exporters(build, opset):
-    model = decoder(build, opset=opset)
-    scoring = add_scoring_head(model, "logits")
-    onnx.checker.check_model(scoring.model)
-    chosen = picks(4, 6, 2)
-    logits = session(model).run(["logits"], feeds(model))[0]
-    assert_scores(session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen}), logits, chosen)
+    assert scoring.kind == case.kind, scoring.reason
+    assert sorted(scoring.late_products) == sorted(case.products), scoring.reason
+    assert case.reason in scoring.reason
+    assert scoring.vocab_size == (None if "width" in name and case.kind == "logits" else V)
+    assert_equal(model, scoring.model, counts, case.atol)
 
 
 def test_opset_is_refused_when_older_than_eleven():
@@ -134,72 +209,77 @@ def test_opset_is_refused_when_older_than_eleven():
         add_scoring_head(decoder(heads.matmul, opset=10), "logits")
 
 
-def test_logits_are_scored_in_float32_when_the_model_returns_half():
-    model = decoder(heads.half_logits, elem_type=TensorProto.FLOAT16)
-    scoring = add_scoring_head(model, "logits")
-    assert scoring.kind == "hidden"
-    chosen = picks(4, 6, 2)
-    logits = session(model).run(["logits"], feeds(model))[0]
-    assert logits.dtype == np.float16
-    outputs = session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen})
-    assert_scores(outputs, logits, chosen, HALF_ATOL)
-
-
-def test_vocabulary_size_is_read_at_run_time_when_nothing_states_it():
-    model = decoder(heads.adapter, width="V")
-    scoring = add_scoring_head(model, "logits")
-    assert scoring.vocab_size is None
-    chosen = picks(4, 6, 2)
-    logits = session(model).run(["logits"], feeds(model))[0]
-    assert_scores(session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen}), logits, chosen)
-
-
-def test_rows_are_picked_from_the_logits_when_a_reshape_hides_the_vocabulary():
-    scoring = add_scoring_head(decoder(heads.gemm, width="V"), "logits")
-    assert scoring.kind == "logits"
-    assert "reshape" in scoring.reason
-
-
-def test_no_node_computes_logits_of_all_rows_when_pattern_is_understood():
-    scoring = add_scoring_head(decoder(heads.gemm), "logits")
-    graph = scoring.model.graph
+def test_no_node_computes_more_than_the_scored_rows():
+    graph = add_scoring_head(decoder(heads.gemm), "logits").model.graph
     assert not {"logits", "flat_logits", "full"} & {name for node in graph.node for name in node.output}
     assert [node.op_type for node in graph.node].count("Gemm") == 1
     assert "v" not in {tensor.name for tensor in graph.initializer}
+    scoring = add_scoring_head(layer(layers.skip_norms), "logits")
+    made = {name: node for node in scoring.model.graph.node for name in node.output}
+    assert {"q", "present", "a"} <= made.keys()
+    assert not {"o", "m", "sum", "gate", "up", "act", "down", "f", "logits"} & made.keys()
+    picks = [node for node in made.values() if node.op_type == "Gather" and made[node.input[0]].op_type == "Reshape"]
+    assert {made[node.input[0]].input[0] for node in picks} >= {"a", "hidden"}
 
 
-def test_input_model_is_left_unchanged():
-    model = decoder(heads.softcap)
+@pytest.mark.parametrize("model", [decoder(heads.softcap), layer(layers.flattened_products)])
+def test_input_model_is_left_unchanged(model):
     before = model.SerializeToString(deterministic=True)
     add_scoring_head(model, "logits")
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_other_outputs_and_other_readers_of_the_logits_keep_working():
-    model = decoder(heads.bias)
-    model.graph.node.append(helper.make_node("ReduceMax", ["logits"], ["peak"], keepdims=0))
-    model.graph.output.append(helper.make_tensor_value_info("peak", TensorProto.FLOAT, []))
+PEAK = helper.make_node("ReduceMax", ["logits"], ["peak"], keepdims=0)
+_MOST = helper.make_graph(
+    [helper.make_node("ReduceMax", ["up"], ["most"], keepdims=0)],
+    "branch",
+    [],
+    [helper.make_tensor_value_info("most", TensorProto.FLOAT, [])],
+)
+INNER = helper.make_node("If", ["yes"], ["peak"], then_branch=_MOST, else_branch=_MOST)
+ALSO_READ: dict[str, tuple[onnx.ModelProto, list[onnx.NodeProto], str, list[tuple[int, int]]]] = {
+    "logits of a head": (decoder(heads.bias), [PEAK], "peak", []),
+    "logits behind a layer": (layer(layers.skip_norms), [PEAK], "peak", []),
+    "a value in a subgraph": (layer(layers.skip_norms), [INNER], "peak", [UP, DOWN]),
+    "a value that is an output": (layer(layers.skip_norms), [], "m", [UP, UP, DOWN]),
+    "the last hidden states": (layer(layers.skip_norms), [], "f", []),
+    "a value that nothing else reads": (layer(layers.parallel), [], "act", [OUT, DOWN]),
+}
+
+
+@pytest.mark.parametrize("name", ALSO_READ)
+def test_what_else_is_read_is_computed_whole(name):
+    model, nodes, output, products = ALSO_READ[name]
+    model.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+    model.graph.node.extend(nodes)
+    shape = {"peak": [], "act": ["B", "S", FF]}.get(output, ["B", "S", H])
+    model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, shape))
     scoring = add_scoring_head(model, "logits")
     assert scoring.kind == "hidden"
-    logits, present, peak = session(model).run(["logits", "present", "peak"], feeds(model))
-    chosen = picks(3, 3, 1)
-    outputs = session(scoring.model).run([*OUTPUTS, "present", "peak"], {**feeds(model), **chosen})
-    assert_scores(outputs[:3], logits, chosen)
-    np.testing.assert_array_equal(outputs[3], present)
-    np.testing.assert_allclose(outputs[4], peak, rtol=1e-6)
+    assert sorted(scoring.late_products) == sorted(products)
+    assert products or "peak" in output or "are needed elsewhere, too" in scoring.reason
+    assert_equal(model, scoring.model, more=(output,))
+
+
+def test_nothing_moves_where_nodes_are_out_of_order_or_the_caller_has_a_reason():
+    model = layer(layers.skip_norms)
+    scoring = add_scoring_head(model, "logits", keeps_layers="rounding")
+    assert (scoring.late_products, scoring.kind) == ((), "hidden")
+    assert scoring.reason.endswith("and not further up: rounding")
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([nodes[1], nodes[0], *nodes[2:]])
+    scoring = add_scoring_head(model, "logits")
+    assert scoring.late_products == ()
+    assert "stands before what it reads" in scoring.reason
 
 
 def test_names_do_not_collide_when_the_graph_uses_ours():
-    model = decoder(heads.matmul)
+    model, name = decoder(heads.matmul), "olive_ext/scoring/integers_0"
     model.graph.node[0].name = "olive_ext/scoring/Reshape_0"
-    model.graph.node.append(helper.make_node("Neg", ["h"], ["olive_ext/scoring/integers_0"]))
-    model.graph.output.append(
-        helper.make_tensor_value_info("olive_ext/scoring/integers_0", TensorProto.FLOAT, ["B", "S", H])
-    )
-    scoring = add_scoring_head(model, "logits")
-    onnx.checker.check_model(scoring.model)
-    names = [output.name for output in session(scoring.model).get_outputs()]
-    assert {*OUTPUTS, "olive_ext/scoring/integers_0"} <= set(names)
+    model.graph.node.append(helper.make_node("Neg", ["h"], [name]))
+    model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "S", H]))
+    assert_equal(model, add_scoring_head(model, "logits").model, more=(name,))
 
 
 def test_graph_is_refused_when_a_name_of_the_head_is_taken():
@@ -247,7 +327,7 @@ def test_own_graph_takes_bfloat16():
     assert [output.type for output in opened.get_outputs()] == ["tensor(float)", "tensor(int64)", "tensor(float)"]
 
 
-def test_pruned_logits_are_refused_when_declared():
+def test_logits_that_are_pruned_or_missing_are_refused():
     def pruned(p: heads.Parts) -> None:
         p.node("Gather", ["h", p.weight("last", -1, np.int64)], "last_h", axis=1)
         p.node("Unsqueeze", ["last_h", p.weight("one", [1], np.int64)], "one_h")
@@ -260,29 +340,26 @@ def test_pruned_logits_are_refused_when_declared():
     del model.graph.node[2:4]
     with refused(ModelError, "unsupported", holds="logits"):
         check_scoring(model, "logits")
-
-
-def test_error_lists_outputs_when_logits_are_missing():
     with refused(ModelError, "unsupported", holds="scores"):
         check_scoring(decoder(heads.matmul), "scores")
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("build", [heads.gemm, heads.variable_weight, heads.half_logits], ids=lambda b: b.__name__)
-def test_rows_of_logits_are_exposed_on_request(build, counts):
-    half = {"elem_type": TensorProto.FLOAT16} if build is heads.half_logits else {}
-    model = decoder(build, **half)
+@pytest.mark.parametrize("name", ["gemm", "variable_weight", "half_logits", "skip_norms"])
+def test_rows_of_logits_are_exposed_on_request(name, counts):
+    model, atol = CASES[name].model(), CASES[name].atol
     logits = session(model).run(["logits"], feeds(model))[0]
     chosen = picks(*counts)
     wanted = logits.reshape(-1, V)[chosen["score_rows"] if counts[0] else [0]]
-    exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True)).model
-    onnx.checker.check_model(exposing)
+    exposing = add_scoring_head(model, "logits", HeadOutputs(exposes_rows=True))
+    assert len(exposing.late_products) == len(CASES[name].products)
+    check(exposing.model)
     names = [*OUTPUTS, "score_logits"]
-    assert [output.name for output in exposing.graph.output][-4:] == names
-    *scores, rows = session(exposing).run(names, {**feeds(model), **chosen})
+    assert [output.name for output in exposing.model.graph.output][-4:] == names
+    *scores, rows = session(exposing.model).run(names, {**feeds(model), **chosen})
     assert rows.dtype == np.float32
-    np.testing.assert_allclose(rows, wanted, atol=HALF_ATOL if half else 2e-5)
-    assert_scores(scores, logits, chosen, HALF_ATOL if half else 2e-5)
+    np.testing.assert_allclose(rows, wanted, atol=atol)
+    assert_scores(scores, logits, chosen, atol)
 
 
 @pytest.mark.parametrize("form", [TokenForm(7, 2), TokenForm(6, 2), TokenForm(7, 1), TokenForm(6, 1)], ids=str)
@@ -296,11 +373,7 @@ def test_greedy_tokens_come_back_in_the_form_of_the_token_input(form, counts):
     assert tokens.dtype == {6: np.int32, 7: np.int64}[form.elem_type]
     assert tokens.shape == (max(len(greedy), 1), 1)[: form.rank]
     assert tokens.reshape(-1)[: len(greedy)].tolist() == greedy.tolist()
-
-
-def test_graph_has_no_output_for_tokens_unless_asked():
-    names = [output.name for output in add_scoring_head(decoder(heads.gemm), "logits").model.graph.output]
-    assert "next_ids" not in names
+    assert "next_ids" not in [output.name for output in add_scoring_head(model, "logits").model.graph.output]
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
@@ -331,3 +404,43 @@ def test_banned_tokens_are_neither_greedy_nor_sampled_and_other_numbers_stay(cou
 def test_bans_need_a_known_number_of_tokens():
     with pytest.raises(ModelError, match="tokens are suppressed, and the graph does not show how many there are"):
         scoring_graph(TensorProto.FLOAT, None, outputs=HeadOutputs(bans=((), (1,), (1,))))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_head_takes_the_place_of_the_logits_that_a_pass_has_renamed(bits):
+    name = f"logits_Q{bits}"
+    model = decoder(heads.nbits(bits, None, out=name), logits=name)
+    scoring = add_scoring_head(model, name)
+    chosen = picks(4, 6, 2)
+    assert name not in {output.name for output in scoring.model.graph.output}
+    outputs = session(scoring.model).run(OUTPUTS, {**feeds(model), **chosen})
+    assert_scores(outputs, session(model).run([name], feeds(model))[0], chosen)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("level", range(5))
+def test_a_row_scores_alike_whatever_is_fed_beside_it(level, bits):
+    """MatMulNBits rounds activations, where it does, for each row by itself."""
+    model = decoder(heads.nbits(bits, level))
+    opened = session(model)
+    hidden = feeds(model)["hidden"].reshape(1, -1, H)
+    together = opened.run(["logits"], {"hidden": hidden})[0]
+    alone = [opened.run(["logits"], {"hidden": hidden[:, i : i + 1]})[0] for i in range(hidden.shape[1])]
+    np.testing.assert_allclose(np.concatenate(alone, axis=1), together, atol=2e-5)
+
+
+BY_ROW = "activations are rounded to few bits, each row by itself ({} nodes"
+NOTES: dict[str, str] = {
+    "dynamic_integer": "the activations of all tokens of a step are quantized with one scale (1 nodes)",
+    "int4, level 4": BY_ROW.format(1),
+    "qdq": BY_ROW.format(2),
+    "block_qdq": BY_ROW.format(1),
+    **dict.fromkeys(("matmul", *(f"int4, level {level}" for level in (None, 0, 1, 2, 3))), ""),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_note_says_how_activations_are_rounded(name):
+    notes = rounding_notes(CASES[name].model().graph.node)
+    assert len(notes) == bool(NOTES[name])
+    assert all(note.startswith(NOTES[name]) for note in notes)

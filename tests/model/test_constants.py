@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
@@ -107,35 +108,13 @@ def test_what_any_text_shows_is_left_to_the_distances() -> None:
     assert told(floats(), {**product, "down_proj": "has 40 % ..."}) == set()
 
 
-def test_numbers_that_are_none_in_both_models_are_no_damage() -> None:
-    masked = np.array([0.5, -np.inf, 1.0], np.float32)
-    reference = {**floats(), "lm_head.bias": masked}
-    assert differences(reference, {**floats(), "lm_head.bias": masked}) == {}
-    assert differences(reference, {**floats(), "lm_head.bias": masked.clip(-1)}).keys() == {"lm_head.bias"}
+def edited(word: str, edit: Edit, arrays: dict[str, Array] | None = None) -> dict[str, Array]:
+    """All constants of such a name edited."""
+    return {name: edit(array) if word in name else array for name, array in (arrays or floats()).items()}
 
 
-def test_rotary_tables_of_other_lengths_are_held_as_far_as_both_reach() -> None:
-    longer = {
-        name: np.concatenate([array, array[:9]]) if "cache" in name else array for name, array in floats().items()
-    }
-    assert differences(floats(), longer) == {}
-    assert differences(floats(), changed("cos_cache", put(slice(50, None), 2), longer)).keys() == {"cos_cache"}
-
-
-def test_bias_that_one_layer_lacks_is_named() -> None:
-    own = floats()
-    del own["model.layers.2.attn.q_proj.bias"]
-    assert differences(floats(), own) == {"model.layers.2.attn.q_proj.bias": "is missing"}
-    shorter = {name: array for name, array in floats().items() if "layers.3." not in name}
-    assert differences(floats(), shorter) == {}, "a layer that runtimes ignore, as of several tokens at once"
-
-
-def norms(edit: Edit) -> dict[str, Array]:
-    return {name: edit(array) if "norm" in name else array for name, array in floats().items()}
-
-
-def without(word: str, **more: Array) -> dict[str, Array]:
-    return {name: array for name, array in floats().items() if word not in name} | more
+def without(*words: str) -> dict[str, Array]:
+    return {name: array for name, array in floats().items() if not any(word in name for word in words)}
 
 
 HEALTHY = {
@@ -144,20 +123,33 @@ HEALTHY = {
     "float32 of a checkpoint in bfloat16": {
         name: array.astype(np.float32) for name, array in floats(ml_dtypes.bfloat16).items()
     },
-    "norms with 1 added, as Gemma's": norms(lambda array: array + 1),
-    "norms that AWQ has scaled": norms(lambda array: array * np.linspace(0.5, 2, 16, dtype=np.float32)),
+    "norms with 1 added, as Gemma's": edited("norm", lambda array: array + 1),
+    "norms that AWQ has scaled": edited("norm", lambda array: array * np.linspace(0.5, 2, 16, dtype=np.float32)),
     "another exporter's names": {f"other.{name}": array for name, array in floats().items() if "norm" not in name},
     "weights of a fine-tuned checkpoint": {**floats(seed=1), **{n: a for n, a in floats().items() if "cache" in n}},
     "another model, of another rotary base": {**floats(seed=1), "cos_cache": floats()["cos_cache"] ** 2},
     "a table in integers": without("embed_tokens"),
     "a mask": {**floats(), "mask": np.triu(np.full((8, 8), -np.inf, np.float32), 1)},
     "no biases": without("bias"),
+    "longer rotary tables": edited("cache", lambda array: np.concatenate([array, array[:9]])),
+    "without a layer that runtimes ignore, as of several tokens at once": without("layers.3."),
 }
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_exporters_and_quantizers_change_is_no_damage(name: str) -> None:
     assert differences(floats(), HEALTHY[name]) == {}
+
+
+def test_what_is_other_beside_such_changes_is_named() -> None:
+    masked = np.array([0.5, -np.inf, 1.0], np.float32)
+    reference = {**floats(), "lm_head.bias": masked}
+    assert differences(reference, reference) == {}, "numbers that are none in both"
+    assert differences(reference, {**reference, "lm_head.bias": masked.clip(-1)}).keys() == {"lm_head.bias"}
+    longer = changed("cos_cache", put(slice(50, None), 2), HEALTHY["longer rotary tables"])
+    assert differences(floats(), longer).keys() == {"cos_cache"}
+    bias = "model.layers.2.attn.q_proj.bias"
+    assert differences(floats(), without(bias)) == {bias: "is missing"}
 
 
 def test_equal_vectors_that_are_stored_once_and_zeros_are_not_missing() -> None:
@@ -250,49 +242,32 @@ def test_layout_and_counted_names_decide_which_constants_are_one() -> None:
 POSITIONS = 32
 
 
+LAYER = """
+    n{0} = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-6> (x{0}, x, w)
+    a{0} = com.microsoft.GroupQueryAttention
+        <num_heads = 4, kv_num_heads = 2, rotary_interleaved = 0, do_rotary = 1, softcap = 50.0, scale = 0.5,
+         local_window_size: int = {window}> (q, k, v, past{0}, past{0}, s, t, cos_cache, sin_cache)
+    m{0} = Constant <value = float {{1.5}}> ()
+    x{next} = Mul (a{0}, m{0})
+    e{0}, i{0} = TopK (r, experts)
+"""
+NAMES = ("input_layernorm/LayerNorm", "attn/Attention", "constant", "scale", "topk")
+
+
 def decoder(*edits: Callable[[dict[str, onnx.NodeProto]], None]) -> onnx.ModelProto:
     """Two layers as onnxruntime-genai's builder names them, without weights, after `edits` of the nodes by name."""
-    nodes = []
-    for layer in range(2):
-        names, value = (
-            (
-                f"/model/layers.{layer}/{name}"
-                for name in ("input_layernorm/LayerNorm", "attn/Attention", "scale", "topk")
-            ),
-            f"x{layer}",
-        )
-        norm, attention, scale, top = names
-        read = ["q", "k", "v", f"past{layer}", f"past{layer}", "s", "t", "cos_cache", "sin_cache"]
-        heads = {"num_heads": 4, "kv_num_heads": 2, "rotary_interleaved": 0, "do_rotary": 1, "softcap": 50.0}
-        ms = {"domain": "com.microsoft"}
-        nodes += [
-            helper.make_node("SkipSimplifiedLayerNormalization", [value, "x", "w"], ["n"], norm, epsilon=1e-6, **ms),
-            helper.make_node(
-                "GroupQueryAttention",
-                read,
-                ["a"],
-                attention,
-                scale=0.5,
-                local_window_size=16 - 17 * layer,
-                **heads,
-                **ms,
-            ),
-            helper.make_node(
-                "Constant", [], [f"m{layer}"], f"c{layer}", value=numpy_helper.from_array(np.float32(1.5))
-            ),
-            helper.make_node("Mul", ["a", f"m{layer}"], [f"x{layer + 1}"], scale),
-            helper.make_node("TopK", ["r", "experts"], ["e", "i"], top),
-        ]
+    layers = "".join(LAYER.format(layer, window=16 - 17 * layer, next=layer + 1) for layer in range(2))
+    pasts = "float[B, 2, P, 8] past0, float[B, 2, P, 8] past1"
+    graph = onnx.parser.parse_graph(f"decoder ({pasts}) => (float x2) {{ {layers} }}")
+    for place, node in enumerate(graph.node):
+        node.name = f"/model/layers.{place // len(NAMES)}/{NAMES[place % len(NAMES)]}"
     for edit in edits:
-        edit({node.name: node for node in nodes})
-    tensors = [numpy_helper.from_array(np.array([2]), "experts")]
+        edit({node.name: node for node in graph.node})
     angles = np.outer(np.arange(POSITIONS), 100.0 ** -(np.arange(4) / 4))
-    tensors += [
-        numpy_helper.from_array(turn(angles).astype(np.float32), f"{turn.__name__}_cache") for turn in (np.cos, np.sin)
-    ]
-    pasts = [helper.make_tensor_value_info(f"past{layer}", 1, ["B", 2, "P", 8]) for layer in range(2)]
-    outputs = [helper.make_tensor_value_info("x2", 1, None)]
-    return helper.make_model(helper.make_graph(nodes, "decoder", pasts, outputs, tensors))
+    tables = {f"{turn.__name__}_cache": turn(angles).astype(np.float32) for turn in (np.cos, np.sin)}
+    arrays = {"experts": np.array([2]), **tables}
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return helper.make_model(graph)
 
 
 def setting(node: str, **values: Any) -> Callable[[dict[str, onnx.NodeProto]], None]:
@@ -367,7 +342,7 @@ NUMBERS: list[tuple[Any, str, str]] = [
     (setting(LAYER_1, scale=0.3), "'scale' 0.3, {} 0.5", "config"),
     (setting(LAYER_1, scale=None), "'scale' 0, {} 0.5", ""),
     (setting(LAYER_1, rotary_interleaved=1), "'rotary_interleaved' 1, {} 0", ""),
-    (setting("c1", value=numpy_helper.from_array(np.float32(1.6))), "is 1.6, {} 1.5", ""),
+    (setting("layers.1/constant", value=numpy_helper.from_array(np.float32(1.6))), "is 1.6, {} 1.5", ""),
 ]
 """What is done to a model's nodes; what is told; and whether another exporter's graph and config.json show it, too."""
 
@@ -456,7 +431,7 @@ HEALTHY_NODES: list[Callable[..., None]] = [
     OTHER_NAMES,
     setting("Attention", scale=0.5, num_heads=4),
     setting("LayerNorm", epsilon=1.0004e-6),
-    setting("c1", value=numpy_helper.from_array(np.array([1.5], np.float16))),
+    setting("layers.1/constant", value=numpy_helper.from_array(np.array([1.5], np.float16))),
 ]
 
 

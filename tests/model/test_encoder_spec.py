@@ -1,7 +1,5 @@
-"""What a decoder takes of an encoder is read from both graphs, whoever exported them.
-
-What each graph of a model does: by the graphs, by names, and where the two contradict each other.
-"""
+"""What a decoder takes of an encoder, and what each graph of a model does: by the graphs, by names, and where the two
+contradict each other."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, ModelError, ProviderError
 from olive_ext.model import resolve
-from olive_ext.model.files.folders import find_companions, pick_with_past
+from olive_ext.model.files.locate import find_companions, pick_with_past
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.spec.encoder_spec import find_parts, read_cross_inputs, read_encoder, settle
 from olive_ext.model.spec.tensor_names import Outline
@@ -91,16 +89,16 @@ def test_cross_kv_that_nothing_computes_is_left_empty_where_the_decoder_has_the_
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "message"),
+    ("inputs", "outputs", "holds"),
     [
-        ({"pixels": (FLOAT, ("B", 3))}, ["last_hidden_state"], {"code": "unsupported", "holds": "pixels"}),
-        (TEXT, ["logits"], {"code": "unsupported", "holds": "last_hidden_state"}),
-        ({**SOUND, "lengths": (INT64, ("B",))}, ["hidden_states"], {"code": "unsupported", "holds": "lengths"}),
-        ({"input_features": (INT64, ("B", 80, 30))}, ["hidden_states"], {"code": "unsupported"}),
+        ({"pixels": (FLOAT, ("B", 3))}, ["last_hidden_state"], "pixels"),
+        (TEXT, ["logits"], "last_hidden_state"),
+        ({**SOUND, "lengths": (INT64, ("B",))}, ["hidden_states"], "lengths"),
+        ({"input_features": (INT64, ("B", 80, 30))}, ["hidden_states"], "input_features"),
     ],
 )
-def test_encoder_that_is_not_understood_is_refused_by_name(inputs, outputs, message) -> None:
-    with refused(ModelError, **message):
+def test_encoder_that_is_not_understood_is_refused_by_name(inputs, outputs, holds) -> None:
+    with refused(ModelError, "unsupported", holds=holds):
         read_encoder(_graph(inputs, outputs), _cross(STATES), {})
 
 
@@ -112,40 +110,39 @@ def _put(folder: Path, *names: str) -> list[Path]:
     return files
 
 
-def test_decoder_with_a_past_is_picked_and_the_others_work_beside_it(tmp_path: Path) -> None:
-    names = ["decoder_model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx"]
-    plain, merged, with_past, encoder = _put(tmp_path, *names)
+OPTIMUM = ["decoder_with_past_model.onnx", "decoder_model.onnx", "decoder_model_merged.onnx", "encoder_model.onnx"]
+QUANTIZED = ["decoder_model_merged_quantized.onnx", "encoder_model_quantized.onnx", "encoder_model.onnx"]
+CONFIG = {"model": {"encoder": {"filename": "own.onnx"}}}
+
+
+@pytest.mark.parametrize(
+    ("names", "config", "parts"),
+    [
+        (OPTIMUM, {}, {"encoder": "encoder_model.onnx", "first_step": "decoder_model.onnx"}),
+        (OPTIMUM[2:], {}, {"encoder": "encoder_model.onnx"}),
+        (QUANTIZED, {}, {"encoder": "encoder_model_quantized.onnx"}),
+        (["decoder/model.onnx", "encoder/model.onnx"], {}, {"encoder": "encoder/model.onnx"}),
+        (["decoder.onnx", "own.onnx"], CONFIG, {"encoder": "own.onnx"}),
+    ],
+)
+def test_companions_are_known_by_the_names_beside_the_decoders(names, config, parts, tmp_path: Path) -> None:
+    decoder, *others = _put(tmp_path, *names)
+    found = find_companions(decoder, tmp_path, config)
+    assert {part: str(file.relative_to(tmp_path)) for part, (file, _) in found.items()} == parts
+    if config:
+        assert found["encoder"][1] == "genai_config.json's model.encoder.filename"
+        others[0].unlink()
+        with refused(ModelError, "not_found"):
+            find_companions(decoder, tmp_path, config)
+
+
+def test_decoder_with_a_past_is_picked_where_there_is_an_encoder(tmp_path: Path) -> None:
+    with_past, plain, merged, encoder = _put(tmp_path, *OPTIMUM)
     picked = pick_with_past([plain, merged, with_past])
     assert picked is not None
     assert picked[0] == with_past
-    found = find_companions(with_past, tmp_path, {})
-    assert {part: file for part, (file, _) in found.items()} == {"encoder": encoder, "first_step": plain}
-    assert find_companions(merged, tmp_path, {}).keys() == {"encoder"}
-
-
-def test_decoders_without_an_encoder_are_not_chosen_between(tmp_path: Path) -> None:
-    assert pick_with_past(_put(tmp_path, "decoder_model.onnx", "decoder_with_past_model.onnx")) is None
-
-
-def test_companions_have_the_decoders_suffix_or_its_folders_name(tmp_path: Path) -> None:
-    decoder, encoder, _ = _put(
-        tmp_path, "decoder_model_merged_quantized.onnx", "encoder_model_quantized.onnx", "encoder_model.onnx"
-    )
-    assert find_companions(decoder, tmp_path, {})["encoder"][0] == encoder
-    decoder, encoder = _put(tmp_path / "package", "decoder/model.onnx", "encoder/model.onnx")
-    assert find_companions(decoder, decoder.parent, {})["encoder"][0] == encoder
-
-
-def test_genai_config_names_the_encoder(tmp_path: Path) -> None:
-    decoder, encoder = _put(tmp_path, "decoder.onnx", "encoder.onnx")
-    config = {"model": {"encoder": {"filename": "encoder.onnx"}}}
-    assert find_companions(decoder, tmp_path, config)["encoder"] == (
-        encoder,
-        "genai_config.json's model.encoder.filename",
-    )
     encoder.unlink()
-    with refused(ModelError, "not_found"):
-        find_companions(decoder, tmp_path, config)
+    assert pick_with_past([plain, with_past]) is None
 
 
 CPU = "CPUExecutionProvider"
@@ -200,19 +197,11 @@ def test_encoder_of_an_encoder_decoder_is_told_by_its_states() -> None:
     assert [part.name for part in found.values()] == ["encoder"]
 
 
-def test_name_that_contradicts_the_graphs_is_refused_with_both() -> None:
-    found = find_parts(DECODER, {Path("a"): EMBEDDING, Path("b"): encoder("pixel_values", FEATURES[0])})
-    error = (
-        r"by genai_config.json's model.speech.filename 'b' is the part 'audio'; by the graphs it is 'vision': "
-        "it returns what the embedding graph takes as 'image_features'"
-    )
-    with pytest.raises(ModelError, match=error):
-        settle({"audio": (Path("b"), "genai_config.json's model.speech.filename")}, found)
-
-
-def test_two_graphs_of_one_part_are_refused_unless_one_is_named() -> None:
+def test_names_that_contradict_the_graphs_and_two_graphs_of_one_part_are_refused() -> None:
     one, other = (encoder("pixel_values", FEATURES[0]) for _ in range(2))
     found = find_parts(DECODER, {Path("a"): EMBEDDING, Path("b"): one, Path("c"): other})
+    with refused(ModelError, "unsupported", holds=("by a rule 'b'", "'audio'", "'vision'", "'image_features'")):
+        settle({"audio": (Path("b"), "a rule")}, found)
     with refused(ModelError, "contradiction", holds=("vision", "components")):
         settle({}, found)
     assert settle({"vision": (Path("c"), "here")}, found)["vision"] == (Path("c"), "here")
@@ -228,6 +217,7 @@ def test_folder_of_graphs_whose_names_say_nothing_is_understood(by_hand: Path) -
     assert model.files.origins["vision"] == "it returns what the embedding graph takes as 'image_features'"
     assert model.media is not None
     assert not model.media.problem
+    assert model.providers_of(model.media.encoders[0]) == model.providers, "it has no section of its own"
     package = resolve(ModelSettings(model=str(media_export("llava")[0])))
     assert package.media is not None
     assert model.media.encoders[0].placeholder == package.media.encoders[0].placeholder
@@ -246,36 +236,21 @@ def test_components_are_named_by_hand(by_hand: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("components", "error"),
+    ("part", "folder", "code", "field", "holds"),
     [
-        (
-            {"vision": "words/model.onnx"},
-            {"code": "unsupported", "holds": ("components", "words", "vision", "embedding")},
-        ),
-        ({"vision": "text/model.onnx"}, {"code": "contradiction", "field": "components.vision"}),
-        (
-            {"vision": "nose/model.onnx"},
-            {"code": "not_found", "field": "components.vision", "value": "nose/model.onnx"},
-        ),
-        (
-            {"decoder": "words/model.onnx"},
-            {"code": "contradiction", "holds": "words"},
-        ),
-        (
-            {"embedding": "text/model.onnx"},
-            {"code": "contradiction", "holds": ("embedding", "inputs_e")},
-        ),
-        (
-            {"audio": "eyes/model.onnx"},
-            {"code": "unsupported", "holds": ("eyes", "audio", "vision")},
-        ),
+        ("vision", "words", "unsupported", "", ("components", "words", "vision", "embedding")),
+        ("vision", "text", "contradiction", "components.vision", ()),
+        ("vision", "nose", "not_found", "components.vision", "nose/model.onnx"),
+        ("decoder", "words", "contradiction", "", "words"),
+        ("embedding", "text", "contradiction", "", ("embedding", "inputs_e")),
+        ("audio", "eyes", "unsupported", "", ("eyes", "audio", "vision")),
     ],
 )
 def test_components_that_are_wrong_are_refused_by_name(
-    by_hand: Path, components: dict[str, str], error: dict[str, Any]
+    by_hand: Path, part: str, folder: str, code: str, field: str, holds: Any
 ) -> None:
-    with refused(ModelError, **error):
-        resolve(ModelSettings.of({"model": by_hand, "components": components}))
+    with refused(ModelError, code, field, f"{folder}/model.onnx" if code == "not_found" else ..., holds=holds):
+        resolve(ModelSettings.of({"model": by_hand, "components": {part: f"{folder}/model.onnx"}}))
 
 
 def test_component_that_does_not_exist_is_refused_with_those_that_do() -> None:
@@ -308,46 +283,25 @@ def test_encoder_has_the_provider_of_the_setting_then_of_its_section_then_the_de
 
 
 @pytest.mark.slow
-def test_encoder_without_a_section_of_its_own_runs_where_the_decoder_does(by_hand: Path) -> None:
-    model = resolve(ModelSettings(model=str(by_hand)))
-    assert model.media is not None
-    assert model.providers_of(model.media.encoders[0]) == model.providers
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "section", "value", "error"),
+    ("keys", "value", "error"),
     [
-        (
-            "genai_config.json",
-            "model.vision",
-            {"filename": "embedding/model.onnx"},
-            "'vision'; by the graphs it is 'embedd",
-        ),
-        (
-            "genai_config.json",
-            "model.embedding",
-            {"filename": "vision_encoder/model.onnx"},
-            "returns image_features",
-        ),
-        (
-            "genai_config.json",
-            "model",
-            {"image_token_id": 5},
-            r"genai_config.json 5, .*; the embedding graph compares ids wi",
-        ),
-        ("config.json", "", {"image_token_id": 5}, r"config.json 5, .*the embedding graph compares ids with \[1018\]"),
+        ("model.vision.filename", "embedding/model.onnx", "'vision'; by the graphs it is 'embedd"),
+        ("model.embedding.filename", "vision_encoder/model.onnx", "returns image_features"),
+        ("model.image_token_id", 5, r"genai_config.json 5, .*; the embedding graph compares ids wi"),
+        ("image_token_id", 5, r"config.json 5, .*the embedding graph compares ids with \[1018\]"),
     ],
 )
 def test_package_whose_files_contradict_its_graphs_is_told_with_both(
-    tmp_path: Path, file: str, section: str, value: dict[str, object], error: str
+    tmp_path: Path, keys: str, value: Any, error: str
 ) -> None:
     package = Path(shutil.copytree(media_export("qwen2_5_vl")[0], tmp_path / "package"))
-    config = json.loads((package / file).read_text(encoding="utf-8"))
-    place = config
-    for name in filter(None, section.split(".")):
+    file = "genai_config.json" if keys.startswith("model") else "config.json"
+    place = config = json.loads((package / file).read_text(encoding="utf-8"))
+    *sections, key = keys.split(".")
+    for name in sections:
         place = place[name]
-    place.update(value)
+    place[key] = value
     (package / file).write_text(json.dumps(config), encoding="utf-8")
     found = check_model(EvaluationConfig.parse({"model": {"path": str(package)}, "tasks": ["a"]}))
     assert re.search(error, "\n".join([*found.problems, found.text()]))

@@ -1,7 +1,5 @@
-"""What a decoder's masks let an item's tokens see is found by running the masks' own nodes.
-
-What an export computes otherwise than its original is told by the graph and config.json, and only then.
-"""
+"""Which tokens of an item see each other, by the masks' own nodes, and what an export computes otherwise than its
+original."""
 
 from __future__ import annotations
 
@@ -51,34 +49,55 @@ def masked_graph(masks: str) -> ModelProto:
     return parser.parse_model(GRAPH.format(window=WINDOW, masks=masks))
 
 
+OLDER = "full_mask = Identity (joined) near_mask = Or (recent, is_one)"
+ADDED = """
+    nothing = Constant <value_float = 0.0> () hidden = Constant <value_float = -65504.0> ()
+    full_mask = Where (joined, nothing, hidden) near_mask = Where (recent, nothing, hidden)
+"""
+
+
 @pytest.mark.parametrize(
-    ("masks", "joined", "beyond_window"),
+    ("masks", "num_tokens", "joined", "beyond_window"),
     [
-        ("full_mask = Identity (before) near_mask = And (joined, within)", (1,), ()),
-        ("full_mask = Identity (joined) near_mask = Or (recent, is_one)", (0, 1), (1,)),
-        ("full_mask = Identity (joined) near_mask = Identity (recent)", (0,), ()),
-        ("full_mask = Identity (before) near_mask = Identity (recent)", (), ()),
+        ("full_mask = Identity (before) near_mask = And (joined, within)", WINDOW + 2, (1,), ()),
+        (OLDER, WINDOW + 2, (0, 1), (1,)),
+        ("full_mask = Identity (joined) near_mask = Identity (recent)", WINDOW + 2, (0,), ()),
+        ("full_mask = Identity (before) near_mask = Identity (recent)", WINDOW + 2, (), ()),
+        (ADDED, WINDOW + 2, (0,), ()),
+        (OLDER, 1 << 40, (0, 1), (1,)),
     ],
+    ids=["5.23", "5.10", "neither", "none", "numbers that are added", "a window of any length"],
 )
 def test_layers_in_which_an_items_tokens_see_each_other(
-    masks: str, joined: tuple[int, ...], beyond_window: tuple[int, ...]
+    masks: str, num_tokens: int, joined: tuple[int, ...], beyond_window: tuple[int, ...]
 ) -> None:
-    """transformers 5.23's masks of Gemma 4, 5.10's, those of neither, and none."""
-    found = read_item_masks(masked_graph(masks), "input_ids", ["past"], {9}, WINDOW + 2)
+    """Masks of Gemma 4 in two versions of transformers, and others."""
+    found = read_item_masks(masked_graph(masks), "input_ids", ["past"], {9}, num_tokens)
     assert found == ItemMasks(joined, beyond_window)
 
 
-def test_mask_of_numbers_that_are_added_to_scores_is_read() -> None:
-    added = """
-        nothing = Constant <value_float = 0.0> () hidden = Constant <value_float = -65504.0> ()
-        full_mask = Where (joined, nothing, hidden) near_mask = Where (recent, nothing, hidden)
+def test_a_mask_that_explodes_or_may_never_end_is_not_run() -> None:
+    """An Expand to 8 GB, and a Loop."""
+    huge = """
+        many = Constant <value_ints = [1000000000]> () wide = Expand (number, many)
+        most = ReduceMax <keepdims = 0> (wide) near = Less (distance, most)
+        full_mask = And (joined, near) near_mask = Identity (full_mask)
     """
-    assert read_item_masks(masked_graph(added), "input_ids", ["past"], {9}, WINDOW + 2).joined == (0,)
-
-
-def test_window_of_any_length_takes_a_mask_of_some_length() -> None:
-    masks = "full_mask = Identity (joined) near_mask = Or (recent, is_one)"
-    assert read_item_masks(masked_graph(masks), "input_ids", ["past"], {9}, 1 << 40) == ItemMasks((0, 1), (1,))
+    with pytest.raises(ValueError, match="Expand of"):
+        read_item_masks(masked_graph(huge), "input_ids", ["past"], {9}, WINDOW + 2)
+    graph = masked_graph(OLDER)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["still"])],
+        "body",
+        [helper.make_tensor_value_info(name, kind, []) for name, kind in (("i", 7), ("on", 9))],
+        [helper.make_tensor_value_info("still", 9, [])],
+    )
+    loop = next(node for node in graph.graph.node if node.output[0] == "joined")
+    loop.CopyFrom(helper.make_node("If", ["before"], ["joined"], then_branch=body))
+    loop.attribute[0].g.node.append(helper.make_node("Loop", ["", "on"], [], body=body))
+    assert read_item_masks(graph, "input_ids", ["past"], {9}, WINDOW + 2) == ItemMasks((1,), (1,)), (
+        "the other one is read"
+    )
 
 
 def graph(*outputs: str, producer: str = "mobius") -> ModelProto:
@@ -89,35 +108,20 @@ def graph(*outputs: str, producer: str = "mobius") -> ModelProto:
 @pytest.mark.parametrize(
     ("part", "encoder", "config", "told"),
     [
-        (
-            "vision",
-            graph("image_features"),
-            {"vision_config": {"deepstack_visual_indexes": [5, 11]}},
-            r"layers \[5, 11\]",
-        ),
-        ("vision", graph("image", "deep"), {"vision_config": {"deepstack_visual_indexes": [5, 11]}}, None),
-        ("vision", graph("image_features"), {"vision_config": {"deepstack_visual_indexes": []}}, None),
-        (
-            "audio",
-            graph("audio_features"),
-            {"audio_config": {"num_attention_heads": 4}},
-            "num_attention_heads 4.* in 8",
-        ),
-        ("audio", graph("audio_features"), {"audio_config": {"num_attention_heads": 8}}, None),
-        ("audio", graph("audio_features", producer="pytorch"), {"audio_config": {"num_attention_heads": 4}}, None),
-        (
-            "vision",
-            graph("image_features"),
-            {"text_config": {"use_bidirectional_attention": "vision"}},
-            "see each other",
-        ),
+        ("vision", graph("image"), {"deepstack_visual_indexes": [5, 11]}, r"layers \[5, 11\]"),
+        ("vision", graph("image", "deep"), {"deepstack_visual_indexes": [5, 11]}, None),
+        ("vision", graph("image"), {"deepstack_visual_indexes": []}, None),
+        ("audio", graph("audio"), {"num_attention_heads": 4}, "num_attention_heads 4.* in 8"),
+        ("audio", graph("audio"), {"num_attention_heads": 8}, None),
+        ("audio", graph("audio", producer="pytorch"), {"num_attention_heads": 4}, None),
+        ("text", graph("image"), {"use_bidirectional_attention": "vision"}, "see each other"),
     ],
 )
 def test_fault_is_told_where_graph_and_configuration_show_it(
     part: str, encoder: ModelProto, config: dict[str, Any], told: str | None
 ) -> None:
     taken = [tensor_spec(value) for value in encoder.graph.output]
-    found = known_faults({part: (encoder, taken)}, ({}, {"model_type": "gemma4", **config}))
+    found = known_faults({part: (encoder, taken)}, ({}, {"model_type": "gemma4", f"{part}_config": config}))
     assert len(found) == (told is not None)
     for sentence in found:
         assert re.search(str(told), sentence)
@@ -127,10 +131,7 @@ def test_fault_is_told_where_graph_and_configuration_show_it(
     ("masks", "told"),
     [
         (ItemMasks(), "this decoder takes no token types"),
-        (
-            ItemMasks((0, 1, 2), (0, 2)),
-            "1 layers of full attention and in 2 sliding .* window of 16, too",
-        ),
+        (ItemMasks((0, 1, 2), (0, 2)), "1 layers of full attention and in 2 sliding .* window of 16, too"),
         (ItemMasks((0, 2), (2,)), "do so in 1 sliding layers beyond the window of 16, too"),
         (ItemMasks((0, 2)), None),
     ],

@@ -30,15 +30,8 @@ def resolve(request: Any = None, options: Any = None, **keys: Any) -> tuple[Prov
     return resolve_providers(request, options, **{"available": EVERYTHING, **keys})
 
 
-def names(*args: Any, **keys: Any) -> list[str]:
-    return [provider.name for provider in resolve(*args, **keys)]
-
-
 def genai(*entries: Any) -> dict[str, Any]:
     return {"model": {"decoder": {"session_options": {"provider_options": list(entries)}}}}
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.short)
@@ -50,134 +43,108 @@ def test_each_row_is_found_by_each_of_its_names_in_any_case(row: ProviderRow) ->
             assert first.options == row.defaults
 
 
-def test_no_two_rows_share_a_name() -> None:
-    keys = [key.lower() for row in TABLE for key in (row.short, row.name, *row.aliases)]
-    assert len(keys) == len(set(keys))
-
-
-def test_names_are_those_of_onnx_runtime() -> None:
+def test_names_are_those_of_onnx_runtime_and_no_two_rows_share_one() -> None:
     import onnxruntime
-
-    assert {row.name for row in TABLE} - NOT_LISTED <= set(onnxruntime.get_all_providers())
-
-
-def test_devices_are_those_of_onnx_runtime() -> None:
     from onnxruntime.capi.onnxruntime_inference_collection import OrtDevice
 
+    keys = [key.lower() for row in TABLE for key in (row.short, row.name, *row.aliases)]
+    assert len(keys) == len(set(keys))
+    assert {row.name for row in TABLE} - NOT_LISTED <= set(onnxruntime.get_all_providers())
     for device in {row.device for row in TABLE}:
         assert OrtDevice.make(device, 0)
+    assert CPU in available_providers()
+    assert "AzureExecutionProvider" not in available_providers()
+    assert resolve_providers()[0].name == CPU, "this build is asked by default"
 
 
-def test_order_is_kept_and_the_cpu_appended_once() -> None:
-    assert names(["trt", "cuda"]) == [TRT, CUDA, CPU]
-    assert names(["cuda", "cpu"]) == [CUDA, CPU]
-    assert names(["cpu", "cuda"]) == [CPU, CUDA]
-    assert names("CPU") == [CPU]
+TF32 = {"use_tf32": "0"}
+FROM_DML = genai({"DML": {}})
+TAKEN: list[tuple[dict[str, Any], list[tuple[str, dict[str, str]]], str]] = [
+    ({"request": ["trt", "cuda"]}, [(TRT, {}), (CUDA, TF32)], "execution_provider"),
+    ({"request": ["cuda", "cpu"]}, [(CUDA, TF32)], "execution_provider"),
+    ({"request": "cuda", "handed_over": TRT, "genai_config": FROM_DML}, [(CUDA, TF32)], "execution_provider"),
+    ({"handed_over": TRT, "genai_config": FROM_DML}, [(TRT, {})], "Olive's accelerator"),
+    ({"handed_over": [CUDA, CPU], "genai_config": FROM_DML}, [(CUDA, TF32)], "Olive's accelerator"),
+    ({"genai_config": FROM_DML}, [(DML, {})], "genai_config.json"),
+    ({"handed_over": [], "genai_config": genai()}, [], "default"),
+    ({"genai_config": {}}, [], "default"),
+    ({"request": "CPU"}, [], "execution_provider"),
+    (
+        {"genai_config": genai({"NvTensorRtRtx": {}}, {"cuda": {"enable_cuda_graph": "1", "device_id": 1}})},
+        [("NvTensorRTRTXExecutionProvider", {}), (CUDA, {**TF32, "device_id": "1"})],
+        "genai_config.json",
+    ),
+    ({"request": "Odd", "available": (CPU, "Odd")}, [("Odd", {})], "execution_provider"),
+    (
+        {"request": ["trt", "cuda"], "options": {"device_id": 1}},
+        [(TRT, {"device_id": "1"}), (CUDA, TF32)],
+        "execution_provider",
+    ),
+    ({"handed_over": "trt", "options": {"a": 1}}, [(TRT, {"a": "1"})], "Olive's accelerator"),
+    (
+        {"request": ["trt", "cuda"], "options": [{}, {"use_tf32": True}]},
+        [(TRT, {}), (CUDA, {"use_tf32": "1"})],
+        "execution_provider",
+    ),
+    (
+        {"request": ["trt", ["CUDA", {"device_id": 2}]]},
+        [(TRT, {}), (CUDA, {**TF32, "device_id": "2"})],
+        "execution_provider",
+    ),
+    (
+        {"request": [("trt", {}), ("cuda", {"a": 1})], "options": {"b": 2}},
+        [(TRT, {"b": "2"}), (CUDA, {**TF32, "a": "1"})],
+        "execution_provider",
+    ),
+    *(
+        ({"request": "trt", "options": {"key": value}}, [(TRT, {"key": text})], "execution_provider")
+        for value, text in ((True, "1"), (False, "0"), (3, "3"), (0.5, "0.5"), ("x", "x"))
+    ),
+]
 
 
-def test_duplicates_are_refused_by_name() -> None:
-    with refused(ProviderError, "contradiction", holds=("execution_provider", CUDA)):
-        resolve(["cuda", "cpu", CUDA])
+@pytest.mark.parametrize(("given", "expected", "origin"), TAKEN)
+def test_the_first_that_names_providers_is_taken_and_the_cpu_appended_once(
+    given: dict[str, Any], expected: list[tuple[str, dict[str, str]]], origin: str
+) -> None:
+    providers = resolve(**given)
+    assert [(one.name, dict(one.options)) for one in providers] == [*expected, (CPU, {})]
+    assert {one.origin for one in providers} <= {origin, "always last"}
+    assert providers[0].origin == origin
 
 
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [("cudaa", "did you mean 'cuda'"), ("CudaExecutionProviders", "did you mean 'cuda'"), ("???", "known: cpu, cuda,")],
-)
-def test_unknown_name_is_refused_with_the_nearest(wrong: str, hint: str) -> None:
-    with refused(ProviderError, "unknown_name", holds="execution_provider") as caught:
-        resolve(wrong)
-    assert hint in str(caught.value)
-    assert repr(wrong) in str(caught.value)
+def test_the_cpu_may_be_first() -> None:
+    assert [one.name for one in resolve(["cpu", "cuda"])] == [CPU, CUDA]
 
 
-@pytest.mark.parametrize("wrong", [["cuda", {"device_id": 0}], [3], [["cuda", "path"]], [[3, {}]], [["cuda", {}, 1]]])
-def test_malformed_entry_is_refused(wrong: Any) -> None:
-    with refused(ProviderError, "wrong_value"):
-        resolve(wrong)
+REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
+    ({"request": ["cuda", "cpu", CUDA]}, "contradiction", ("execution_provider", CUDA)),
+    ({"request": "cudaa"}, "unknown_name", ("execution_provider", "'cudaa'", "did you mean 'cuda'")),
+    ({"request": "CudaExecutionProviders"}, "unknown_name", ("'CudaExecutionProviders'", "did you mean 'cuda'")),
+    ({"request": "???"}, "unknown_name", ("execution_provider", "'???'", "known: cpu, cuda,")),
+    ({"genai_config": genai({"qqq": {}})}, "unknown_name", ("qqq", "genai_config.json")),
+    *(
+        ({"request": wrong}, "wrong_value", ())
+        for wrong in (["cuda", {"device_id": 0}], [3], [["cuda", "path"]], [[3, {}]], [["cuda", {}, 1]])
+    ),
+    *(
+        ({"request": ["trt", "cuda"], "options": wrong}, "wrong_value", ("provider_options", "2", f"{len(wrong)}"))
+        for wrong in ([{"a": 1}], [{}, {}, {"a": 1}])
+    ),
+    (
+        {"request": [("cuda", {"a": 1})], "options": {"b": 2}},
+        "provider",
+        ("execution_provider", "provider_options"),
+    ),
+    ({"request": "trt", "options": {"key": None}}, "wrong_value", ("'key'", TRT, "None")),
+    ({"handed_over": "cuda", "available": (DML, CPU)}, "provider", (CUDA, CPU, DML)),
+]
 
 
-def test_unknown_plugin_that_is_available_is_taken() -> None:
-    provider = resolve("OddExecutionProvider", available=(CPU, "OddExecutionProvider"))[0]
-    assert (provider.name, provider.device) == ("OddExecutionProvider", "cpu")
-
-
-# --- who is asked ----------------------------------------------------------------------------------------------------
-
-
-def test_request_wins_over_olive_and_olive_over_genai_config() -> None:
-    config = genai({"DML": {}})
-    assert names("cuda", handed_over="TensorrtExecutionProvider", genai_config=config) == [CUDA, CPU]
-    assert names(None, handed_over="TensorrtExecutionProvider", genai_config=config) == [TRT, CPU]
-    assert names(None, handed_over=[CUDA, CPU], genai_config=config) == [CUDA, CPU]
-    assert names(None, handed_over=None, genai_config=config) == [DML, CPU]
-    assert names(None, handed_over=[], genai_config=genai()) == [CPU]
-    assert names(None, genai_config={}) == [CPU]
-
-
-def test_origin_says_who_asked() -> None:
-    assert [p.origin for p in resolve("cuda")] == ["execution_provider", "always last"]
-    assert resolve(handed_over="cuda")[0].origin == "Olive's accelerator"
-    assert resolve(genai_config=genai({"cuda": {}}))[0].origin == "genai_config.json"
-    assert resolve()[0].origin == "default"
-
-
-def test_genai_config_keeps_its_order_and_options_without_those_of_its_own_runner() -> None:
-    config = genai({"NvTensorRtRtx": {}}, {"cuda": {"enable_cuda_graph": "1", "device_id": 1}})
-    providers = resolve(genai_config=config)
-    assert [provider.name for provider in providers] == ["NvTensorRTRTXExecutionProvider", CUDA, CPU]
-    assert providers[1].options == {"use_tf32": "0", "device_id": "1"}
-    with refused(ProviderError, "unknown_name", holds=("qqq", "genai_config.json")):
-        resolve(genai_config=genai({"qqq": {}}))
-
-
-# --- options ---------------------------------------------------------------------------------------------------------
-
-
-def test_options_mapping_belongs_to_the_first_provider() -> None:
-    trt, cuda, cpu = resolve(["trt", "cuda"], {"device_id": 1})
-    assert trt.options == {"device_id": "1"}
-    assert cuda.options == {"use_tf32": "0"}
-    assert cpu.options == {}
-    assert resolve(handed_over="trt", options={"a": 1})[0].options == {"a": "1"}
-
-
-def test_options_list_has_one_entry_for_each_provider() -> None:
-    trt, cuda, _ = resolve(["trt", "cuda"], [{}, {"use_tf32": True}])
-    assert (trt.options, cuda.options) == ({}, {"use_tf32": "1"})
-    for wrong in ([{"a": 1}], [{}, {}, {"a": 1}]):
-        with refused(ProviderError, "wrong_value", holds=("provider_options", "2", f"{len(wrong)}")):
-            resolve(["trt", "cuda"], wrong)
-
-
-def test_options_in_pairs_reach_their_provider() -> None:
-    trt, cuda, _ = resolve(["trt", ["CUDA", {"device_id": 2}]])
-    assert trt.options == {}
-    assert cuda.options == {"use_tf32": "0", "device_id": "2"}
-
-
-def test_options_given_twice_are_refused() -> None:
-    with refused(ProviderError, "provider", holds=("execution_provider", "provider_options")):
-        resolve([("cuda", {"a": 1})], {"b": 2})
-    assert resolve([("trt", {}), ("cuda", {"a": 1})], {"b": 2})[0].options == {"b": "2"}
-
-
-@pytest.mark.parametrize(("value", "text"), [(True, "1"), (False, "0"), (3, "3"), (0.5, "0.5"), ("x", "x")])
-def test_option_values_become_strings(value: Any, text: str) -> None:
-    assert resolve("trt", {"key": value})[0].options == {"key": text}
-
-
-def test_other_option_values_are_refused() -> None:
-    with refused(ProviderError, "wrong_value", holds=("'key'", TRT, "None")):
-        resolve("trt", {"key": None})
-
-
-# --- what this build has ---------------------------------------------------------------------------------------------
-
-
-def test_missing_provider_names_what_the_build_has() -> None:
-    with refused(ProviderError, "provider", holds=(CUDA, CPU, DML)):
-        resolve(handed_over="cuda", available=(DML, CPU))
+@pytest.mark.parametrize(("given", "code", "holds"), REFUSED)
+def test_what_names_no_provider_is_refused(given: dict[str, Any], code: str, holds: tuple[str, ...]) -> None:
+    with refused(ProviderError, code, holds=holds):
+        resolve(**given)
 
 
 def test_missing_provider_is_dropped_with_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
@@ -187,15 +154,6 @@ def test_missing_provider_is_dropped_with_a_warning_where_allowed(caplog: pytest
     assert CUDA in caplog.text
 
 
-def test_this_build_is_asked_by_default() -> None:
-    assert CPU in available_providers()
-    assert "AzureExecutionProvider" not in available_providers()
-    assert resolve_providers()[0].name == CPU
-
-
-# --- libraries and distributions -------------------------------------------------------------------------------------
-
-
 def test_library_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     register_libraries({})
     for place in ("no_such_package_here", str(tmp_path / "gone.so")):
@@ -203,9 +161,6 @@ def test_library_that_is_nowhere_is_refused(tmp_path: Path) -> None:
             register_libraries({"mine": place})
     with refused(ProviderError, "provider", holds=("json", "get_library_path")):
         register_libraries({"mine": "json"})
-
-
-def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib.so").write_bytes(b"nonsense")
     with refused(ProviderError, "provider", holds=("mine", "lib.so")):
         register_libraries({"mine": str(tmp_path / "lib.so")})

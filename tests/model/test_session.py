@@ -34,13 +34,13 @@ def reopen(decoder: Path, locations: list[str]) -> float:
     return run(open_session(model.SerializeToString(), CPU_ONLY, external_data_folder=folder))
 
 
-# --- external data ---------------------------------------------------------------------------------------------------
-
-
-def test_plain_layout_needs_no_renames(tmp_path: Path) -> None:
+def test_plain_layout_needs_no_renames_beside_a_link_neither(tmp_path: Path) -> None:
     decoder = put_graph(tmp_path / "model.onnx", locations=["model.onnx.data"])
-    assert external_data_plan(decoder, {"model.onnx.data"}) == (tmp_path, {})
-    assert external_data_plan(decoder, set()) == (tmp_path, {})
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "link.onnx").symlink_to(decoder)
+    for file in (decoder, tmp_path / "links" / "link.onnx"):
+        assert external_data_plan(file, {"model.onnx.data"}) == (tmp_path, {})
+        assert external_data_plan(file, set()) == (tmp_path, {})
     assert reopen(decoder, ["model.onnx.data"]) == 1
 
 
@@ -67,27 +67,12 @@ def test_files_in_several_folders_open_from_their_common_one(tmp_path: Path) -> 
     assert reopen(decoder, ["sub/a.data", "b.data"]) == 2
 
 
-def test_linked_graph_finds_its_data_beside_the_real_one(tmp_path: Path) -> None:
-    real = put_graph(tmp_path / "real" / "model.onnx", locations=["a.data"])
-    (tmp_path / "link.onnx").symlink_to(real)
-    assert external_data_plan(tmp_path / "link.onnx", {"a.data"}) == (tmp_path / "real", {})
-
-
-def test_missing_data_is_named(tmp_path: Path) -> None:
-    decoder = put_graph(tmp_path / "model.onnx")
-    with refused(ModelError, "not_found", holds="gone.data"):
-        external_data_plan(decoder, {"gone.data"})
-
-
 @pytest.mark.parametrize("location", ["/etc/hostname", "../w", "sub/../../w"])
 def test_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
     put_weight(tmp_path / "w")
     decoder = put_graph(tmp_path / "here" / "model.onnx")
     with refused(ModelError, "untrusted"):
         weight_files(decoder, [location])
-
-
-# --- opening ---------------------------------------------------------------------------------------------------------
 
 
 def test_file_opens_by_path(tmp_path: Path) -> None:
@@ -101,12 +86,11 @@ def _open_with(**options: str) -> None:
     open_session(graph().SerializeToString(), CPU_ONLY, ExecutionSettings(engine=EngineConfig(session_options=names)))
 
 
-def test_session_option_that_is_misspelt_is_refused() -> None:
+def test_session_option_that_is_misspelt_is_refused_and_another_unknown_one_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with refused(ConfigError, "unknown_name", holds=("intra_op", "allow_spining")):
         _open_with(session__intra_op__allow_spining="0", session__set_denormal_as_zero="1")
-
-
-def test_session_option_that_onnx_runtime_does_not_know_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     _open_with(mine__x__y="0", session__intra_op__allow_spinning="0", ep__mine__x="1")
     (record,) = caplog.records
     assert "has no entry 'mine.x.y', as far" in record.getMessage()
@@ -147,24 +131,15 @@ def test_short_weights_are_the_models_fault(tmp_path: Path) -> None:
         open_session(decoder, CPU_ONLY)
 
 
-def test_dropped_provider_is_an_error() -> None:
-    providers = (Provider(CUDA, "dml"), *CPU_ONLY)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with refused(ProviderError, "provider", holds=("allow_cpu", CUDA, CPU)):
-            open_session(graph().SerializeToString(), providers, label="m")
-
-
-def test_dropped_provider_is_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_provider_is_an_error_or_a_warning_where_allowed(caplog: pytest.LogCaptureFixture) -> None:
     providers = (Provider(CUDA, "dml"), *CPU_ONLY)
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("ignore")
+        with refused(ProviderError, "provider", holds=("allow_cpu", CUDA, CPU)):
+            open_session(graph().SerializeToString(), providers, label="m")
         session = open_session(graph().SerializeToString(), providers, ExecutionSettings(allow_cpu_fallback=True))
     assert run(session) == 0
     assert f"dropped {CUDA}" in caplog.text
-
-
-# --- a plugin provider -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -196,12 +171,8 @@ def test_plugin_provider_runs_and_is_listed_once(webgpu: tuple[Provider, ...], t
 
 
 @pytest.mark.webgpu
-def test_plugin_provider_does_not_mix_with_a_built_in_one(webgpu: tuple[Provider, ...]) -> None:
+def test_plugin_provider_refuses_a_built_in_one_beside_it_and_a_broken_model(webgpu: tuple[Provider, ...]) -> None:
     with pytest.raises(ProviderError, match=f"{CUDA} cannot be combined with a provider from a plugin library"):
         open_session(graph().SerializeToString(), (webgpu[0], Provider(CUDA, "cuda"), *CPU_ONLY))
-
-
-@pytest.mark.webgpu
-def test_plugin_provider_refuses_a_broken_model_as_the_models_fault(webgpu: tuple[Provider, ...]) -> None:
     with pytest.raises(ModelError, match=r"(?i)protobuf parsing failed"):
         open_session(b"nonsense", webgpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -106,17 +107,7 @@ def test_spec_of_a_genai_package_is_complete():
     assert spec.kv[0] == KvTensor("past_key_values.0.key", "present.0.key", FLOAT, 2, 16)
     assert spec.logits == TensorSpec("logits", FLOAT, ("B", "S", 100))
     assert (spec.vocab_size, spec.context_length, spec.is_kv_in_place) == (100, 512, True)
-
-
-def test_spec_is_read_from_the_graph_alone_when_there_is_no_config():
-    spec = read_spec(model(), {})
-    assert {(tensor.heads, tensor.head_size) for tensor in spec.kv} == {(2, 16)}
-    assert (spec.vocab_size, spec.context_length) == (100, 512)
-
-
-def test_layers_keep_their_own_sizes_when_the_graph_declares_them():
-    spec = read_spec(model(layers=[(2, 16), (1, 32)]), GENAI_CONFIG)
-    assert [(tensor.heads, tensor.head_size) for tensor in spec.kv] == [(2, 16), (2, 16), (1, 32), (1, 32)]
+    assert replace(read_spec(model(), {}), notes=()) == replace(spec, notes=()), "by the graph alone"
 
 
 @pytest.mark.parametrize("decoder", [{}, {"head_size": -42}])
@@ -155,11 +146,6 @@ def test_kv_is_paired_by_name(past, present, config):
     assert spec.is_kv_in_place
 
 
-def test_layers_are_ordered_by_number_when_there_are_more_than_ten():
-    spec = read_spec(model(layers=[(2, 16)] * 12), {})
-    assert [tensor.past for tensor in spec.kv][::2] == [f"past_key_values.{layer}.key" for layer in range(12)]
-
-
 def test_kv_may_be_quantized():
     graph = model(elem_type=TensorProto.UINT8, kv_cache_bit_width=4)
     spec = read_spec(graph, GENAI_CONFIG)
@@ -167,52 +153,6 @@ def test_kv_may_be_quantized():
     assert spec.is_kv_in_place
     # onnxruntime-genai keeps two buffers on the CPU; the kernel shares one all the same.
     assert read_spec(graph, changed("search", past_present_share_buffer=False)).is_kv_in_place
-
-
-def test_input_ids_may_be_int32():
-    (tokens,) = read_spec(model(tokens=[("input_ids", INT32, ["B", "S"])]), {}).inputs
-    assert tokens.tensor.elem_type == INT32
-
-
-@pytest.mark.parametrize("shape", [["B", "S"], [3, "B", "S"]], ids=len)
-def test_position_ids_may_have_rank_two_or_three(shape):
-    spec = read_spec(model(tokens=[*TOKENS, ("position_ids", INT64, shape)]), {})
-    assert spec.inputs[-1] == InputSpec(Role.POSITION_IDS, TensorSpec("position_ids", INT64, tuple(shape)))
-
-
-def test_position_ids_are_refused_when_of_rank_one():
-    with refused(ModelError, "unsupported", holds=("position_ids", "1", "2", "3")):
-        read_spec(model(tokens=[*TOKENS, ("position_ids", INT64, ["N"])]), {})
-
-
-def test_logits_are_found_by_prefix_when_renamed():
-    spec = read_spec(model(outputs=[("logits_Q4", FLOAT, ["B", "S", 100])]), GENAI_CONFIG)
-    assert spec.logits.name == "logits_Q4"
-    assert any("logits_Q4" in note for note in spec.notes)
-
-
-def test_error_lists_candidates_when_several_could_be_the_logits():
-    two = [("logits_a", FLOAT, ["B", "S", 100]), ("logits_b", FLOAT, ["B", "S", 100])]
-    with refused(ModelError, "contradiction", holds=("logits_a", "logits_b")):
-        read_spec(model(outputs=two), {})
-
-
-def test_error_lists_outputs_when_there_are_no_logits():
-    with refused(ModelError, "contradiction", holds=("logits", "present.0.key")):
-        read_spec(model(outputs=[("hidden", FLOAT, ["B", "S", 64])]), {})
-
-
-def test_vocabulary_is_that_of_the_logits_when_the_config_differs():
-    spec = read_spec(model(), changed("model", vocab_size=90))
-    assert spec.vocab_size == 100
-    assert any("the config says 90" in note for note in spec.notes)
-
-
-def test_vocabulary_is_that_of_the_config_when_the_logits_are_symbolic():
-    graph = model(outputs=[("logits", FLOAT, ["B", "S", "V"])])
-    assert read_spec(graph, GENAI_CONFIG).vocab_size == 100
-    with refused(ModelError, "unsupported", holds="logits"):
-        read_spec(graph, {})
 
 
 @pytest.mark.parametrize(
@@ -241,61 +181,6 @@ def test_length_beyond_the_models_own_is_warned_of(max_length, warnings, caplog)
     assert caplog.text.count("'max_length' = 513 is beyond the model's context length, which is used: 512") == warnings
 
 
-def test_context_length_is_an_error_when_nothing_states_it():
-    with refused(ModelError, "missing", "max_length"):
-        read_spec(model(cos_rows=None), {})
-
-
-def test_kv_is_not_in_place_when_another_operator_reads_it():
-    spec = read_spec(model(layers=[(2, 16)], op="MultiHeadAttention"), {})
-    assert not spec.is_kv_in_place
-    assert any("'past_key_values.0.key' is not read by one GroupQueryAttention alone" in note for note in spec.notes)
-
-
-def test_kv_is_not_in_place_when_a_second_node_reads_it():
-    graph = model()
-    graph.graph.node.append(helper.make_node("Shape", ["past_key_values.1.value"], ["length"]))
-    assert not read_spec(graph, GENAI_CONFIG).is_kv_in_place
-
-
-def test_kv_is_not_in_place_when_present_comes_from_a_cast():
-    graph = model(layers=[(2, 16)])
-    graph.graph.node[0].output[2] = "raw"
-    graph.graph.node.append(helper.make_node("Cast", ["raw"], ["present.0.value"], to=FLOAT))
-    spec = read_spec(graph, {})
-    assert not spec.is_kv_in_place
-    assert any("'present.0.value' does not come from the GroupQueryAttention" in note for note in spec.notes)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("past_state_of_a_new_kind", "state whose output is not known"),
-        ("encoder_lengths", "encoder-decoder"),
-        ("block_table_windowed", "paged KV cache"),
-        ("total_sequence_length", "lengths in place of an attention mask"),
-        ("deepstack_visual_embeds", "a vision tower's inner layers"),
-        ("visual_pos_masks", "a vision tower's inner layers"),
-        ("vision_gate", "modality gates"),
-    ],
-)
-def test_input_is_refused_by_name_when_not_supported_yet(name, reason):
-    with refused(ModelError, "unsupported", holds=(name, reason)) as error:
-        read_spec(model(extra=[(name, FLOAT, ["B"])]), GENAI_CONFIG)
-    assert "\n" not in str(error.value)
-
-
-def test_input_is_refused_by_name_when_not_understood():
-    with refused(ModelError, "unsupported", holds=("mystery", "input_ids")):
-        read_spec(model(extra=[("mystery", FLOAT, ["B"])]), GENAI_CONFIG)
-
-
-def test_windowed_kv_is_read_at_full_length_and_noted():
-    spec = read_spec(model(sliding_window_cache=1, local_window_size=16), GENAI_CONFIG)
-    assert spec.is_kv_in_place
-    assert any("sliding_window_cache" in note for note in spec.notes)
-
-
 STATES = [
     ("past.0.conv", "present.0.conv"),
     ("past_conv.0", "present_conv.0"),
@@ -313,14 +198,6 @@ def test_states_are_paired_by_name_and_keep_kv_from_being_in_place(past, present
     assert not spec.is_kv_in_place
 
 
-@pytest.mark.parametrize(("past", "present"), STATES)
-def test_state_is_refused_when_its_output_is_missing_or_its_size_unknown(past, present):
-    with refused(ModelError, "unsupported", holds=(past, present)):
-        read_spec(model(extra=[(past, FLOAT, ["B", 8, 3])]), GENAI_CONFIG)
-    with refused(ModelError, "unsupported", holds=past):
-        read_spec(model(extra=[(past, FLOAT, ["B", "N", 3])], outputs=[LOGITS, (present, FLOAT, ["B", 8, 3])]), {})
-
-
 def test_static_cache_is_read_with_its_capacity_as_context():
     spec = read_spec(
         model(
@@ -336,30 +213,10 @@ def test_static_cache_is_read_with_its_capacity_as_context():
     assert (spec.context_length, spec.is_kv_in_place) == (128, True)
 
 
-def test_decoder_of_embeddings_names_the_inputs_that_another_graph_computes():
-    embeds = [("inputs_embeds", FLOAT, ["B", "S", 64]), ("per_layer_inputs", FLOAT, ["B", "S", 48])]
-    spec = read_spec(model(tokens=[TOKENS[1]], extra=embeds), GENAI_CONFIG)
-    assert spec.embeddings == ("inputs_embeds", "per_layer_inputs")
-
-
 def _embedding(features: Sequence[Value] = (), outputs: Sequence[str] = ("inputs_embeds",)) -> onnx.ModelProto:
     return model(
         layers=[], tokens=[TOKENS[0]], extra=features, outputs=[(name, FLOAT, ["B", "S", 64]) for name in outputs]
     )
-
-
-def test_embedding_graph_has_features_without_rows_and_the_wanted_outputs():
-    images = ("image_features", FLOAT, ["N", 64])
-    spec = read_embedding(_embedding([images]), ["inputs_embeds"])
-    assert spec.features == (TensorSpec("image_features", FLOAT, ("N", 64)),)
-    assert spec.outputs == ("inputs_embeds",)
-
-
-def test_embedding_graph_is_refused_when_an_output_is_missing_or_an_input_not_understood():
-    with refused(ModelError, "unsupported", holds=("per_layer_inputs", "inputs_embeds")):
-        read_embedding(_embedding(), ["inputs_embeds", "per_layer_inputs"])
-    with refused(ModelError, "unsupported", holds="gate"):
-        read_embedding(_embedding([("gate", FLOAT, [1])]), ["inputs_embeds"])
 
 
 def test_paged_cache_is_in_place_and_its_inputs_have_roles():
@@ -375,31 +232,141 @@ def test_paged_cache_is_in_place_and_its_inputs_have_roles():
     assert [found.role for found in spec.inputs] == roles
 
 
-def test_lengths_in_place_of_a_mask_are_inputs_of_their_own():
-    lengths = [("past_seq_len", INT32, ["B", 1]), ("total_seq_len", INT32, [1])]
-    spec = read_spec(model(tokens=[TOKENS[0], *lengths]), GENAI_CONFIG)
-    assert [found.role for found in spec.inputs] == [Role.INPUT_IDS, Role.LAST_POSITIONS, Role.TOTAL_LENGTH]
+def cast(graph: onnx.ModelProto) -> None:
+    graph.graph.node[0].output[2] = "raw"
+    graph.graph.node.append(helper.make_node("Cast", ["raw"], ["present.0.value"], to=FLOAT))
 
 
-def test_kv_is_refused_when_of_rank_three():
-    graph = model()
+def second(graph: onnx.ModelProto) -> None:
+    graph.graph.node.append(helper.make_node("Shape", ["past_key_values.1.value"], ["length"]))
+
+
+NOTED: dict[str, tuple[onnx.ModelProto, Any, Mapping[str, Any], bool, str]] = {
+    "another operator": (model(op="MultiHeadAttention"), None, GENAI_CONFIG, False, "read by one GroupQueryAttention"),
+    "a second reader": (model(), second, GENAI_CONFIG, False, "'past_key_values.1.value' is not read by one"),
+    "a cast": (model(), cast, {}, False, "'present.0.value' does not come from the GroupQueryAttention"),
+    "a window": (model(sliding_window_cache=1, local_window_size=16), None, {}, True, "keep 16 positions in the file"),
+    "a larger vocabulary": (model(), None, changed("model", vocab_size=90), True, "100 entries, as in 'logits'; the"),
+    "logits by prefix": (
+        model(outputs=[("logits_Q4", FLOAT, ["B", "S", 100])]),
+        None,
+        GENAI_CONFIG,
+        True,
+        "the logits are 'logits_Q4'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("graph", "edit", "config", "in_place", "note"), NOTED.values(), ids=NOTED)
+def test_what_is_not_obvious_is_noted(graph, edit, config, in_place, note):
+    if edit is not None:
+        edit(graph)
+    spec = read_spec(graph, config)
+    assert spec.is_kv_in_place == in_place
+    assert spec.vocab_size == 100
+    assert any(note in one for one in spec.notes)
+
+
+def test_layers_have_their_own_sizes_in_the_order_of_their_numbers():
+    spec = read_spec(model(layers=[(2, 16), (1, 32)]), GENAI_CONFIG)
+    assert [(tensor.heads, tensor.head_size) for tensor in spec.kv] == [(2, 16), (2, 16), (1, 32), (1, 32)]
+    spec = read_spec(model(layers=[(2, 16)] * 12), {})
+    assert [tensor.past for tensor in spec.kv][::2] == [f"past_key_values.{layer}.key" for layer in range(12)]
+
+
+LENGTHS: list[Value] = [("past_seq_len", INT32, ["B", 1]), ("total_seq_len", INT32, [1])]
+ROLES: list[tuple[list[Value], list[Role]]] = [
+    ([("input_ids", INT32, ["B", "S"])], [Role.INPUT_IDS]),
+    ([*TOKENS, ("position_ids", INT64, ["B", "S"])], [Role.INPUT_IDS, Role.ATTENTION_MASK, Role.POSITION_IDS]),
+    ([*TOKENS, ("position_ids", INT64, [3, "B", "S"])], [Role.INPUT_IDS, Role.ATTENTION_MASK, Role.POSITION_IDS]),
+    ([TOKENS[0], *LENGTHS], [Role.INPUT_IDS, Role.LAST_POSITIONS, Role.TOTAL_LENGTH]),
+]
+
+
+@pytest.mark.parametrize(("tokens", "roles"), ROLES)
+def test_inputs_have_roles_by_their_names(tokens, roles):
+    found = read_spec(model(tokens=tokens), {}).inputs
+    expected = [TensorSpec(name, elem_type, tuple(shape)) for name, elem_type, shape in tokens]
+    assert found == tuple(map(InputSpec, roles, expected))
+
+
+EMBEDS: list[Value] = [("inputs_embeds", FLOAT, ["B", "S", 64]), ("per_layer_inputs", FLOAT, ["B", "S", 48])]
+
+
+def embedding(*features: Value) -> onnx.ModelProto:
+    return model(layers=[], tokens=[TOKENS[0]], extra=features, outputs=EMBEDS[:1])
+
+
+def test_embeddings_come_from_another_graph_with_features_without_rows():
+    assert read_spec(model(tokens=[TOKENS[1]], extra=EMBEDS), GENAI_CONFIG).embeddings == (EMBEDS[0][0], EMBEDS[1][0])
+    spec = read_embedding(embedding(("image_features", FLOAT, ["N", 64])), ["inputs_embeds"])
+    assert spec.features == (TensorSpec("image_features", FLOAT, ("N", 64)),)
+    assert spec.outputs == ("inputs_embeds",)
+
+
+def without_axis(graph: onnx.ModelProto) -> None:
     del graph.graph.input[2].type.tensor_type.shape.dim[1]
-    with refused(ModelError, "unsupported", holds=("past_key_values", "0", "3")):
-        read_spec(graph, GENAI_CONFIG)
 
 
-def test_kv_is_refused_when_its_output_is_missing():
-    graph = model()
+def without_output(graph: onnx.ModelProto) -> None:
     del graph.graph.output[1]
-    with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
-        read_spec(graph, GENAI_CONFIG)
 
 
-def test_decoder_is_refused_when_it_has_no_kv_cache():
-    with refused(ModelError, "unsupported", holds=("past_key_values", "0")):
-        read_spec(helper.make_model(helper.make_graph([], "g", [helper.make_tensor_value_info(*TOKENS[0])], [])), {})
+SYMBOLIC: Value = ("logits", FLOAT, ["B", "S", "V"])
+KV = "past_key_values 0"
+UNSUPPORTED = {
+    "past_state_of_a_new_kind": "a state whose output is not known",
+    "encoder_lengths": "encoder-decoder",
+    "block_table_windowed": "paged KV cache",
+    "total_sequence_length": "lengths in place of an attention mask",
+    "deepstack_visual_embeds": "a vision tower's inner layers",
+    "visual_pos_masks": "a vision tower's inner layers",
+    "vision_gate": "modality gates",
+    "mystery": "is not understood; input_ids",
+}
+REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "position_ids of one axis": ({"tokens": [*TOKENS, ("position_ids", INT64, ["N"])]}, None, "position_ids 1 2 3"),
+    "no vocabulary": ({"outputs": [SYMBOLIC]}, None, "logits"),
+    "KV of three axes": ({}, without_axis, f"{KV} 3"),
+    "KV without an output": ({}, without_output, KV),
+    "no KV": ({"layers": []}, None, KV),
+    "no tokens": ({"tokens": []}, None, f"input_ids {KV}"),
+    **{name: ({"extra": [(name, FLOAT, ["B"])]}, None, f"{name} {why}") for name, why in UNSUPPORTED.items()},
+    **{
+        f"{past} without an output": ({"extra": [(past, FLOAT, ["B", 8, 3])]}, None, f"{past} {present}")
+        for past, present in STATES
+    },
+    **{
+        f"{past} of any size": (
+            {"extra": [(past, FLOAT, ["B", "N", 3])], "outputs": [LOGITS, (present, FLOAT, ["B", "N", 3])]},
+            None,
+            past,
+        )
+        for past, present in STATES
+    },
+}
 
 
-def test_decoder_is_refused_when_it_takes_no_tokens():
-    with refused(ModelError, "unsupported", holds=("input_ids", "past_key_values", "0")):
-        read_spec(model(tokens=[]), GENAI_CONFIG)
+@pytest.mark.parametrize(("given", "edit", "holds"), REFUSED.values(), ids=REFUSED)
+def test_graph_that_is_not_understood_is_refused_by_name(given, edit, holds):
+    graph = model(**given)
+    if edit is not None:
+        edit(graph)
+    with refused(ModelError, "unsupported", holds=tuple(holds.split())) as error:
+        read_spec(graph, {})
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_not_clear_or_not_stated_is_refused():
+    two = [("logits_a", FLOAT, ["B", "S", 100]), ("logits_b", FLOAT, ["B", "S", 100])]
+    with refused(ModelError, "contradiction", holds=("logits_a", "logits_b")):
+        read_spec(model(outputs=two), {})
+    with refused(ModelError, "contradiction", holds=("logits", "present.0.key")):
+        read_spec(model(outputs=[("hidden", FLOAT, ["B", "S", 64])]), {})
+    with refused(ModelError, "missing", "max_length"):
+        read_spec(model(cos_rows=None), {})
+    assert read_spec(model(outputs=[SYMBOLIC]), GENAI_CONFIG).vocab_size == 100
+    with refused(ModelError, "unsupported", holds=("per_layer_inputs", "inputs_embeds")):
+        read_embedding(embedding(), ["inputs_embeds", "per_layer_inputs"])
+    with refused(ModelError, "unsupported", holds="gate"):
+        read_embedding(embedding(("gate", FLOAT, [1])), ["inputs_embeds"])

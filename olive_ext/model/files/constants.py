@@ -100,25 +100,6 @@ class Constants:
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
         self._folder, self._renames = external_data_plan(path, external_locations(model))
 
-    def makers(self, value: str) -> list[onnx.NodeProto]:
-        """The nodes that make a constant, in an order in which they can run; none for an initializer."""
-        if value in self.initializers or not value:
-            return []
-        node = self.maker[value]
-        order: list[onnx.NodeProto] = []
-        for name in node.input:
-            order += [one for one in self.makers(name) if all(one is not other for other in order)]
-        return [*order, node]
-
-    def element_type(self, value: str) -> int:
-        """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
-        if value in self.initializers:
-            return int(self.initializers[value].data_type)
-        node = self.maker[value]
-        if node.op_type == "Cast":
-            return int(attribute(node, "to", TensorProto.FLOAT))
-        return self.element_type(node.input[1 if node.op_type == "DequantizeLinear" else 0])
-
     def view(self, value: str) -> Array | None:
         """A constant without its numbers in memory: a view on the file, transposed as its nodes say; None where they do
         something else."""
@@ -133,31 +114,26 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of an initializer, mapped from the file where they lie outside of the graph."""
+        """The numbers of an initializer, mapped from the file where they lie outside of the graph; those of 4 bits are
+        read, a byte each."""
         tensor = self.initializers[name]
         if not uses_external_data(tensor):
             return onnx.numpy_helper.to_array(tensor)
-        path, offset, _ = self.place(tensor)
+        path, offset, length = self.place(tensor)
+        if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
+            stored = np.memmap(path, np.uint8, "r", offset, (length,)).tobytes()
+            inside = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=stored)
+            return onnx.numpy_helper.to_array(inside)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return np.memmap(path, dtype, "r", offset, tuple(tensor.dims))
 
-    def stored(self, name: str) -> Array:
-        """As `numbers`, and those of 4 bits as integers of a byte each."""
-        tensor = self.initializers[name]
-        if tensor.data_type not in (TensorProto.INT4, TensorProto.UINT4) or not uses_external_data(tensor):
-            return self.numbers(name)
-        path, offset, length = self.place(tensor)
-        inside = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims)
-        inside.raw_data = np.memmap(path, np.uint8, "r", offset, (length,)).tobytes()
-        return onnx.numpy_helper.to_array(inside)
-
     def packed(self, node: onnx.NodeProto, inputs: Sequence[int]) -> tuple[Array, Array, Array | None] | None:
-        """Stored numbers, scales and zero points (None where left out), which are these inputs; None where the first
-        two are not there or one is no initializer."""
+        """The node's inputs that are stored numbers, scales and zero points (None where left out); None where one of
+        the first two is missing, or one is no initializer."""
         stored, scales, zeros = (node.input[i] if i < len(node.input) else "" for i in inputs)
         if not {stored, scales, zeros or stored} <= self.initializers.keys():
             return None
-        return self.stored(stored), self.stored(scales), self.stored(zeros) if zeros else None
+        return self.numbers(stored), self.numbers(scales), self.numbers(zeros) if zeros else None
 
     def place(self, tensor: onnx.TensorProto) -> tuple[Path, int, int]:
         """File, offset and bytes of an external tensor's numbers."""

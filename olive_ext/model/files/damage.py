@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,28 +82,29 @@ def damage(
     scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. The
     reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings: dict[str, str] = {}
-    graphs = {"": model.decoder, **{part: one.graph for part, one in model.companions.items()}}
-    floats, config, others = {}, {}, {}
+    floats, config, others, without = {}, {}, {}, REACHED if is_same else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
-        others = {"": reference.decoder, **{part: one.graph for part, one in reference.companions.items()}}
+        others = _graphs(reference)
     elif reference is not None:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
-    for part, graph in graphs.items():
+    for part, graph in _graphs(model).items():
         own, known, far, numbers = constants_of(graph), floats, {}, {}
         constants = own.floats()
         if part in others:
             other = constants_of(others[part])
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
-            numbers = differing_numbers(other, own, REACHED if is_same else (), longest)
+            numbers = differing_numbers(other, own, without, longest)
         elif config and not part:
-            known, numbers = (
-                floats | rotary_tables(config, constants),
-                numbers_against(config, own.model, REACHED if is_same else (), longest),
-            )
+            known = floats | rotary_tables(config, constants)
+            numbers = numbers_against(config, own.model, without, longest)
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return findings
+
+
+def _graphs(files: ModelFiles) -> dict[str, Path]:
+    return {"": files.decoder, **{part: one.graph for part, one in files.companions.items()}}
 
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
@@ -148,12 +150,12 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     """The tables of rotary positions by config.json under the names that the model has them by; none where positions
     are scaled, and of tables of another width than the heads'."""
     text = config.get("text_config", config)
-    ropes = [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
+    ropes = _ropes(text)
     bases = [float(rope[key]) for rope in (text, *ropes) for key in _BASES if rope.get(key)]
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
     shares = {rope.get("partial_rotary_factor") or 1 for rope in (text, *ropes)}
     tables = {}
-    for name, own in constants.items() if bases and {*rope_types(text)} <= {"default"} else ():
+    for name, own in constants.items() if bases and not _is_scaled(ropes) else ():
         half = own.shape[-1] if own.ndim == 2 and ROTARY.search(name) else 0
         if not half or len(own) < 2 or all(half != int(size * share) // 2 for share in shares):
             continue
@@ -167,11 +169,13 @@ def rotary_tables(config: Mapping[str, Any], constants: Mapping[str, Array]) -> 
     return tables
 
 
-def rope_types(text: Mapping[str, Any]) -> Iterator[str]:
-    """How the positions of config.json's rotary entries are scaled; "default" where they are not."""
-    for rope in entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")}):
-        kind = rope.get("rope_type", rope.get("type"))
-        yield "default" if kind in (None, "mrope") else str(kind)
+def _ropes(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """config.json's rotary entries, and those inside of them."""
+    return [*entries({key: text.get(key) for key in ("rope_parameters", "rope_scaling")})]
+
+
+def _is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
+    return any(rope.get("rope_type", rope.get("type")) not in (None, "mrope", "default") for rope in ropes)
 
 
 def differing_numbers(
@@ -261,7 +265,7 @@ def _scales(text: Mapping[str, Any]) -> list[float]:
     """The scales that attentions may have: left out, folded into the weights, a head's or a written one; empty where
     rotary positions scale as well, and of latent attention."""
     size = text.get("head_dim") or text.get("hidden_size", 0) // (text.get("num_attention_heads") or 1)
-    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or len({*rope_types(text)} - {"default"}):
+    if not size or text.get("rope_scaling") or "qk_rope_head_dim" in text or _is_scaled(_ropes(text)):
         return []
     sizes = [*(text.get(key) for key in ("query_pre_attn_scalar", "global_head_dim")), size]
     written = [value for key, value in text.items() if key.endswith(("attn_multiplier", "attention_multiplier"))]

@@ -1,19 +1,32 @@
-"""From a path that a user wrote to the files of one decoder. Opens no session and knows no Olive beyond the
-model_config.json it leaves in an output folder."""
+"""From a path that a user wrote to the files of one decoder: graphs, configuration, tokenizer. Opens no session and
+knows no Olive beyond the model_config.json that it leaves in an output folder."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from olive_ext.errors import MismatchError, ModelError, NotFoundError, listed
-from olive_ext.model.files import folders
+from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
-from olive_ext.model.files.folders import GENAI_CONFIG, OLIVE_RECORD
+from olive_ext.model.files.folders import (
+    GENAI_CONFIG,
+    MEDIA_SECTIONS,
+    OLIVE_RECORD,
+    contents,
+    is_hub_name,
+    olive_record,
+    real_path,
+)
 from olive_ext.model.files.package_config import GenaiConfig, HfConfig, read_json
-from olive_ext.model.files.package_files import inside, refuse_names_outside, within
+from olive_ext.model.files.package_files import (
+    inside,
+    refuse_names_outside,
+    refuse_shards_outside,
+    refuse_strangers,
+    within,
+)
 from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, Outline
 from olive_ext.model.types import GraphFiles, ModelFiles
 
@@ -26,6 +39,20 @@ Kind = Literal["onnx", "hf"]
 
 _BY_USER = "the setting 'components'"
 _GRAPHS = ("*.onnx", "*/*.onnx")
+_MARKS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+"""Files by which a tokenizer's folder is known."""
+
+_LEVELS_UP = 3
+
+_TEXT_SECTIONS = {"embedding": "embedding", "encoder": "encoder"}
+"""Sections of genai_config.json whose graph text needs, and the part's name here."""
+
+_SIBLINGS = {"encoder": "encoder", "embedding": "embedding", "vision_encoder": "vision", "audio_encoder": "audio"}
+"""Folders beside the decoder's in which mobius puts a graph of the decoder's file name, and the part's name here."""
+
+_WITH_PAST, _WITHOUT_PAST, _MERGED = "decoder_with_past_model", "decoder_model", "decoder_model_merged"
+_ENCODER = "encoder_model"
+"""optimum's names of an encoder-decoder's graphs; a suffix such as "_quantized" may follow."""
 
 
 def locate(
@@ -41,7 +68,7 @@ def locate(
 
     The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
     """
-    root = folders.real_path(path)
+    root = real_path(path)
     logger.debug("looking for the files of '%s'", path)
     given = {part: _component(root, part, name) for part, name in (components or {}).items()}
     decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
@@ -49,16 +76,15 @@ def locate(
     weights = _weights(decoder, outline)
     config_file, config_rule = _find_genai_config(root, decoder)
     genai_config = read_json(config_file, GenaiConfig) if config_file else {}
-    stages = folders.find_pipeline(config_file.parent, genai_config, decoder) if config_file else {}
+    directory = config_file.parent if config_file else decoder.parent
+    stages = _pipeline_of(decoder, directory, genai_config)
     for graph in dict.fromkeys(file for file in stages.values() if not file.samefile(decoder)):
         weights += (graph, *_weights(graph, read_outline(graph)))
-    candidates = _tokenizer_candidates(extra_tokenizer_candidates, root, decoder)
-    tokenizer_place, tokenizer_rule = folders.find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
-    directory = config_file.parent if config_file else decoder.parent
-    companions = _companions(
-        root, decoder, outline, {**folders.find_companions(decoder, directory, genai_config), **given}
-    )
-    folders.refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
+    candidates = list(_tokenizer_candidates(extra_tokenizer_candidates, root, decoder))
+    tokenizer_place, tokenizer_rule = _find_tokenizer(decoder.parent, tokenizer, genai_config, candidates)
+    named = {**find_companions(decoder, directory, genai_config), **given}
+    companions = _companions(root, decoder, outline, named)
+    _refuse_strangers_in(Path(tokenizer_place), *([directory] if config_file else []))
     refuse_names_outside(directory, genai_config)
     own = (decoder.parent, directory, *([Path(tokenizer_place)] if companions else []))
     return ModelFiles(
@@ -79,7 +105,7 @@ def locate_hf(path: str, tokenizer: str | None = None) -> ModelFiles:
     """The files of the Hugging Face model in the folder, or under the hub name, `path`; nothing is looked up."""
     origin = "the model's own" if tokenizer is None else "the setting 'tokenizer'"
     folder = Path(path)
-    folders.refuse_strangers_in(folder, *([Path(tokenizer)] if tokenizer else []))
+    _refuse_strangers_in(folder, *([Path(tokenizer)] if tokenizer else []))
     weights = tuple(hf_weights(folder))
     return ModelFiles(folder, folder, {}, _hf_config(folder), tokenizer or path, {"tokenizer": origin}, weights)
 
@@ -101,7 +127,7 @@ def _companions(
         raise MismatchError(f"'{decoder}' is to be the decoder; it is the embedding, because it returns '{made[0]}'")
     takes = min(EMBEDDING_NAMES & outline.inputs.keys(), default=None)
     if takes and "embedding" not in named and root.is_dir():
-        others = (file for pattern in _GRAPHS for file in folders.graphs_below(root, pattern) if file != decoder)
+        others = (file for pattern in _GRAPHS for file in _graphs_below(root, pattern) if file != decoder)
         graphs |= {file: graph for file in sorted(others) if (graph := _readable(file)) is not None}
     if not takes and named.get("embedding", (None, ""))[1] == _BY_USER:
         raise MismatchError(f"{_BY_USER} names an embedding graph; '{decoder}' takes token ids itself")
@@ -120,8 +146,8 @@ def _component(root: Path, part: str, name: str) -> Named:
     folder = root.parent if root.is_file() else root
     file = folder / name
     if not file.is_file():
-        raise NotFoundError(f"it is not in '{folder}': {folders.contents(folder)}", f"components.{part}", name)
-    return folders.real_path(file), _BY_USER
+        raise NotFoundError(f"it is not in '{folder}': {contents(folder)}", f"components.{part}", name)
+    return real_path(file), _BY_USER
 
 
 def _weights(graph: Path, outline: Outline) -> tuple[Path, ...]:
@@ -137,23 +163,21 @@ def model_kind(path: str | Path) -> Kind:
 
     A Hugging Face folder with ONNX files only in a sub-folder is "hf". Raises `ModelError` for anything else.
     """
-    if folders.is_hub_name(str(path), needs_owner=True):
+    if is_hub_name(str(path), needs_owner=True):
         return "hf"
-    root = folders.real_path(path)
+    root = real_path(path)
     if root.is_file():
         _refuse_others(root)
         return "onnx"
-    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or folders.olive_record(root)[0] == "onnxmodel":
+    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
     if any(root.glob("*/*.onnx")):
         return "onnx"
-    kind, record = folders.olive_record(root)
+    kind, record = olive_record(root)
     hint = f"; its {OLIVE_RECORD} names the model '{record['model_path']}'" if record.get("model_path") else ""
-    raise ModelError(
-        f"'{root}' is neither an ONNX nor a Hugging Face model: {folders.contents(root)}{hint if kind else ''}"
-    )
+    raise ModelError(f"'{root}' is neither an ONNX nor a Hugging Face model: {contents(root)}{hint if kind else ''}")
 
 
 def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | None) -> Named:
@@ -168,7 +192,7 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
         return root, "the model path"
     if onnx_file_name:
         if not (root / onnx_file_name).is_file():
-            raise NotFoundError(f"it is not in '{root}': {folders.contents(root)}", "onnx_file_name", onnx_file_name)
+            raise NotFoundError(f"it is not in '{root}': {contents(root)}", "onnx_file_name", onnx_file_name)
         return root / onnx_file_name, "the setting 'onnx_file_name'"
     named, rule = _genai_decoder(root)
     if named is not None:
@@ -182,52 +206,67 @@ def _find_decoder(root: Path, onnx_file_name: str | None, component: Named | Non
 
 def _genai_decoder(root: Path) -> tuple[Path | None, str]:
     """The decoder that `root`'s genai_config.json names and by which key, or none and the reason why."""
-    if not (root / GENAI_CONFIG).is_file():
+    file = root / GENAI_CONFIG
+    if not file.is_file():
         return None, ""
-    config = read_json(root / GENAI_CONFIG, GenaiConfig)
-    model = config.get("model") or {}
-    decoder = model.get("decoder")
-    if not isinstance(decoder, Mapping):
-        raise ModelError(f"'{root / GENAI_CONFIG}' describes no text decoder (model type '{model.get('type')}')")
-    if stages := folders.pipeline_stages(root, config):
-        problem = folders.missing_stage(root, stages)
+    config = read_json(file, GenaiConfig)
+    model = config.get("model", {})
+    if "decoder" not in model:
+        raise ModelError(f"'{file}' describes no text decoder (model type '{model.get('type')}')")
+    if stages := _stages(root, config):
+        problem = _missing_stage(root, stages)
         rule = f"the first graph of {GENAI_CONFIG}'s model.decoder.pipeline"
         return (None, problem) if problem else (next(iter(stages.values())), rule)
-    name = decoder.get("filename")
+    name = model["decoder"].get("filename")
     if not name:
-        return None, f"'{root / GENAI_CONFIG}' names no model.decoder.filename"
+        return None, f"'{file}' names no model.decoder.filename"
     if not inside(root, name, "model.decoder.filename").is_file():
-        return None, f"'{root / GENAI_CONFIG}' names the decoder '{name}', which is not there: {folders.contents(root)}"
+        return None, f"'{file}' names the decoder '{name}', which is not there: {contents(root)}"
     return root / name, f"{GENAI_CONFIG}'s model.decoder.filename"
 
 
 def _olive_decoder(root: Path) -> Path | None:
     """The file of the ONNXModel recorded in `root`. Olive writes absolute paths: those of a folder that was moved since
     are taken relative to the record first."""
-    kind, config = folders.olive_record(root)
+    kind, config = olive_record(root)
     if kind != "onnxmodel" or not isinstance(config.get("model_path"), str):
         return None
     recorded, name = Path(config["model_path"]), config.get("onnx_file_name")
     files = [root / name, recorded / name] if name else [root / recorded.name, recorded]
-    return next((folders.real_path(within(file)) for file in files if _is_onnx_name(file) and file.is_file()), None)
+    graphs = (file for file in files if file.suffix.lower() == ".onnx" and file.is_file())
+    return next((real_path(within(file)) for file in graphs), None)
 
 
 def _only_decoder(root: Path) -> tuple[Path, str]:
-    graphs = next(filter(None, (folders.graphs_below(root, pattern) for pattern in _GRAPHS)), [])
+    graphs = next(filter(None, (_graphs_below(root, pattern) for pattern in _GRAPHS)), [])
     names = ", ".join(str(graph.relative_to(root)) for graph in graphs)
     if not graphs:
-        raise NotFoundError(f"no .onnx file in '{root}': {folders.contents(root)}")
+        raise NotFoundError(f"no .onnx file in '{root}': {contents(root)}")
     if len(graphs) == 1:
         return graphs[0], "the only .onnx file"
     decoders = [graph for graph in graphs if (outline := _readable(graph)) is not None and outline.has_logits]
     if not decoders:
         raise ModelError(f"no text decoder in '{root}': none of {names} returns logits")
-    if picked := folders.pick_with_past(decoders):
+    if picked := pick_with_past(decoders):
         return picked
     if len(decoders) > 1:
         names = ", ".join(str(graph.relative_to(root)) for graph in decoders)
         raise ModelError(f"several decoders in '{root}': {names}; set 'onnx_file_name' to one", code="missing")
     return decoders[0], f"the only one of {names} that returns logits"
+
+
+def pick_with_past(graphs: Sequence[Path]) -> tuple[Path, str] | None:
+    """The decoder to run of an encoder-decoder exported by optimum, and why; None for other `graphs`.
+
+    Takes the decoder with a past, because it also runs with an empty past, and because its LM head is not hidden in
+    a subgraph of an If node, as that of the merged decoder is.
+    """
+    by_name = {graph.stem: graph for graph in graphs if (graph.parent / f"{_ENCODER}.onnx").is_file()}
+    if _WITH_PAST in by_name and _WITHOUT_PAST in by_name:
+        return by_name[_WITH_PAST], "the decoder with a past; the one without computes the cross-attention KV"
+    if _MERGED in by_name:
+        return by_name[_MERGED], "the decoder with both branches"
+    return None
 
 
 def _readable(graph: Path) -> Outline | None:
@@ -237,11 +276,18 @@ def _readable(graph: Path) -> Outline | None:
         return None
 
 
+def _upwards(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The model's `folder` and the three folders above it, each with its place in words."""
+    yield folder, "beside the model"
+    for level, above in enumerate(folder.parents[:_LEVELS_UP], start=1):
+        yield above, f"{counted(level, 'folder')} above the model"
+
+
 def _find_genai_config(root: Path, decoder: Path) -> tuple[Path | None, str]:
     """The genai_config.json of `root` or of the decoder's folder, else one above that names this decoder."""
     if (root / GENAI_CONFIG).is_file():
         return root / GENAI_CONFIG, "in the folder asked for"
-    for folder, rule in folders.upwards(decoder.parent):
+    for folder, rule in _upwards(decoder.parent):
         config = folder / GENAI_CONFIG
         if config.is_file() and (folder == decoder.parent or _names(config, decoder)):
             return config, rule
@@ -253,33 +299,145 @@ def _names(config: Path, decoder: Path) -> bool:
         written = read_json(config, GenaiConfig)
     except ModelError:
         return False  # another model's
-    section = (written.get("model") or {}).get("decoder") or {}
-    named = config.parent / str(section.get("filename") or "")
-    files = (named, *folders.pipeline_stages(config.parent, written).values())
+    name = written.get("model", {}).get("decoder", {}).get("filename", "")
+    files = (config.parent / name, *_stages(config.parent, written).values())
     return any(file.is_file() and file.samefile(decoder) for file in files)
 
 
-def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path) -> list[tuple[str, str]]:
-    linked = [(str(decoder.resolve().parent), "beside the file that the model's link leads to")]
-    candidates = linked if decoder.is_symlink() else []
-    candidates += [(str(location), "an additional candidate") for location in given]
-    own = dict.fromkeys((root, decoder.parent))
-    return [*candidates, *(candidate for folder in own for candidate in _olive_tokenizers(folder))]
+def _stages(folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
+    """The decoder's pipeline: stage -> file in `folder`, in the order in which they run; empty where it is none.
+
+    The stages are written as one object or as one each; several may share a file. A stage without a filename gets the
+    folder itself; nothing is looked up.
+    """
+    written = genai_config.get("model", {}).get("decoder", {}).get("pipeline", ())
+    stages = [(name, stage) for part in written for name, stage in part.items()]
+    return {name: inside(folder, stage.get("filename") or "", f"the stage '{name}'") for name, stage in stages}
 
 
-def _olive_tokenizers(folder: Path) -> list[tuple[str, str]]:
-    _, config = folders.olive_record(folder)
-    attributes = config.get("model_attributes") or {}
-    files = attributes.get("additional_files") or []
-    named = [(str(Path(file).parent), f"additional_files in Olive's {OLIVE_RECORD}") for file in files]
-    name = attributes.get("_name_or_path")
-    return named + ([(str(name), f"_name_or_path in Olive's {OLIVE_RECORD}")] if name else [])
+def _pipeline_of(graph: Path, folder: Path, genai_config: Mapping[str, Any]) -> dict[str, Path]:
+    """The stages of the pipeline where `graph` is one of them; else none, since another graph in the same folder is a
+    model of its own. Raises `ModelError` that names a stage whose file is missing."""
+    stages = _stages(folder, genai_config)
+    if not any(file.is_file() and file.samefile(graph) for file in stages.values()):
+        return {}
+    if problem := _missing_stage(folder, stages):
+        raise ModelError(problem)
+    return stages
 
 
-def _is_onnx_name(path: Path) -> bool:
-    return path.suffix.lower() == ".onnx"
+def _missing_stage(folder: Path, stages: Mapping[str, Path]) -> str:
+    """The first stage whose file is not there, in words; empty where all are there."""
+    for name, file in stages.items():
+        if not file.is_file():
+            written = "no file" if file == folder else f"the file '{file.name}', which is not there: {contents(folder)}"
+            return f"'{folder / GENAI_CONFIG}' names for the pipeline's stage '{name}' {written}"
+    return ""
+
+
+def find_companions(decoder: Path, directory: Path, genai_config: Mapping[str, Any]) -> dict[str, Named]:
+    """The graphs beside `decoder` by what they do, each with the rule that found it; `directory` has genai_config.json.
+
+    "embedding": takes ids where the decoder takes embeddings. "encoder": takes the source of an encoder-decoder.
+    "first_step": a decoder without a past, which computes the cross-attention KV. "vision" and "audio": encoders whose
+    features the embedding graph puts among the embeddings; only pictures and sound miss those that do not exist.
+    Raises `ModelError` for another graph that genai_config.json names and that does not exist.
+    """
+    graphs = _by_name(decoder)
+    for section, part in {**MEDIA_SECTIONS, **_TEXT_SECTIONS}.items():
+        name = (genai_config.get("model", {}).get(section) or {}).get("filename")
+        key = f"model.{section}.filename"
+        file = inside(directory, name, key) if name else None
+        if file is not None and file.is_file():
+            graphs[part] = (file, f"{GENAI_CONFIG}'s {key}")
+        elif file is not None and section in _TEXT_SECTIONS:
+            raise NotFoundError(f"{GENAI_CONFIG} names '{name}' for {key}; '{file}' does not exist")
+    return graphs
+
+
+def _by_name(decoder: Path) -> dict[str, Named]:
+    """The graphs that have an exporter's names beside that of `decoder`."""
+    folder = decoder.parent
+    named: dict[str, Named] = {}
+    stem = next((stem for stem in (_WITH_PAST, _MERGED, _WITHOUT_PAST) if decoder.stem.startswith(stem)), None)
+    if stem is not None:
+        wanted = {"encoder": _ENCODER, **({"first_step": _WITHOUT_PAST} if stem == _WITH_PAST else {})}
+        rule = f"optimum's name, beside '{decoder.name}'"
+        named = {part: (decoder.with_stem(decoder.stem.replace(stem, name, 1)), rule) for part, name in wanted.items()}
+    elif folder.name == "decoder":
+        folder = folder.parent
+        for sibling, part in _SIBLINGS.items():
+            named[part] = folder / sibling / decoder.name, f"the folder '{sibling}' beside the decoder's"
+    return {part: (within(file, folder), rule) for part, (file, rule) in named.items() if file.is_file()}
+
+
+def _find_tokenizer(
+    model_folder: Path, option: str | None, genai_config: Mapping[str, Any], candidates: Sequence[tuple[str, str]]
+) -> tuple[str, str]:
+    """Folder or hub name of the tokenizer, and the rule that found it: the option, genai_config's `tokenizer_dir`, the
+    model's folder and the three above, then `candidates` (folder, file or hub name; where it comes from) in order.
+
+    Raises `ModelError` that lists the folders searched.
+    """
+    if option is not None:
+        return _tokenizer_of_user(option)
+    locations = [(str(folder), origin) for folder, origin in _upwards(model_folder)]
+    if tokenizer_dir := genai_config.get("model", {}).get("tokenizer_dir"):
+        own = inside(model_folder, tokenizer_dir, "model.tokenizer_dir")
+        locations.insert(0, (str(own), f"{GENAI_CONFIG}'s model.tokenizer_dir"))
+    locations += candidates
+    for location, origin in locations:
+        if folder := _tokenizer_folder(Path(location)):
+            return str(folder), origin
+    for name, origin in candidates:
+        if is_hub_name(name, needs_owner=True):
+            return name, f"{origin} (a hub name)"
+    looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
+    raise NotFoundError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'")
+
+
+def _tokenizer_of_user(option: str) -> tuple[str, str]:
+    path = Path(option).expanduser()
+    if folder := _tokenizer_folder(path):
+        return str(folder), "the setting 'tokenizer'"
+    if path.exists():
+        raise NotFoundError(f"'tokenizer' = '{option}' has none of {', '.join(_MARKS)}", "tokenizer", option)
+    if is_hub_name(option):
+        return option, "the setting 'tokenizer' (a hub name)"
+    raise NotFoundError(f"'tokenizer' = '{option}' does not exist", "tokenizer", option)
+
+
+def _tokenizer_folder(path: Path) -> Path | None:
+    folder = path.parent if path.is_file() else path
+    return folder.resolve() if any((folder / mark).is_file() for mark in _MARKS) else None
+
+
+def _tokenizer_candidates(given: Sequence[str | Path], root: Path, decoder: Path) -> Iterator[tuple[str, str]]:
+    """Folders, files and hub names after the model's own folders, and where each comes from."""
+    if decoder.is_symlink():
+        yield str(decoder.resolve().parent), "beside the file that the model's link leads to"
+    yield from ((str(location), "an additional candidate") for location in given)
+    for folder in dict.fromkeys((root, decoder.parent)):
+        attributes = olive_record(folder)[1].get("model_attributes") or {}
+        for file in attributes.get("additional_files") or ():
+            yield str(Path(file).parent), f"additional_files in Olive's {OLIVE_RECORD}"
+        if name := attributes.get("_name_or_path"):
+            yield str(name), f"_name_or_path in Olive's {OLIVE_RECORD}"
+
+
+def _graphs_below(root: Path, pattern: str) -> list[Path]:
+    """The .onnx files of `root` by a pattern, each of them one of the folder's own."""
+    return [within(file, root) for file in sorted(root.glob(pattern)) if file.exists()]
+
+
+def _refuse_strangers_in(*locations: Path) -> None:
+    """Raises `ModelError` where a file of these folders, or one that they name, is none of the folder's own."""
+    for folder in dict.fromkeys(locations):
+        if folder.is_dir():
+            refuse_strangers(folder)
+            refuse_shards_outside(folder)
 
 
 def _refuse_others(path: Path) -> None:
-    if not _is_onnx_name(path):
+    if path.suffix.lower() != ".onnx":
         raise ModelError(f"'{path}' is not an .onnx file")

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.graph.nodes import nodes_behind
+from olive_ext.graph.nodes import nodes_behind, reads
 from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 from olive_ext.model.spec.encoder_spec import width_fits
 from olive_ext.model.spec.media_types import (
@@ -29,6 +28,7 @@ from olive_ext.model.spec.media_types import (
     Modality,
     modality_of,
 )
+from olive_ext.model.spec.step_choices import on_host, repeats
 from olive_ext.model.spec.tensor_names import GATES
 from olive_ext.model.types import DecoderSpec, GraphFiles, ItemMasks, Role, TensorSpec
 
@@ -53,7 +53,7 @@ def read_item_masks(
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]
     nodes = {name: nodes_behind(model.graph.node, [name]) for name in {*inputs} - {""}}
-    made = [name for name, behind in nodes.items() if tokens in {value for node in behind for value in node.input}]
+    made = [name for name, behind in nodes.items() if tokens in reads(behind) and not any(map(repeats, behind))]
     layers = [(layer, name) for layer, name in enumerate(inputs) if name in made]
     seen: list[dict[str, Array]] = []
     for number in (max(placeholders) + 1, *sorted(placeholders)):
@@ -84,15 +84,9 @@ def _visible(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, given: Callable[[onnx.ValueInfoProto], Array]
 ) -> Array:
     """[S, S]: which token sees which by the mask `name`, which `nodes` make."""
-    read = {value for node in nodes for value in node.input}
-    weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    known = {tensor.name for tensor in weights}
-    inputs = [value for value in model.graph.input if value.name in read - known]
-    output = helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None)
-    graph = helper.make_graph(nodes, "mask", inputs, [output], weights)
-    part = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
-    (values,) = ReferenceEvaluator(part).run(None, {value.name: given(value) for value in inputs})
-    mask: Array = np.asarray(values)
+    read = {*reads(nodes)} - {tensor.name for tensor in model.graph.initializer}
+    feeds = {value.name: given(value) for value in model.graph.input if value.name in read}
+    mask = on_host(model, nodes, feeds.keys(), [name])(feeds)[name]
     flat: Array = mask.reshape(-1, *mask.shape[-2:])[0]
     return flat if flat.dtype == np.bool_ else flat > _HIDDEN
 

@@ -8,7 +8,7 @@ Axes: B rows, S tokens of a row, P positions before them, T positions after the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -55,8 +55,8 @@ _DEFAULT = ("", "ai.onnx")
 _REPEATING = frozenset({"Loop", "Scan"})
 """Operators that may never end: what they make is not read."""
 
-MOST_VALUES = 2**24
-"""Numbers of a tensor that an operator may make of sizes that it reads."""
+MOST_VALUES = 2**25
+"""Numbers of a tensor that an operator may make of sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have fewer."""
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -68,8 +68,9 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
         yield from (value.name for value in body.output if value.name not in made)
 
 
-def _repeats(node: onnx.NodeProto) -> bool:
-    return node.op_type in _REPEATING or any(_repeats(inner) for body in subgraphs(node) for inner in body.node)
+def repeats(node: onnx.NodeProto) -> bool:
+    """Whether the node may never end."""
+    return node.op_type in _REPEATING or any(repeats(inner) for body in subgraphs(node) for inner in body.node)
 
 
 class PositionalNodes:
@@ -84,7 +85,7 @@ class PositionalNodes:
         graph = model.graph
         self._known = {tensor.name for tensor in graph.initializer}
         self._tokens = {name for name, entry in self._inputs.items() if entry.role is Role.INPUT_IDS}
-        is_endless = any(_repeats(node) for function in model.functions for node in function.node)
+        is_endless = any(repeats(node) for function in model.functions for node in function.node)
         self._domains = {*_DEFAULT, *(function.domain for function in model.functions if not is_endless)}
         self._hints = {value.name: value for value in graph.value_info}
         self._values = set(self._inputs)
@@ -107,7 +108,7 @@ class PositionalNodes:
                 self.nodes.append(node)
             return
         if all(name in self._known for name in read):
-            if node.domain in self._domains and not _repeats(node):
+            if node.domain in self._domains and not repeats(node):
                 self._known.update(node.output)
                 self.nodes.append(node)
             return
@@ -122,7 +123,7 @@ class PositionalNodes:
                 self.frontier.setdefault(name, node)
 
     def _is_positional(self, node: onnx.NodeProto, read: list[str]) -> bool:
-        if node.domain not in self._domains or _repeats(node):
+        if node.domain not in self._domains or repeats(node):
             return False
         if not all(name in self._values or name in self._known for name in read):
             return False
@@ -183,13 +184,7 @@ class PositionalNodes:
         made_up |= {tensor.name: _made_up(tensor) for tensor in weights if tensor.data_location == TensorProto.EXTERNAL}
         fed = {name for name in needed if name in self._inputs} | {*made_up, *given}
         fed |= {node.output[0] for node in shapes}
-        names = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in sorted(fed)]
-        outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in wanted]
-        weights = [tensor for tensor in weights if tensor.name not in made_up]
-        graph = helper.make_graph(nodes, "positions", names, outputs, weights)
-        opsets, functions = self._model.opset_import, self._model.functions
-        cut = helper.make_model(graph, opset_imports=opsets, functions=functions)
-        run = ReferenceEvaluator(cut, new_ops=list(_BOUNDED)).run
+        run = on_host(self._model, nodes, fed, wanted)
 
         @_runnable()
         def computed(rows: Rows, is_beyond: bool = False) -> dict[str, Array]:
@@ -197,7 +192,7 @@ class PositionalNodes:
             step = {name: input_array(self._inputs[name], arrays) for name in fed if name in self._inputs}
             step |= made_up | {name: np.array(is_beyond) for name in given}
             step |= {node.output[0]: self._shape(node, rows, step) for node in shapes}
-            return dict(zip(wanted, map(np.asarray, run(None, step)), strict=True))
+            return run(step)
 
         return computed
 
@@ -247,6 +242,23 @@ _BOUNDED = (
     _bounded(Expand, lambda value, shape: _product(shape)),
     _bounded(Tile, lambda value, repeats: value.size * _product(repeats)),
 )
+
+
+def on_host(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Collection[str], outputs: Sequence[str]
+) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    """What computes the values `outputs` from those of `inputs` by ONNX's reference: of `nodes` of the model, which are
+    in order, with the weights that they read. It fails with whatever numpy and Python raise."""
+    read = {name for node in nodes for name in _read(node)}
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
+    infos = (
+        [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names]
+        for names in (sorted(inputs), outputs)
+    )
+    graph = helper.make_graph(nodes, "part", *infos, weights)
+    part = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
+    run = ReferenceEvaluator(part, new_ops=list(_BOUNDED)).run
+    return lambda feeds: dict(zip(outputs, map(np.asarray, run(None, feeds)), strict=True))
 
 
 def _made_up(tensor: onnx.TensorProto) -> Array:

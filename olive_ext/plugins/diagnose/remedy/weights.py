@@ -143,6 +143,25 @@ class GraphWeights(Constants):
         del node.input[_BIAS.get(node.op_type, len(node.input)) :]
         return self._run([node], {node.input[0]: rows}, node.output[0])
 
+    def makers(self, value: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in an order in which they can run; none for an initializer."""
+        if value in self.initializers or not value:
+            return []
+        node = self.maker[value]
+        order: list[onnx.NodeProto] = []
+        for name in node.input:
+            order += [one for one in self.makers(name) if all(one is not other for other in order)]
+        return [*order, node]
+
+    def element_type(self, value: str) -> int:
+        """ONNX's type of the numbers of a constant, as far as quantizers and exporters make them."""
+        if value in self.initializers:
+            return int(self.initializers[value].data_type)
+        node = self.maker[value]
+        if node.op_type == "Cast":
+            return int(attribute(node, "to", TensorProto.FLOAT))
+        return self.element_type(node.input[1 if node.op_type == "DequantizeLinear" else 0])
+
     def num_bytes(self, use: WeightUse) -> int:
         """Bytes that the weight takes in the model's files: numbers, scales and zero points."""
         return sum(self._stored_bytes(self.initializers[name]) for name in use.roots)
