@@ -11,7 +11,7 @@ from olive_ext.graph.value_shapes import Shapes, broadcast, factors, rest
 from tests.graph.heads import Parts
 
 
-def shape_of(build, *names: str):
+def shapes_of(build, *names: str):
     """Shapes behind `x` [B, S, 12] and `cache` [B, 3, P, 4]."""
     parts = Parts()
     build(parts)
@@ -19,8 +19,7 @@ def shape_of(build, *names: str):
     inputs = [value("x", TensorProto.FLOAT, ["B", "S", 12]), value("cache", TensorProto.FLOAT, ["B", 3, "P", 4])]
     outputs = [value(name, TensorProto.FLOAT, None) for name in names]
     graph: onnx.GraphProto = helper.make_graph(parts.nodes, "g", inputs, outputs, parts.weights)
-    of = Shapes(graph).of
-    return of.get(names[0]) if len(names) == 1 else [of.get(name) for name in names]
+    return {name: Shapes(graph).of.get(name) for name in names}
 
 
 def heads_and_back(p: Parts) -> None:
@@ -52,24 +51,18 @@ def grown(p: Parts) -> None:
     p.node("Slice", ["x", *(p.weight(name, [at], np.int64) for name, at in (("s", 1), ("e", 3), ("a", 1)))], "cut")
 
 
-def test_heads_are_multiplied_into_the_positions_and_divided_out_again():
-    assert shape_of(heads_and_back, "heads", "back") == [("B", "S*3", 4), ("B", "S", 12)]
+SHAPES = [
+    (heads_and_back, {"heads": ("B", "S*3", 4), "back": ("B", "S", 12)}),
+    (flattened, {"flat": ("B*S", 12), "y": ("B*S", 5), "back": ("B", "S", 5)}),
+    (attention, {"scores": ("B", 3, "S", "P"), "mixed": ("B", 3, "S", 4)}),
+    (grown, {"long": ("B", 3, None, 4), "cut": ("B", None, 12)}),
+    (lambda p: p.node("Hardmax", ["x"], "unknown"), {"unknown": None}),
+]
 
 
-def test_positions_are_merged_and_split_with_lengths_computed_at_run_time():
-    assert shape_of(flattened, "flat", "y", "back") == [("B*S", 12), ("B*S", 5), ("B", "S", 5)]
-
-
-def test_attention_that_is_written_out_has_the_tokens_of_the_query():
-    assert shape_of(attention, "scores", "mixed") == [("B", 3, "S", "P"), ("B", 3, "S", 4)]
-
-
-def test_lengths_that_would_have_to_be_added_are_unknown():
-    assert shape_of(grown, "long", "cut") == [("B", 3, None, 4), ("B", None, 12)]
-
-
-def test_unknown_operators_have_no_shape():
-    assert shape_of(lambda p: p.node("Hardmax", ["x"], "y"), "y") is None
+@pytest.mark.parametrize(("build", "shapes"), SHAPES)
+def test_shapes_follow_the_operators(build, shapes):
+    assert shapes_of(build, *shapes) == shapes
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,8 @@ def test_workers_on_one_machine_take_half_of_its_memory_at_most_all_together(
     few = (2, 4) if deterministic else (2,)
     assert {positions({"count": count}) for count in few} == {positions(None)}
     assert positions({"count": 64, "address": "auto"}) == positions(None)
-    why = choose_num_slots(
-        settings(deterministic=deterministic, workers={"count": 64}), spec, Device("cpu"), has(40, spec)
-    )[1]
-    assert "of which each worker may take" in why
+    many = settings(deterministic=deterministic, workers={"count": 64})
+    assert "of which each worker may take" in choose_num_slots(many, spec, Device("cpu"), has(40, spec))[1]
 
 
 def test_machines_alike_have_room_for_as_many_positions(spec: DecoderSpec) -> None:
@@ -87,33 +85,18 @@ def test_machines_alike_have_room_for_as_many_positions(spec: DecoderSpec) -> No
     assert len({*rooms}) == 1
 
 
-def test_the_device_that_runs_the_model_is_asked(spec: DecoderSpec) -> None:
-    asked = []
-
-    def read(kind: str, index: int) -> Memory:
-        asked.append((kind, index))
-        return Memory(2**40, 2**40)
-
-    choose_num_slots(settings(), spec, Device("cuda", 3), read)
-    assert asked == [("cuda", 3)]
-
-
-def test_default_is_kept_and_says_why_where_nothing_can_be_measured(spec: DecoderSpec) -> None:
+def test_default_is_kept_and_says_why_where_the_models_device_cannot_be_measured(spec: DecoderSpec) -> None:
     def refuse(kind: str, index: int) -> Memory:
-        raise UnmeasuredError("no driver")
+        raise UnmeasuredError(f"no {kind} {index}")
 
-    assert choose_num_slots(settings(), spec, Device("cuda"), refuse) == (DEFAULT_SLOTS, "auto: 8, no driver")
+    assert choose_num_slots(settings(), spec, Device("cuda", 3), refuse) == (DEFAULT_SLOTS, "auto: 8, no cuda 3")
     slots, why = choose_num_slots(settings(), spec, Device("webgpu"))
     assert (slots, why) == (DEFAULT_SLOTS, "auto: 8, free memory of a webgpu device is not measured")
 
 
 def test_what_the_user_says_goes_before(spec: DecoderSpec) -> None:
-    assert (
-        choose_num_slots(settings(batch_size=3, engine=EngineConfig(num_slots=5)), spec, Device("cuda"), has(9, spec))[
-            0
-        ]
-        == 5
-    )
+    both = settings(batch_size=3, engine=EngineConfig(num_slots=5))
+    assert choose_num_slots(both, spec, Device("cuda"), has(9, spec)) == (5, "engine.num_slots")
     assert choose_num_slots(settings(batch_size=3), spec, Device("cuda"), has(9, spec)) == (3, "batch_size")
 
 

@@ -75,10 +75,9 @@ def test_a_link_out_of_the_folder_is_refused(package: Path, tmp_path: Path, name
 @pytest.mark.parametrize("name", ["model.onnx", "sub"])
 def test_a_graph_that_nothing_names_is_no_link_out(tmp_path: Path, name: str) -> None:
     folder = put_model(tmp_path / "package")
-    (folder / "sub").mkdir()
-    shutil.move(folder / "model.onnx", folder / "sub" / "model.onnx")
-    if name == "model.onnx":
-        (folder / "sub" / "model.onnx").rename(folder / "model.onnx")
+    if name == "sub":
+        (folder / "sub").mkdir()
+        (folder / "model.onnx").rename(folder / "sub" / "model.onnx")
     moved_out(folder / name, tmp_path / "elsewhere")
     with pytest.raises(ModelError, match=LEADS_OUT):
         opened(folder)
@@ -101,16 +100,21 @@ def test_a_package_below_a_snapshot_of_the_hubs_cache_is_opened(package: Path, t
         opened(snapshot / "cpu")
 
 
+@pytest.fixture
+def checkpoint(package: Path) -> Path:
+    for name in ("model.onnx", "genai_config.json"):
+        (package / name).unlink()
+    for name in ("model.safetensors", "merges.txt"):
+        (package / name).touch()
+    return package
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "chat_template.jinja", "merges.txt"])
-def test_a_file_of_a_checkpoint_is_no_link_out(package: Path, tmp_path: Path, name: str) -> None:
-    (package / "model.onnx").unlink()
-    (package / "genai_config.json").unlink()
-    for kept in ("model.safetensors", "merges.txt"):
-        (package / kept).touch()
-    opened(package)
-    moved_out(package / name, tmp_path / "elsewhere")
+def test_a_file_of_a_checkpoint_is_no_link_out(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    opened(checkpoint)
+    moved_out(checkpoint / name, tmp_path / "elsewhere")
     with pytest.raises(ModelError, match=LEADS_OUT):
-        opened(package)
+        opened(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +124,10 @@ def test_a_file_of_a_checkpoint_is_no_link_out(package: Path, tmp_path: Path, na
         ("tokenizer_config.json", {"fast_tokenizer_files": ["/x/tokenizer.4.0.json"]}, "fast_tokenizer_files"),
     ],
 )
-def test_a_file_that_a_checkpoint_names_is_inside(package: Path, file: str, content: object, error: str) -> None:
-    (package / "model.onnx").unlink()
-    (package / "genai_config.json").unlink()
-    (package / "model.safetensors").touch()
-    put_json(package / file, content)
+def test_a_file_that_a_checkpoint_names_is_inside(checkpoint: Path, file: str, content: object, error: str) -> None:
+    put_json(checkpoint / file, content)
     with refused(ModelError, "untrusted", holds=error):
-        opened(package)
+        opened(checkpoint)
 
 
 @pytest.mark.parametrize(
