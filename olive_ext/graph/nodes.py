@@ -81,7 +81,8 @@ class NodeWriter:
         It is taken in two stages of about sqrt(V) elements where V = `size` is known and has such a divisor: that keeps
         the error of sums of exponentials near 1e-6, whatever a device does.
         """
-        if size is not None and (block := _largest_block(size)) > 1:
+        block = 1 if size is None else next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+        if size is not None and block > 1:
             blocks = self.add("Reshape", [values_RV, self.integers([-1, size // block, block])])
             values_RV = self.reduce("ReduceSum", blocks)
         return self.reduce("ReduceSum", values_RV, keepdims=1)
@@ -141,11 +142,6 @@ class NodeWriter:
         self._names.add(name)
         values.append(helper.make_tensor_value_info(name, elem_type, shape))
         return name
-
-
-def _largest_block(size: int) -> int:
-    """The largest divisor of `size` up to its square root."""
-    return next(block for block in range(math.isqrt(size), 0, -1) if size % block == 0)
 
 
 class NewGraph(NodeWriter):

@@ -494,8 +494,8 @@ class _Search:
         self._check_order()
         moved = [node for node in reversed(self._walk.graph.node) if self._moves(node)][::-1]
         made = {name for node in moved for name in node.output}
-        products = [self._walk.sizes(node) for node in moved if self._walk.is_product(node)]
-        products = [(inner or 0, columns or 0) for inner, columns in products]
+        sizes = (self._walk.sizes(node) for node in moved if self._walk.is_product(node))
+        products = [(inner or 0, columns or 0) for inner, columns in sizes]
         if not products:
             raise NotUnderstood(self._reasons[0] if self._reasons else f"'{self._rows}' is an input")
         attentions = [name for name in self._mixing if "Attention" in name]

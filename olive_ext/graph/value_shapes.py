@@ -62,13 +62,6 @@ def rest(data: Sequence[Dim], dims: Sequence[Dim]) -> Dim:
     return "*".join([*symbols, *([str(number)] if number != 1 else [])]) if symbols else number
 
 
-def known_length(shape: Shape | None) -> Shape | None:
-    """A list of unknown numbers, one for each element of a value of one axis; None where its length is not known."""
-    if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
-        return None
-    return (None,) * shape[0]
-
-
 _SMALL = 8
 """The longest constant that is read; longer ones are no shapes."""
 
@@ -243,9 +236,11 @@ class Shapes:
         known = [shape for shape in shapes if shape is not None]
         lists = [self.numbers.get(value) for value in node.input]
         if any(numbers is not None for numbers in lists) and all(len(shape) == 1 for shape in known):
-            parts = [known_length(shape) if part is None else part for shape, part in zip(shapes, lists, strict=True)]
-            if all(part is not None for part in parts):
-                self.numbers[node.output[0]] = tuple(number for part in parts for number in part or ())
+            for at, shape in enumerate(shapes):  # of others the length may be known
+                if lists[at] is None and shape is not None and isinstance(shape[0], int):
+                    lists[at] = (None,) * shape[0]
+            if all(part is not None for part in lists):
+                self.numbers[node.output[0]] = tuple(number for part in lists for number in part or ())
         if len(known) != len(shapes) or len({len(shape) for shape in known}) != 1:
             return None
         axis = self._axis(node, len(known[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -44,27 +45,30 @@ class Parts:
         return name
 
 
-def decoder(
-    build: Build,
+def model_of(
+    parts: Parts,
     *,
+    lead: tuple[object, ...] = ("B", "S"),
     opset: int = 21,
     elem_type: int = TensorProto.FLOAT,
     width: object = V,
     logits: str = "logits",
 ) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    outputs = [value(logits, elem_type, [*lead, width]), value("present", TensorProto.FLOAT, [*lead, H])]
+    inputs = [value("hidden", TensorProto.FLOAT, [*lead, H]), *parts.inputs]
+    graph = helper.make_graph(parts.nodes, "decoder", inputs, outputs, parts.weights)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def decoder(build: Build, **form: Any) -> onnx.ModelProto:
     """A model around the nodes that lead from `h` (twice `hidden`) to `logits`."""
     parts = Parts()
     parts.node("Add", ["hidden", "hidden"], "h")
     parts.node("Identity", ["h"], "present")
     build(parts)
-    hidden = helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "S", H])
-    outputs = [
-        helper.make_tensor_value_info(logits, elem_type, ["B", "S", width]),
-        helper.make_tensor_value_info("present", TensorProto.FLOAT, ["B", "S", H]),
-    ]
-    graph = helper.make_graph(parts.nodes, "decoder", [hidden, *parts.inputs], outputs, parts.weights)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    model = model_of(parts, **form)
     onnx.checker.check_model(model)
     return model
 

@@ -5,11 +5,13 @@ The attention's keys are the output `present`, as decoders return them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tests.graph.heads import Build, H, Parts, V
+from tests.graph.heads import Build, H, Parts, V, model_of
 
 FF = 40
 """Width of the MLP."""
@@ -37,8 +39,8 @@ def head(p: Parts, value: str) -> None:
     p.node("MatMul", [value, weight(p, "w_head", H, V)], "logits")
 
 
-def layer(build: Build, *, opset: int = 21, lead: tuple[object, ...] = ("B", "S")) -> onnx.ModelProto:
-    """A model around the nodes that `build` adds. `lead` are the first axes of `hidden`."""
+def layer(build: Build, **form: Any) -> onnx.ModelProto:
+    """A model around the nodes that `build` adds."""
     parts = Parts()
     norm(parts, "hidden", "n")
     parts.node("MatMul", ["n", weight(parts, "w_q")], "q")
@@ -46,7 +48,7 @@ def layer(build: Build, *, opset: int = 21, lead: tuple[object, ...] = ("B", "S"
     parts.node("MultiHeadAttention", ["q", "present", "present"], "a", "com.microsoft", num_heads=4)
     parts.node("MatMul", ["a", weight(parts, "w_o")], "o")
     build(parts)
-    return model_of(parts, lead, opset)
+    return model_of(parts, **form)
 
 
 def flat_layer(build: Build) -> onnx.ModelProto:
@@ -58,16 +60,7 @@ def flat_layer(build: Build) -> onnx.ModelProto:
     parts.node("MatMul", ["mix", "n"], "a")
     parts.node("MatMul", ["a", weight(parts, "w_o")], "o")
     build(parts)
-    return model_of(parts, ("N",), 21)
-
-
-def model_of(parts: Parts, lead: tuple[object, ...], opset: int) -> onnx.ModelProto:
-    value = helper.make_tensor_value_info
-    outputs = [value("logits", TensorProto.FLOAT, [*lead, V]), value("present", TensorProto.FLOAT, [*lead, H])]
-    inputs = [value("hidden", TensorProto.FLOAT, [*lead, H]), *parts.inputs]
-    graph = helper.make_graph(parts.nodes, "layer", inputs, outputs, parts.weights)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return model_of(parts, lead=("N",))
 
 
 def skip_norms(p: Parts) -> None:

@@ -50,13 +50,13 @@ def head(build: heads.Build, reason: str = "", kind: str = "hidden", **more: Any
     return Case(partial(decoder, build, **more), reason, kind)
 
 
-def late(build: heads.Build, *products: tuple[int, int]) -> Case:
+def late(build: heads.Build, *products: tuple[int, int], **form: Any) -> Case:
     reason = f"after the last MultiHeadAttention: besides the head's MatMul, {len(products)} products run"
-    return Case(partial(layer, build), reason, products=products, atol=LATE_ATOL)
+    return Case(partial(layer, build, **form), reason, products=products, atol=LATE_ATOL)
 
 
-def kept(build: heads.Build, reason: str) -> Case:
-    return Case(partial(layer, build), f"and not further up: {reason}")
+def kept(build: heads.Build, reason: str, **form: Any) -> Case:
+    return Case(partial(layer, build, **form), f"and not further up: {reason}")
 
 
 IS_OLD_RUNTIME = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 24)
@@ -95,22 +95,15 @@ CASES: dict[str, Case] = {
     "packed_weights": late(layers.packed_weights, OUT, (H, H)),
     "half layer": late(layers.half, OUT, (H, H))._replace(atol=HALF_ATOL),
     "static_scales": late(layers.static_scales, OUT, (H, H)),
-    **{
-        f"skip_norms, opset {opset}": late(layers.skip_norms, OUT, UP, UP, DOWN)._replace(
-            model=partial(layer, layers.skip_norms, opset=opset)
-        )
-        for opset in (13, 17, 18, 21)
-    },
-    "fixed positions": late(layers.skip_norms, OUT, UP, UP, DOWN)._replace(
-        model=partial(layer, layers.skip_norms, lead=(B, S)), atol=2e-5
-    ),
+    **{f"layer, opset {opset}": late(layers.skip_norms, OUT, UP, UP, DOWN, opset=opset) for opset in (13, 17, 18, 21)},
+    "fixed positions": late(layers.skip_norms, OUT, UP, UP, DOWN, lead=(B, S))._replace(atol=2e-5),
     "no batch": Case(partial(flat_layer, layers.skip_norms), "", "hidden", (OUT, UP, UP, DOWN), LATE_ATOL),
     "norms_only": kept(layers.norms_only, "Softmax 'n5' is not known to treat positions one by one"),
     "one_scale": kept(layers.one_scale, UNKNOWN.format("Mul 'n9'")),
     "different_positions": kept(layers.different_positions, "the shape of 'out' is not known"),
     "fixed different positions": kept(
-        layers.different_positions, "Add 'n5' combines the rows with 'b', which may differ between rows"
-    )._replace(model=partial(layer, layers.different_positions, lead=(B, S))),
+        layers.different_positions, "Add 'n5' combines the rows with 'b', which may differ between rows", lead=(B, S)
+    ),
     "mean_of_positions": kept(layers.mean_of_positions, UNKNOWN.format("Sub 'n6'")),
     "norm_of_positions": kept(
         layers.norm_of_positions, "LayerNormalization 'n5' does not only normalize the last axis"

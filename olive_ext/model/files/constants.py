@@ -217,10 +217,10 @@ class Apart(NamedTuple):
 def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
     """The constants of `model` that should be `reference`'s and are not, beyond rounding.
 
-    Constants are one where name and shape are equal; a kind of vectors (one name over the layers) may have 1 added, as
-    Gemma's norms. Where more than half of a kind, or of all vectors or matrices, are others, these were changed on
-    purpose, as norms are by AWQ and weights by training: then they are left out, and any text shows what they do. A
-    table of rotary positions is one unless all else is of another model.
+    Two constants correspond where name and shape are equal. The vectors of a kind (one name over the layers) may have 1
+    added, as Gemma's norms have. Where more than half of a kind, or of all vectors or matrices, differ, they were
+    changed on purpose, as AWQ changes norms and training changes weights: these are left out, because any text shows
+    the effect. Tables of rotary positions are compared unless all else is of another model.
     """
     tables = {name for name in model.keys() & reference.keys() if ROTARY.search(name) and model[name].ndim == 2}
     rows = {name: min(len(model[name]), len(reference[name])) for name in tables}  # as far as both reach
@@ -242,8 +242,8 @@ def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[st
 
 
 def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
-    """The constants of `model` that are NaN or infinite where the reference's are not, and vectors that it lacks while
-    it has others of that layer and those of other layers: how, by name."""
+    """What is wrong with constants of `model`, by name: they are NaN or infinite where the reference's are not, or a
+    vector is missing, although other layers have one and this layer has others."""
     causes = {name: what for name, array in model.items() if (what := _broken(array))}
     causes = {name: what for name, what in causes.items() if name not in reference or _broken(reference[name]) != what}
     kinds, known = set(map(kind_of, model.keys() & reference.keys())), Counter(map(kind_of, model))
@@ -269,7 +269,7 @@ def _is_one(own: Array, other: Array) -> bool:
 
 
 def meant_others(names: Collection[str], others: Collection[str], kind: Callable[[str], str]) -> set[str]:
-    """Of constants those `others` whose kind has several of which more than half are others: changed on purpose."""
+    """The `others` that were changed on purpose: their kind has several constants, and more than half are others."""
     all_kinds, other_kinds = Counter(map(kind, names)), Counter(map(kind, others))
     return {name for name in others if 1 < all_kinds[kind(name)] < 2 * other_kinds[kind(name)]}
 
@@ -355,8 +355,8 @@ class Distance(NamedTuple):
 
 
 def outliers(distances: Mapping[str, Distance]) -> dict[str, str]:
-    """Weights, or rows of them, that the rounding of the others does not explain: how far off they are. Where more than
-    half of a kind are, these were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
+    """How far off weights, or rows of them, are that rounding as of the others does not explain. Where more than half
+    of a kind are, they were changed on purpose (AWQ's smoothing, SpinQuant's rotations)."""
     usual = float(np.median([one.share for one in distances.values()])) if len(distances) > 2 else 1.0
     limit = max(OUTLIER, 10 * usual)
     far = {name: f"has {100 * one.share:.0f} % of its numbers" for name, one in distances.items() if one.share > limit}

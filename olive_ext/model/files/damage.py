@@ -108,11 +108,11 @@ def _graphs(files: ModelFiles) -> dict[str, Path]:
 
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
-    """Of constants that are `others`, and products that are `far` from their float ones, those that may be damage which
-    no text shows. What is another as a whole, in half of its numbers or more, is reached by any text, and so is a
-    matrix of which all rows are, unless it is as wide as a vocabulary (the values' part of a packed product). Several
-    such are what rotations, smoothing and folded norms make, and so is a matrix alone, as a folded multiplier's: these
-    compute the same."""
+    """The damage that texts need not show, among constants that are `others` and products `far` from their float ones.
+    Any text reaches a constant that differs in half of its numbers or more, and a matrix that differs in all rows (the
+    values' part of a packed product), unless it is as wide as a vocabulary. Rotations, smoothing and folded norms
+    change several constants so, a folded multiplier changes one matrix, and the model computes the same: then these are
+    left out."""
     tables = (one.shape for name, one in constants.items() if one.ndim == 2 and not ROTARY.search(name))
     widest, whole = max(map(max, tables), default=0), set()
     for name, what in others.items():

@@ -113,18 +113,14 @@ def num_step_scales(nodes: Iterable[onnx.NodeProto]) -> int:
 
 def num_row_roundings(nodes: Sequence[onnx.NodeProto]) -> int:
     """Nodes that round activations to few bits, each row by itself, in the file or as ONNX Runtime fuses them."""
-    fused = {node.output[0] for node in nodes if _is_fused_weight(node)}
+    blocked = (node for node in nodes if node.op_type == "DequantizeLinear" and attribute(node, "axis", 1) == 0)
+    fused = {node.output[0] for node in blocked if attribute(node, "block_size", 0) >= _FUSED_BLOCK}
     return sum(
         node.op_type == "QuantizeLinear"
         or (node.op_type == "MatMulNBits" and attribute(node, "accuracy_level", 0) == _INT8)
         or (node.op_type in ("MatMul", "Gemm") and node.input[1] in fused)
         for node in nodes
     )
-
-
-def _is_fused_weight(node: onnx.NodeProto) -> bool:
-    is_blocked = node.op_type == "DequantizeLinear" and attribute(node, "block_size", 0) >= _FUSED_BLOCK
-    return is_blocked and attribute(node, "axis", 1) == 0
 
 
 def rounding_notes(nodes: Sequence[onnx.NodeProto]) -> list[str]:

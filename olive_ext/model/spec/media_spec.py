@@ -108,17 +108,34 @@ _BUILT_IN = {
 """Numbers of Gemma 4's audio encoder in mobius 0.1.0, whatever config.json's `audio_config` has."""
 
 
-def known_faults(encoders: Encoders, configs: Configs, masks: ItemMasks | None = None) -> tuple[str, ...]:
+def known_faults(encoders: Encoders, configs: Configs, masks: ItemMasks | None = None) -> Iterator[str]:
     """One sentence on each fault; `encoders` by their part ("vision", "audio"), `masks` the decoder's."""
     genai, config = configs
     kind = str(genai.get("type") or config.get("model_type") or "")
-    faults = [*_other_masks(kind, config, masks or ItemMasks())]
+    yield from _other_masks(kind, config, masks or ItemMasks())
     if "vision" in encoders:
-        graph, taken = encoders["vision"]
-        faults += [*_last_norm(graph, config), *_deepstack(taken, config)]
-    if "audio" in encoders:
-        faults += _built_in(encoders["audio"][0], kind, config)
-    return tuple(faults)
+        encoder, taken = encoders["vision"]
+        norm = min((one.name for one in encoder.graph.initializer if "post_layernorm" in one.name), default=None)
+        if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
+            yield (
+                f"the original model takes the features of the vision tower's layer {layer}, before its last norm; "
+                f"this encoder ends with '{norm}': its features are not the original's"
+            )
+        layers = config.get("vision_config", {}).get("deepstack_visual_indexes")
+        if layers and len(taken) == 1:  # Qwen3-VL
+            yield (
+                f"the original model adds the features of the vision tower's layers {layers} to its first layers "
+                f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers after pictures are not the "
+                "original's"
+            )
+    if "audio" in encoders and encoders["audio"][0].producer_name == "mobius" and kind.startswith("gemma4"):
+        audio = config.get("audio_config") or {}
+        for name, number in _BUILT_IN.items():
+            if audio.get(name, number) != number:
+                yield (
+                    f"the original model's audio_config has {name} {audio[name]}; mobius builds in {number}: the "
+                    "features of sound are not the original's"
+                )
 
 
 def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iterator[str]:
@@ -141,39 +158,6 @@ def _other_masks(kind: str, config: Mapping[str, Any], masks: ItemMasks) -> Iter
             f"(transformers 5.23); in this decoder they do so {' and '.join(more)}, too (as in transformers 5.10): its "
             "numbers after pictures are not the original's"
         )
-
-
-def _last_norm(encoder: onnx.ModelProto, config: Mapping[str, Any]) -> Iterator[str]:
-    weights = (tensor.name for tensor in encoder.graph.initializer)
-    norm = min((name for name in weights if "post_layernorm" in name), default=None)
-    if norm is not None and isinstance(layer := config.get("vision_feature_layer"), int):
-        yield (
-            f"the original model takes the features of the vision tower's layer {layer}, before its last norm; this "
-            f"encoder ends with '{norm}': its features are not the original's"
-        )
-
-
-def _deepstack(taken: Sequence[TensorSpec], config: Mapping[str, Any]) -> Iterator[str]:
-    """Qwen3-VL adds features of inner layers of its tower to the decoder's first layers."""
-    layers = config.get("vision_config", {}).get("deepstack_visual_indexes")
-    if layers and len(taken) == 1:
-        yield (
-            f"the original model adds the features of the vision tower's layers {layers} to its first layers "
-            f"(deepstack); of this encoder '{taken[0].name}' alone is taken: numbers after pictures are not the "
-            "original's"
-        )
-
-
-def _built_in(encoder: onnx.ModelProto, kind: str, config: Mapping[str, Any]) -> Iterator[str]:
-    audio = config.get("audio_config") or {}
-    if encoder.producer_name != "mobius" or not kind.startswith("gemma4"):
-        return
-    for name, number in _BUILT_IN.items():
-        if audio.get(name, number) != number:
-            yield (
-                f"the original model's audio_config has {name} {audio[name]}; mobius builds in {number}: the features "
-                "of sound are not the original's"
-            )
 
 
 _WHOLE = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
@@ -207,7 +191,7 @@ def read_media(
         specs.append(MediaEncoderSpec(modality, placeholder, part, files, inputs, outputs, tuple(taken), real))
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
-    return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, notes)
+    return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
 
 
 def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:

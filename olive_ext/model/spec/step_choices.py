@@ -1,6 +1,6 @@
-"""Where a decoder's graph computes a token otherwise by the step that it is fed in: by the step's longest row, by the
-chunk, or by the rows beside it. The nodes from positions, masks and lengths to what the layers read are run on small
-steps, and what they make of the same positions is compared. Knows no session, and no names of inputs.
+"""Finds where a decoder's graph computes a token differently because of its step: the longest row, the chunk, or the
+rows beside it. The nodes between positions, masks or lengths and the layers run on small steps, and their values for
+the same positions are compared. Knows no session, and no names of inputs.
 
 Axes: B rows, S tokens of a row, P positions before them, T positions after the step.
 """
@@ -32,10 +32,10 @@ from olive_ext.model.types import DecoderSpec, InputSpec, KvTensor, LengthChoice
 
 Array = npt.NDArray[Any]
 Rows = Sequence[tuple[int, ...]]
-"""For each row of a step its positions before, and how many tokens; and the last of these, where it is not 0 as all."""
+"""For each row of a step the positions before it and its number of tokens; and its last token, where that is not 0."""
 
 Run = Callable[[Rows, bool], dict[str, Array]]
-"""What computes values of a step, where those that are given are one truth."""
+"""Computes values of a step from its rows; the values that are given are all true, or all false."""
 
 
 class UnrunnableError(Exception):
@@ -53,7 +53,7 @@ def _runnable() -> Iterator[None]:
 _DEFAULT = ("", "ai.onnx")
 
 _REPEATING = frozenset({"Loop", "Scan"})
-"""Operators that may never end: what they make is not read."""
+"""Operators that may never end: nothing after them is run."""
 
 MOST_VALUES = 2**25
 """Numbers of a tensor that an operator may make of sizes that it reads. Masks (`media_spec.MOST_TOKENS`) have fewer."""
@@ -251,11 +251,9 @@ def on_host(
     in order, with the weights that they read. It fails with whatever numpy and Python raise."""
     read = {name for node in nodes for name in _read(node)}
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read and tensor.name not in inputs]
-    infos = (
-        [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in names]
-        for names in (sorted(inputs), outputs)
-    )
-    graph = helper.make_graph(nodes, "part", *infos, weights)
+    infos = {name: helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in (*inputs, *outputs)}
+    given, returned = ([infos[name] for name in names] for names in (sorted(inputs), outputs))
+    graph = helper.make_graph(nodes, "part", given, returned, weights)
     part = helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
     run = ReferenceEvaluator(part, new_ops=list(_BOUNDED)).run
     return lambda feeds: dict(zip(outputs, map(np.asarray, run(None, feeds)), strict=True))
