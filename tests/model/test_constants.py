@@ -313,7 +313,7 @@ def damaged(
     """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
     files = []
     for name, one in (("own", model), ("reference", reference)):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True)
         file = folder / name / ("config.json" if isinstance(one, dict) else "model.onnx")
         if isinstance(one, dict):
             file.write_text(json.dumps(one), encoding="utf-8")
@@ -363,25 +363,21 @@ def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_ar
     assert len(damaged(tmp_path, decoder(edit), decoder(), is_same=True)) == num_named
 
 
-@pytest.mark.parametrize(("longest", "num_named"), [(16, 0), (17, 1)])
-def test_window_as_long_as_the_context_is_none(longest: int, num_named: int, tmp_path: Path) -> None:
-    edit = setting(LAYER_1, local_window_size=16)
-    assert len(damaged(tmp_path, decoder(edit), decoder(), longest=longest)) == num_named
-
-
-@pytest.mark.parametrize(("longest", "num_named"), [(16, 0), (17, 1)])
-def test_window_of_config_json_as_long_as_the_context_may_be_left_out(
-    longest: int, num_named: int, tmp_path: Path
-) -> None:
-    edit = setting("layers.0/attn/Attention", local_window_size=None)
-    assert len(damaged(tmp_path, decoder(edit), CONFIG, longest=longest)) == num_named
-
-
 CONFIG = {
     "rms_norm_eps": 1e-6, "num_attention_heads": 4, "num_key_value_heads": 2, "attn_logit_softcapping": 50.0,
     "hidden_size": 32, "query_pre_attn_scalar": 4, "rope_theta": 100.0,
     "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("longest", "num_named"), [(16, 0), (17, 1)])
+def test_window_as_long_as_the_context_is_none_and_may_be_left_out(
+    longest: int, num_named: int, tmp_path: Path
+) -> None:
+    one_more = decoder(setting(LAYER_1, local_window_size=16))
+    assert len(damaged(tmp_path / "graph", one_more, decoder(), longest=longest)) == num_named
+    one_less = decoder(setting("layers.0/attn/Attention", local_window_size=None))
+    assert len(damaged(tmp_path / "config", one_less, CONFIG, longest=longest)) == num_named
 
 
 @pytest.mark.parametrize(("edit", "what", "shown_by"), NUMBERS)
@@ -417,7 +413,6 @@ def test_rotary_tables_are_held_by_their_use(edit: Any, names: set[str], tmp_pat
     """Under the reference's names, under others, and without a table in the reference, by its config.json."""
     for index, reference in enumerate((decoder(), decoder(), CONFIG)):
         own, folder = decoder(), tmp_path / str(index)
-        folder.mkdir()
         edit(own)
         if index:
             tables(lambda array: array, "onnx::{}_7", tuple(tensor.name for tensor in own.graph.initializer))(own)

@@ -91,10 +91,12 @@ def damage(
     for part, graph in _graphs(model).items():
         own, known, far, numbers = constants_of(graph), floats, {}, {}
         constants = own.floats()
+        _without_idle_windows(own.model, longest)
         if part in others:
             other = constants_of(others[part])
+            _without_idle_windows(other.model, longest)
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
-            numbers = differing_numbers(other, own, without, longest)
+            numbers = differing_numbers(other, own, without)
         elif config and not part:
             known = floats | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, without, longest)
@@ -178,9 +180,14 @@ def _is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
     return any(rope.get("rope_type", rope.get("type")) not in (None, "mrope", "default") for rope in ropes)
 
 
-def differing_numbers(
-    reference: Constants, model: Constants, without: Sequence[str] = (), longest: int | None = None
-) -> dict[str, str]:
+def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
+    """Turns windows off, in place, that a text of `longest` positions does not leave."""
+    for entry in (entry for node in _nodes(model) for entry in node.attribute):
+        if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
+            entry.i = -1
+
+
+def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
     Nodes pair by name. Where those of a kind have none of the reference's names, as another exporter's, they pair by
@@ -198,7 +205,7 @@ def differing_numbers(
             known = others.get(name, [])
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, without, longest, is_named=is_named)
+                findings |= _unlike(node, pair, sizes, without, is_named=is_named)
     scalars = _scalars(reference)
     for name, value in _scalars(model).items():
         other = scalars.get(name, value)
@@ -209,20 +216,14 @@ def differing_numbers(
 
 
 def _unlike(
-    node: onnx.NodeProto,
-    pair: Sequence[onnx.NodeProto],
-    sizes: set[int],
-    without: Sequence[str],
-    longest: int | None,
-    *,
-    is_named: bool,
+    node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], without: Sequence[str], *, is_named: bool
 ) -> dict[str, str]:
     """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
     for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
-        own, *known = (_value(one, name, sizes, longest) for one in (node, *pair))
+        own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
         is_other = not any(_is_same(own, other) for other in known)
         if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
@@ -253,7 +254,7 @@ def numbers_against(
                 "local_window_size": _windows(text, node, longest, has_windows=has_windows),
             }
         for name, values in ((name, one) for name, one in allowed.items() if name not in without):
-            own = _value(node, name, set(), longest)
+            own = _value(node, name, set())
             if values and not any(_is_same(own, value) for value in (*values, 0 if "heads" in name else values[0])):
                 findings[node.name] = f"has '{name}' {_shown(own)}, config.json {_shown(values[0])}"
     norms = {node.name for node in kinds.get("norm", ())}
@@ -322,13 +323,10 @@ def _attribute(node: onnx.NodeProto, name: str) -> Any:
     return attribute(node, "q_num_heads", None) if value is None and name == "num_heads" else value
 
 
-def _value(node: onnx.NodeProto, name: str, sizes: set[int], longest: int | None) -> Any:
-    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves, -1 for a window
-    that a text of `longest` positions does not leave."""
+def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
+    """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
     absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
     value = absent if (value := _attribute(node, name)) is None else value
-    if name == "local_window_size" and longest is not None and value >= longest:
-        return -1
     return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
 
 
