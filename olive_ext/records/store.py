@@ -131,8 +131,11 @@ class Records:
         self._lock = locked(folder / "lock", busy) if writes else None
         dtypes = {"records": form.dtype, "targets": TARGET, "requests": REQUEST}
         self._files = GrowingFiles(folder, dtypes, chunks)
-        if writes:
-            self._drop_damaged()
+        if writes and (damaged := self._files.drop_damaged()):
+            num_requests = len(self._files.read("requests"))
+            text = "%s: damaged parts are recorded again; the %d requests in the others are used"
+            logger.warning(text, ", ".join(f"'{path}'" for path in damaged), num_requests)
+            self._write_index()
         self._requests = self._sorted_requests()
         self._fresh: dict[bytes, Array] = {}
         self._records: list[Array] = []
@@ -152,7 +155,8 @@ class Records:
         """Opens for writing in the folder under `root` that belongs to `facts` (what decides the reference's numbers)
         and `form`, and keeps its records. Raises `RecordsError` where they are damaged, the folder cannot
         be written, or another process writes."""
-        folder = Path(root) / folder_name(form, facts)
+        decisive = json.dumps({"form": asdict(form), "facts": facts}, sort_keys=True, default=str)
+        folder = Path(root) / hashlib.sha256(decisive.encode()).hexdigest()[:16]
         try:
             make_own_folder(folder)
             index = read_index(folder) or {"chunks": []}
@@ -245,13 +249,6 @@ class Records:
     def _write_index(self) -> None:
         write_index(self.folder, {"facts": self.facts, "form": asdict(self.form), "chunks": self._files.chunks})
 
-    def _drop_damaged(self) -> None:
-        if damaged := self._files.drop_damaged():
-            num_requests = len(self._files.read("requests"))
-            text = "%s: damaged parts are recorded again; the %d requests in the others are used"
-            logger.warning(text, ", ".join(f"'{path}'" for path in damaged), num_requests)
-            self._write_index()
-
     def _sorted_requests(self) -> Array:
         return np.sort(self._files.read("requests"), order=("high", "low"))
 
@@ -261,9 +258,3 @@ class Records:
         alike = self._requests[first:end]
         equal = alike[alike["low"] == low]
         return cast(np.void, equal[0]) if len(equal) else None
-
-
-def folder_name(form: Form, facts: Mapping[str, Any]) -> str:
-    """Digest (16 hex digits) of the form and of what decides the reference's numbers."""
-    content = json.dumps({"form": asdict(form), "facts": facts}, sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -137,12 +137,13 @@ def _tasks(report: Report) -> dict[str, None]:
 
 
 def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
-    """The comparison of each report with the first, where there is any."""
+    """The comparison of each report with the first, where there is any; `is_same` where its own reference was that."""
     model = first.report.model
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
         own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
-        is_same = _is_of(own.reference, first.report)
+        keys = [key for key in ("content_hash", "path") if own.reference.get(key) and model.get(key)]
+        is_same = bool(keys) and own.reference[keys[0]] == model[keys[0]]
         if is_same and not compared["outcomes"]:
             compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
         if own.divergences and not is_same:
@@ -171,12 +172,6 @@ def _shared(*reports: Report) -> dict[str, Any]:
 def _matters(item: Named) -> float:
     """The loss that matters, as the candidate's evaluation had it."""
     return float(item.report.config.get("matters", Comparison.matters))
-
-
-def _is_of(reference: Mapping[str, Any], report: Report) -> bool:
-    """Whether a comparison's reference is the model that `report` is on."""
-    keys = [key for key in ("content_hash", "path") if reference.get(key) and report.model.get(key)]
-    return bool(keys) and reference[keys[0]] == report.model[keys[0]]
 
 
 def _paired(first: Named, other: Named) -> dict[str, Any]:

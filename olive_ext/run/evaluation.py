@@ -24,7 +24,7 @@ from olive_ext.report.sampled import sampled_metrics
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Clock, Models
-from olive_ext.run.reference.comparison_run import Comparer, comparer_of
+from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
@@ -156,7 +156,15 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
             if model is not None:
                 models.keep_answers(model)
             with models.clock.phase("candidate"):
-                results = _run(models, model, tasks, seeds, comparer)
+                if model is None or tasks is None:
+                    results: dict[str, Any] = {"results": {}}
+                elif comparer is not None and comparer.is_sampled:
+                    results = comparer.run_sampled(model)
+                else:
+                    from olive_ext.backends.lm_eval_run import run_tasks
+
+                    how: dict[str, Any] = {"progress": models.progress, "log_samples": config.reference is not None}
+                    results = run_tasks(model, tasks, config, seeds=seeds, **how)
             peak_memory = memory.bytes
             comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
             report = _report(models, model, results, peak_memory, comparison)
@@ -240,24 +248,6 @@ def _log_folder(config: EvaluationConfig) -> Path | None:
     if folder is None:
         raise MissingError(f"'sample_log_num' = {config.sample_log_num} needs 'sample_log_dir' or 'output_dir'")
     return Path(folder)
-
-
-def _run(
-    models: Models,
-    lm: LM | None,
-    tasks: LoadedTasks | None,
-    seeds: Seeds,
-    comparer: Comparer | None,
-) -> dict[str, Any]:
-    from olive_ext.backends.lm_eval_run import run_tasks
-
-    if lm is None or tasks is None:
-        return {"results": {}}
-    if comparer is not None and comparer.is_sampled:
-        return comparer.run_sampled(lm)
-    config = models.config
-    log = config.reference is not None
-    return run_tasks(lm, tasks, config, seeds=seeds, progress=models.progress, log_samples=log)
 
 
 def _report(

@@ -230,8 +230,9 @@ class Models:
         from olive_ext.records import Records
 
         if self.records_file is not None:
-            self._records = self.records_file.folder
-            self._length = self.records_file.shorter_than(self.own.context_length)
+            self._records, longest = self.records_file.folder, self.records_file.max_length
+            own = self.own.context_length
+            self._length = longest if own is None or longest < own else None
         reference = self.other if self._records is None else Records.read(self._records)
         length = {} if self._length is None else {"max_length": self._length}
         arguments = {**self.config.model_args, "observer": observer, "reference": reference, **length}
@@ -447,20 +448,18 @@ class RecordsFile:
         self._folder: Path | None = None
 
     @cached_property
-    def _unpacked(self) -> tuple[Path, Mapping[str, Any]]:
+    def manifest(self) -> Mapping[str, Any]:
+        """What the records were made of, by what, and on which machine."""
         root = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="olive-ext-"))
         self._folder, manifest = unpack(Path(self.path), Path(root))
-        return self._folder, manifest
+        return manifest
 
     @property
     def folder(self) -> Path:
         """Where the records lie."""
-        return self._unpacked[0]
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        """What the records were made of, by what, and on which machine."""
-        return self._unpacked[1]
+        assert self.manifest
+        assert self._folder is not None
+        return self._folder
 
     @property
     def digest(self) -> str:
@@ -477,10 +476,6 @@ class RecordsFile:
         """How the recorded model was asked; None of older files."""
         known: Any = self.manifest.get("asking")
         return None if known is None else Asking(**known)
-
-    def shorter_than(self, length: int | None) -> int | None:
-        """`max_length` where a model that sees `length` tokens must be held to it; else None."""
-        return self.max_length if length is None or self.max_length < length else None
 
     @property
     def facts(self) -> dict[str, Any]:

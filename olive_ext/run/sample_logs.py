@@ -158,14 +158,11 @@ def read_logs(folder: Path, report: Report) -> Logs:
     """The logs of the report's tasks in `folder`, empty without any. Raises `ConfigError` for a broken file."""
     configs: Mapping[str, Any] = report.results.get("configs", {})
     files = {task: log_path(folder, task) for task in configs}
-    samples = {task: _lines(file, configs[task] or {}) for task, file in files.items() if file.is_file()}
+    samples = {}
+    for task, file in ((task, file) for task, file in files.items() if file.is_file()):
+        texts = filter(None, file.read_text(encoding="utf-8").split("\n"))  # JSON holds other separators as they are
+        samples[task] = [_line(file, number, text, configs[task] or {}) for number, text in enumerate(texts, 1)]
     return Logs(samples, {task: _task(task, report) for task in samples})
-
-
-def _lines(file: Path, config: Mapping[str, Any]) -> list[Sample]:
-    """Lines end in a line feed only: JSON holds other separators as they are."""
-    texts = filter(None, file.read_text(encoding="utf-8").split("\n"))
-    return [_line(file, number, text, config) for number, text in enumerate(texts, 1)]
 
 
 def _line(file: Path, number: int, text: str, config: Mapping[str, Any]) -> Sample:
@@ -187,15 +184,14 @@ def _restored(line: Sample, config: Mapping[str, Any]) -> Sample:
         "doc": line,
         "target": target,
         "arguments": [tuple(arguments.values()) for arguments in line["arguments"].values()],
-        "resps": [[_response(item) for item in items] for items in line["resps"]],
+        "resps": [  # a choice's is its log-probability, and whether it was the most likely
+            [
+                (float(item[0]), item[1] == "True") if isinstance(item, list) and len(item) == 2 else item
+                for item in items
+            ]
+            for items in line["resps"]
+        ],
     }
-
-
-def _response(item: Any) -> Any:
-    """A choice's response is its log-probability and whether it was the most likely."""
-    if isinstance(item, list) and len(item) == 2:
-        return float(item[0]), item[1] == "True"
-    return item
 
 
 def _task(task: str, report: Report) -> LoggedTask:

@@ -21,6 +21,7 @@ from olive_ext.stats.compared_fields import CLASSES, Positions
 
 FloatArray = npt.NDArray[np.float64]
 
+_QUANTILES = (0.5, 0.9, 0.99, 0.999)
 HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 3)])
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""
 
@@ -47,11 +48,13 @@ def measure_divergence(
     likeliest, reference_top = (np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs"))
     top, top_rms = _mean_and_rms(likeliest - reference_top, weights)
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
+    by_size = np.maximum(np.searchsorted(HISTOGRAM_EDGES, kl, side="right") - 1, 0)  # estimates may be below zero
+    is_known = rows["token_class"] >= 0
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
         num_positions=len(rows),
-        kl=_spread(kl, documents, weights),
+        kl=Spread(*clustered_mean(kl, documents, weights), *np.quantile(kl, _QUANTILES).tolist(), float(kl.max())),
         kl_lower=float(mean(_float64(rows, "kl_lower"))),
         kl_sampling_error=math.sqrt(float(np.sum(weights**2 * _float64(rows, "kl_variance")))) / float(weights.sum()),
         top1_agreement=agreement,
@@ -62,9 +65,9 @@ def measure_divergence(
         perplexity_candidate=_exp(-float(mean(candidate))),
         perplexity_ratio=ratio,
         perplexity_ratio_stderr=ratio_stderr,
-        histogram=_histogram(kl),
+        histogram=_bins([f"{edge:.2g}" for edge in HISTOGRAM_EDGES], by_size, kl),
         by_position=_by_position(rows["position"], kl),
-        by_class=_by_class(rows["token_class"], kl),
+        by_class=_bins(CLASSES, rows["token_class"][is_known].astype(np.int64), kl[is_known]) if is_known.any() else (),
         along_answer=_by_position(_steps(rows), kl) if is_generated else (),
         target_probability_difference=target,
         target_probability_rms=target_rms,
@@ -122,12 +125,6 @@ def perplexity_ratio(
     return ratio, None if stderr is None else ratio * stderr
 
 
-def _spread(values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray) -> Spread:
-    mean, stderr = clustered_mean(values, documents, weights)
-    median, p90, p99, p999 = np.quantile(values, [0.5, 0.9, 0.99, 0.999]).tolist()
-    return Spread(mean, stderr, median, p90, p99, p999, float(values.max()))
-
-
 def _float64(rows: npt.NDArray[Any], name: str) -> FloatArray:
     return rows[name].astype(np.float64)
 
@@ -147,12 +144,6 @@ def _bins(labels: Sequence[str], groups: npt.NDArray[np.int64], values: FloatArr
     return tuple(map(Bin, labels, counts, means))
 
 
-def _histogram(kl: FloatArray) -> tuple[Bin, ...]:
-    """Estimates below zero, which sampling can give, count in the lowest bin."""
-    groups = np.maximum(np.searchsorted(HISTOGRAM_EDGES, kl, side="right") - 1, 0)
-    return _bins([f"{edge:.2g}" for edge in HISTOGRAM_EDGES], groups, kl)
-
-
 def _by_position(positions: npt.NDArray[np.int32], kl: FloatArray) -> tuple[Bin, ...]:
     edges = [0, 16]
     while edges[-1] <= int(positions.max()):
@@ -169,8 +160,3 @@ def _steps(rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     lengths = np.diff(begins, append=len(rows))
     steps: npt.NDArray[np.int32] = positions - np.repeat(positions[begins], lengths)
     return steps
-
-
-def _by_class(classes: npt.NDArray[np.int8], kl: FloatArray) -> tuple[Bin, ...]:
-    known = classes >= 0
-    return _bins(CLASSES, classes[known].astype(np.int64), kl[known]) if known.any() else ()

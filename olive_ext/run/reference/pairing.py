@@ -93,7 +93,12 @@ def compare_answers(
     for pair in every:
         if pair.metric in LENGTHS and (pair.candidate.task, pair.metric) not in measured:
             measured[pair.candidate.task, pair.metric] = pair.outcome(weights)
-    lengths = [item for item in measured.values() if item.task in thinking or _is_certain(item)]
+    lengths = [
+        item  # drawn documents have no exact p-value
+        for item in measured.values()
+        if item.task in thinking
+        or (item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high)
+    ]
     outcomes = [pair.outcome(weights) for pair in pairs]
     spoken = telling(outcomes).values()
     firsts = {item.task: pair for pair, item in zip(pairs, outcomes, strict=True) if item in spoken}
@@ -118,11 +123,6 @@ def compare_texts(reference: Sequence[Answers], candidate: Sequence[Answers]) ->
             sums = [np.array([answers[item].values[NATS] for item in numbers]) for answers in (first, second)]
             ratio = perplexity_ratio(sums[0] / units, sums[1] / units, np.arange(len(numbers)), units)
             yield TextChange(own.task, own.text_metric, len(numbers), *ratio, degrees_of_freedom(units))
-
-
-def _is_certain(item: Outcome) -> bool:
-    """Whether a share certainly changed; drawn documents have no exact p-value."""
-    return item.mcnemar_p < LEVEL if item.num_population is None else not item.low <= 0 <= item.high
 
 
 def without_value(reference: Sequence[Answers], candidate: Sequence[Answers]) -> set[tuple[str, int]]:

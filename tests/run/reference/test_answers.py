@@ -16,6 +16,8 @@ from tests.backends.local_tasks import NAMES, write_tasks
 from tests.backends.reference import ort_lm
 from tests.refusals import refused
 
+Ran = tuple[dict[str, Any], LoadedTasks]
+ByFilter = dict[tuple[str, str], Answers]
 LETTERS = """task: tiny_letters
 custom_dataset: !function local.load
 test_split: test
@@ -39,7 +41,7 @@ metric_list:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], LoadedTasks]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = write_tasks(tmp_path_factory.mktemp("tasks"))
     (folder / "tiny_letters.yaml").write_text(LETTERS)
     (folder / "tiny_last_word.yaml").write_text(LAMBADA)
@@ -51,12 +53,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Loade
 
 
 @pytest.fixture
-def answers(run: tuple[dict[str, Any], LoadedTasks]) -> dict[tuple[str, str], Answers]:
+def answers(run: Ran) -> ByFilter:
     results, tasks = run
     return {(item.task, item.filter): item for item in read_answers(results["samples"], tasks.tasks)}
 
 
-def test_metrics_are_means_only(answers: dict[tuple[str, str], Answers]) -> None:
+def test_metrics_are_means_only(answers: ByFilter) -> None:
     assert {key: list(item.metrics) for key, item in answers.items()} == {
         ("tiny_choice", "none"): ["acc", "acc_norm"],
         ("tiny_rolling", "none"): [],
@@ -67,9 +69,7 @@ def test_metrics_are_means_only(answers: dict[tuple[str, str], Answers]) -> None
     }
 
 
-def test_values_average_to_lm_evals_results(
-    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
-) -> None:
+def test_values_average_to_lm_evals_results(run: Ran, answers: ByFilter) -> None:
     for (task, filter_name), item in answers.items():
         for metric in item.metrics.keys() - {"cut_off"}:  # ours: how an answer ended
             values = [answer.values[metric] for answer in item.by_document.values()]
@@ -77,9 +77,7 @@ def test_values_average_to_lm_evals_results(
             assert sum(values) / len(values) == pytest.approx(expected)
 
 
-def test_choice_is_a_text_and_right_where_it_is_the_target(
-    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
-) -> None:
+def test_choice_is_a_text_and_right_where_it_is_the_target(run: Ran, answers: ByFilter) -> None:
     for task, metric in (("tiny_choice", "acc"), ("tiny_letters", "acc_norm")):
         found, lines = answers[task, "none"], run[0]["samples"][task]
         assert len(lines) == 6
@@ -89,7 +87,7 @@ def test_choice_is_a_text_and_right_where_it_is_the_target(
             assert is_right == bool(answer.values[metric])
 
 
-def test_question_is_the_documents_own(run: tuple[dict[str, Any], LoadedTasks]) -> None:
+def test_question_is_the_documents_own(run: Ran) -> None:
     results, tasks = run
     line = results["samples"]["tiny_choice"][2]
     assert question_of(tasks.tasks["tiny_choice"], line) == "the cat sat"
@@ -97,20 +95,18 @@ def test_question_is_the_documents_own(run: tuple[dict[str, Any], LoadedTasks]) 
     assert question_of(object(), line) == "the cat sat"
 
 
-def test_generated_answer_is_the_raw_text(
-    run: tuple[dict[str, Any], LoadedTasks], answers: dict[tuple[str, str], Answers]
-) -> None:
+def test_generated_answer_is_the_raw_text(run: Ran, answers: ByFilter) -> None:
     line = run[0]["samples"]["tiny_generate"][0]
     assert answers["tiny_generate", "loose"].by_document[0].text == line["resps"][0][0].strip()
 
 
-def test_single_target_says_whether_it_was_the_most_likely(answers: dict[tuple[str, str], Answers]) -> None:
+def test_single_target_says_whether_it_was_the_most_likely(answers: ByFilter) -> None:
     for answer in answers["tiny_last_word", "none"].by_document.values():
         assert answer.text.startswith("most likely" if answer.values["acc"] else "not most likely")
         assert answer.text.endswith("nats)")
 
 
-def test_other_questions_are_refused_by_task(answers: dict[tuple[str, str], Answers]) -> None:
+def test_other_questions_are_refused_by_task(answers: ByFilter) -> None:
     found = answers["tiny_choice", "none"]
     check_same_questions(found, found)
     changed = {**found.by_document, 3: replace(found.by_document[3], digest="other")}

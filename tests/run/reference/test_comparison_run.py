@@ -24,6 +24,7 @@ from tests.session.tiny import BOS, byte_level
 
 NOISE = 0.6
 MODES: tuple[Mode, ...] = ("recorded", "resident", "answers")
+Found = dict[str, tuple[Comparison, Any, TwoModels]]
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
 
 
 def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> tuple[Comparison, Any, TwoModels]:
-    config = EvaluationConfig.parse(
-        {
-            "model": {"path": "m"},
-            "reference": {"path": "r", "kind": "onnx"},
-            "tasks": NAMES,
-            "bootstrap_iters": 0,
-            **settings,
-        }
-    )
+    given = {"model": {"path": "m"}, "reference": {"path": "r", "kind": "onnx"}, "tasks": NAMES, "bootstrap_iters": 0}
+    config = EvaluationConfig.parse({**given, **settings})
     models = TwoModels(candidate, config)
     comparer = Comparer(models, mode, tasks, Seeds())  # type: ignore[arg-type]
     comparer.prepare()
@@ -52,25 +46,26 @@ def compare(tasks: LoadedTasks, mode: Mode, candidate: Any, **settings: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def found(tasks: LoadedTasks) -> dict[str, tuple[Comparison, Any, TwoModels]]:
+def found(tasks: LoadedTasks) -> Found:
     return {mode: compare(tasks, mode, perturbed(NOISE)) for mode in MODES}
 
 
-def test_both_modes_find_the_same(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+def test_modes_find_the_same_and_answers_alone_no_distributions(found: Found) -> None:
     recorded, resident = found["recorded"][0], found["resident"][0]
     assert recorded.divergences == resident.divergences
     assert recorded.outcomes == resident.outcomes
     assert recorded.flips == resident.flips
     assert recorded.metrics["results"] == resident.metrics["results"]
+    alone = found["answers"][0]
+    assert (alone.divergences, alone.outcomes, alone.reference["mode"]) == ((), recorded.outcomes, "answers")
+    assert {mode: models.opened for mode, (_, _, models) in found.items()} == {
+        "recorded": ["reference", "candidate"],
+        "resident": ["candidate", "resident"],
+        "answers": ["reference", "candidate"],
+    }
 
 
-def test_models_are_opened_in_the_order_of_the_mode(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
-    assert found["recorded"][2].opened == ["reference", "candidate"]
-    assert found["resident"][2].opened == ["candidate", "resident"]
-    assert found["answers"][2].opened == ["reference", "candidate"]
-
-
-def test_rolling_tasks_alone_are_texts(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+def test_rolling_tasks_alone_are_texts(found: Found) -> None:
     comparison = found["recorded"][0]
     assert {item.task for item in comparison.divergences if item.is_text} == {"tiny_rolling"}
     assert "values by document" not in verdict(comparison).finding
@@ -95,18 +90,7 @@ def test_a_task_of_mcc_alone_is_named_and_not_found_without_loss(tmp_path: Path,
     assert "perplexity" not in told.finding
 
 
-def test_answers_alone_have_outcomes_and_no_distributions(
-    found: dict[str, tuple[Comparison, Any, TwoModels]],
-) -> None:
-    comparison = found["answers"][0]
-    assert comparison.divergences == ()
-    assert comparison.outcomes == found["recorded"][0].outcomes
-    assert comparison.reference["mode"] == "answers"
-
-
-def test_divergence_of_texts_is_that_of_the_whole_distributions(
-    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
-) -> None:
+def test_divergence_of_texts_is_that_of_the_whole_distributions(tasks: LoadedTasks, found: Found) -> None:
     tokenizer, other = byte_level(True), perturbed(NOISE)
     kl, ratio = [], []
     for _, doc in tasks.tasks["tiny_rolling"].doc_iterator(rank=0, limit=None, world_size=1):
@@ -125,9 +109,7 @@ def test_divergence_of_texts_is_that_of_the_whole_distributions(
     assert sum(item.count for item in rolling.by_class) == len(kl)
 
 
-def test_logged_margins_are_those_of_lm_evals_log_probabilities(
-    found: dict[str, tuple[Comparison, Any, TwoModels]],
-) -> None:
+def test_logged_margins_are_those_of_lm_evals_log_probabilities(found: Found) -> None:
     """Of the reference's choice in both models' logged answers; answers without choices have none."""
     _, results, models = found["recorded"]
     for line in results["samples"]["tiny_choice"][:6]:
@@ -146,7 +128,7 @@ def test_logged_margins_are_those_of_lm_evals_log_probabilities(
     assert "margins" not in models.fields("tiny_generate", results["samples"]["tiny_generate"][0])
 
 
-def test_answers_part_at_the_first_other_token(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+def test_answers_part_at_the_first_other_token(found: Found) -> None:
     """Each document's, with the least lead there that both models' probabilities prove, by their own greedy steps."""
     _, results, models = found["recorded"]
     tokenizer, nets, expected = byte_level(True), (model(), perturbed(NOISE)), {}
@@ -169,9 +151,7 @@ def test_answers_part_at_the_first_other_token(found: dict[str, tuple[Comparison
     }
 
 
-def test_generated_answers_of_the_reference_are_scored_by_both(
-    found: dict[str, tuple[Comparison, Any, TwoModels]],
-) -> None:
+def test_generated_answers_of_the_reference_are_scored_by_both(found: Found) -> None:
     """And each position counts the tokens in front of it, those of the prompt, too."""
     tokenizer, other = byte_level(True), perturbed(NOISE)
     (generated,) = [item for item in found["recorded"][0].divergences if item.task == "tiny_generate"]
@@ -189,7 +169,7 @@ def test_generated_answers_of_the_reference_are_scored_by_both(
     assert generated.kl.mean == pytest.approx(np.mean(kl), rel=1e-5)
 
 
-def test_all_tasks_together_weigh_by_positions(found: dict[str, tuple[Comparison, Any, TwoModels]]) -> None:
+def test_all_tasks_together_weigh_by_positions(found: Found) -> None:
     *each, whole = found["recorded"][0].divergences
     assert whole.task == ALL
     assert [item.task for item in each] == NAMES[:2] + NAMES[2:]
@@ -199,9 +179,7 @@ def test_all_tasks_together_weigh_by_positions(found: dict[str, tuple[Comparison
     assert whole.num_documents == 18
 
 
-def test_flips_are_the_documents_whose_value_changed(
-    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
-) -> None:
+def test_flips_are_the_documents_whose_value_changed(tasks: LoadedTasks, found: Found) -> None:
     comparison, results, _ = found["recorded"]
     alone = compare(tasks, "answers", model())[1]
     expected = set()
@@ -223,9 +201,7 @@ def test_flips_are_the_documents_whose_value_changed(
         assert right == flip.target
 
 
-def test_references_own_results_are_kept(
-    tasks: LoadedTasks, found: dict[str, tuple[Comparison, Any, TwoModels]]
-) -> None:
+def test_references_own_results_are_kept(tasks: LoadedTasks, found: Found) -> None:
     alone = compare(tasks, "answers", model())[1]
     for mode in MODES:
         kept = found[mode][0].metrics["results"]
@@ -244,9 +220,7 @@ def test_chat_templates_and_limits_reach_both_models(tasks: LoadedTasks) -> None
     assert {item.num_documents for item in recorded.divergences} == {3, 9}
 
 
-def test_sample_logs_say_what_was_found_of_each_document(
-    found: dict[str, tuple[Comparison, Any, TwoModels]],
-) -> None:
+def test_sample_logs_say_what_was_found_of_each_document(found: Found) -> None:
     for mode in MODES:
         comparison, results, models = found[mode]
         assert models.fields is not None
