@@ -24,7 +24,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
-from olive_ext.model.files.content import external_data_plan, load_graph
+from olive_ext.model.files.content import external_data_plan
 from olive_ext.model.files.package_files import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 
@@ -169,11 +169,6 @@ class Constants:
 def plain_name(name: str) -> str:
     """A node's name without what quantizers append and without counters."""
     return COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
-
-
-def constants_of(path: Path) -> Constants:
-    """The constants of the graph in a file. Raises `ModelError`."""
-    return Constants(load_graph(path), path)
 
 
 def checkpoint_floats(folder: Path) -> dict[str, Array]:

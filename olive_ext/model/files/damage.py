@@ -27,13 +27,13 @@ from olive_ext.model.files.constants import (
     apart,
     broken,
     checkpoint_floats,
-    constants_of,
     distances,
     kind_of,
     meant_others,
     outliers,
     plain_name,
 )
+from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_files import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
@@ -89,11 +89,11 @@ def damage(
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
     for part, graph in _graphs(model).items():
-        own, known, far, numbers = constants_of(graph), floats, {}, {}
+        own, known, far, numbers = Constants(load_graph(graph), graph), floats, {}, {}
         constants = own.floats()
         _without_idle_windows(own.model, longest)
         if part in others:
-            other = constants_of(others[part])
+            other = Constants(load_graph(others[part]), others[part])
             _without_idle_windows(other.model, longest)
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
             numbers = differing_numbers(other, own, without)

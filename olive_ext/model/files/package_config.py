@@ -210,21 +210,23 @@ def named_ends(files: ModelFiles) -> dict[str, Sequence[int]]:
     """`eos_token_id` by file, first the one that a model's runtime reads: genai_config.json, generation_config.json or
     config.json. A config.json that names no id decides nothing: transformers write into it only what differs from a
     class's defaults."""
-    paths = (files.directory / "generation_config.json", files.directory / "config.json")
-    sections = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
+    sections = _sections(files)
     if "eos_token_id" not in sections.get("config.json", {}):
         sections.pop("config.json", None)
-    if files.genai_config:
-        sections = {"genai_config.json": files.genai_config.get("model") or {}, **sections}
     ids = {file: section.get("eos_token_id", ()) for file, section in sections.items()}
     return {file: [named] if isinstance(named, int) else list(named) for file, named in ids.items()}
 
 
 def _first(key: str, files: ModelFiles) -> Any:
+    return next((section[key] for section in _sections(files).values() if section.get(key) is not None), None)
+
+
+def _sections(files: ModelFiles) -> dict[str, Mapping[str, Any]]:
+    """What a model's configurations say of generation, by file, first what a model's runtime reads."""
     paths = (files.directory / "generation_config.json", files.directory / "config.json")
-    written = (read_json(path, GenerationConfig) for path in paths if path.is_file())
-    sections = ((files.genai_config.get("model") or {}), *written)
-    return next((section[key] for section in sections if section.get(key) is not None), None)
+    written = {path.name: read_json(path, GenerationConfig) for path in paths if path.is_file()}
+    genai = {"genai_config.json": files.genai_config.get("model", {})} if files.genai_config else {}
+    return {**genai, **written}
 
 
 def input_window(files: ModelFiles) -> int:

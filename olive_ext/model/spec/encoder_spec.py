@@ -5,10 +5,10 @@ them. Where both speak and differ, that is an error. Knows no session and no fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import TensorProto
@@ -106,6 +106,12 @@ def read_encoder(
         raise ModelError(f"input '{others[0]}' of the encoder is not understood; it takes {_listed(inputs)}")
     returned = {value.name for value in first_step.graph.output} - outputs if first_step is not None else set()
     computed = {tensor.name: present for present, tensor in cross.kv.items() if present in returned}
+    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs | returned}
+    if unused and not cross.states:
+        present, tensor = next(iter(unused.items()))
+        raise ModelError(
+            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
+        )
     return EncoderSpec(
         kind=kind,
         source=inputs[source],
@@ -115,7 +121,7 @@ def read_encoder(
         | {tensor.name: present for present, tensor in cross.kv.items() if present in outputs},
         masks=cross.masks,
         first_step=_first_step(first_step, computed) if computed and first_step is not None else None,
-        unused=_unused(cross, outputs | returned),
+        unused=tuple(unused.values()),
     )
 
 
@@ -129,17 +135,6 @@ def read_source(model: onnx.ModelProto, model_config: Mapping[str, Any]) -> tupl
 def _source(inputs: Iterable[str], section: Mapping[str, Any]) -> str | None:
     configured = _configured(section, "inputs", ("audio_features", "input_ids"))
     return _first(inputs, (*configured, *tensor_names.SOURCE_INPUTS))
-
-
-def _unused(cross: CrossInputs, outputs: set[str]) -> tuple[TensorSpec, ...]:
-    """Cross KV that is none of `outputs`. Raises `ModelError` where the decoder has no hidden states to compute it."""
-    unused = {present: tensor for present, tensor in cross.kv.items() if present not in outputs}
-    if unused and not cross.states:
-        present, tensor = next(iter(unused.items()))
-        raise ModelError(
-            f"the decoder takes '{tensor.name}'; neither the encoder nor a decoder without a past returns '{present}'"
-        )
-    return tuple(unused.values())
 
 
 def _first_step(model: onnx.ModelProto, outputs: Mapping[str, str]) -> FirstStepSpec:
@@ -187,8 +182,7 @@ Named = tuple[Path, str]
 _PARTS = {modality: part for part, modality in MEDIA_PARTS.items()}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What a graph does for a decoder, and how its interface shows that."""
 
     name: str
@@ -197,7 +191,11 @@ class Part:
 
 def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, Part]:
     """What each of `others` does for `decoder`, for those whose graphs show it."""
-    parts = dict(_embeddings(decoder, others))
+    parts: dict[Path, Part] = {}
+    for file, graph in others.items():
+        made = EMBEDDING_NAMES & decoder.inputs.keys() & graph.outputs.keys()
+        if made and not graph.has_logits:
+            parts[file] = Part("embedding", f"it returns '{min(made)}', which the decoder takes")
     features = [
         tensor
         for file in parts
@@ -210,10 +208,10 @@ def find_parts(decoder: Outline, others: Mapping[Path, Outline]) -> dict[Path, P
             parts[file] = Part(part, f"it returns what the embedding graph takes as '{feature.name}'")
     cross = read_cross_inputs(decoder.inputs, {})
     for file, graph in others.items():
-        made = graph.outputs.keys() & {*STATES_OUTPUTS, *cross.kv}
-        if cross and made and file not in parts:
+        given = graph.outputs.keys() & {*STATES_OUTPUTS, *cross.kv}
+        if cross and given and file not in parts:
             name = "first_step" if graph.has_logits else "encoder"
-            parts[file] = Part(name, f"it returns '{min(made)}', which the decoder's attention takes")
+            parts[file] = Part(name, f"it returns '{min(given)}', which the decoder's attention takes")
     return parts
 
 
@@ -234,13 +232,6 @@ def settle(named: Mapping[str, Named], parts: Mapping[Path, Part]) -> dict[str, 
             )
         settled[real.name] = (file, real.why)
     return settled
-
-
-def _embeddings(decoder: Outline, others: Mapping[Path, Outline]) -> Iterator[tuple[Path, Part]]:
-    for file, graph in others.items():
-        made = EMBEDDING_NAMES & decoder.inputs.keys() & graph.outputs.keys()
-        if made and not graph.has_logits:
-            yield file, Part("embedding", f"it returns '{min(made)}', which the decoder takes")
 
 
 def _feature_of(graph: Outline, features: list[TensorSpec]) -> TensorSpec | None:
