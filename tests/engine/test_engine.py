@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result, Sampling
-from olive_ext.engine.runners.runner import Capacity
+from olive_ext.engine.requests import Beams, Generation, Request, Result, Sampling
+from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
 from tests.engine.fake_runner import ALIKE, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
@@ -173,23 +174,71 @@ def test_benchmark_shapes_stay_at_the_prefix_tree_bound(kind: str, num_slots: in
     assert counters.tokens_naive > 1.5 * counters.tokens_fed
 
 
-def test_later_call_reuses_what_an_earlier_one_left_resident() -> None:
-    engine = Engine(FakeRunner(1, RANGE), 256)
-    stem = tuple(range(20))
-    engine.run([Request((*stem, 1, 2), 1)])
-    engine.run([Request((*stem, 3, 2), 1)])
-    assert engine.counters.tokens_fed == 21 + 1
-    assert engine.counters.prefix_hits == 1
+STEM = tuple(range(20))
+HEARD, SEEN = SOURCES[1:3]
+ON_SIDES = [[Request((*STEM, *range(rest), 3 + last), 1) for rest in (2, 12) for last in range(4)]]
+LENGTHS = (3, 20, 4, 30, 5, 6, 40, 2, 25, 9)
 
 
-def test_prefix_is_reused_behind_the_same_source_and_fed_again_behind_another() -> None:
-    engine = Engine(FakeRunner(3, SINGLE), 256)
-    stem = tuple(range(20))
-    engine.run([Request((*stem, 1, 2), 1, source=SOURCES[1])])
-    engine.run([Request((*stem, 3, 2), 1, source=SOURCES[2])])
-    assert (engine.counters.tokens_fed, engine.counters.prefix_hits) == (21 + 21, 0)
-    engine.run([Request((*stem, 3, 2), 1, source=Source(SOURCES[1].array.copy()))])
-    assert (engine.counters.tokens_fed, engine.counters.prefix_hits) == (21 + 21 + 1, 1)
+@pytest.mark.parametrize(
+    ("runner", "calls", "counted"),
+    [
+        pytest.param(
+            FakeRunner(1, RANGE),
+            [[Request((*STEM, 1, 2), 1)], [Request((*STEM, 3, 2), 1)]],
+            {"tokens_fed": 21 + 1, "prefix_hits": 1},
+            id="a later call finds what an earlier one has left",
+        ),
+        pytest.param(
+            FakeRunner(3, SINGLE),
+            [[Request((*STEM, 1, 2), 1, source=HEARD)], [Request((*STEM, 3, 2), 1, source=SEEN)]],
+            {"tokens_fed": 21 + 21, "prefix_hits": 0},
+            id="not after another source",
+        ),
+        pytest.param(
+            FakeRunner(3, SINGLE),
+            [[Request((*STEM, last, 2), 1, source=Source(HEARD.array.copy()))] for last in (1, 3)],
+            {"tokens_fed": 21 + 1, "prefix_hits": 1},
+            id="after an equal source",
+        ),
+        pytest.param(
+            FakeRunner(4, RANGE),
+            [[Request((*STEM, *STEM, *STEM, last), 0, Generation(8)) for last in range(4)]],
+            {"copies": 3, "tokens_fed": 60 + 4 + 4 * 7},
+            id="a prompt is copied between slots",
+        ),
+        pytest.param(
+            FakeRunner(3, RANGE),
+            [[Request((i, i + 1), 0, Generation(length)) for i, length in enumerate((3, 6, 9))]],
+            {"steps": 3 + 8, "tokens_generated": 18},
+            id="generations decode together and end one by one",
+        ),
+        pytest.param(
+            FakeRunner(8, RANGE),
+            [[Request((first, 1, 2), 0, Generation(most)) for first, most in enumerate(LENGTHS)]],
+            {"idle_rows": 0, "copies": 2},
+            id="those that go on move together where others have ended",
+        ),
+        pytest.param(
+            FakeRunner(4, PACKED, lengths=(25,)),
+            [*ON_SIDES, [Request((*STEM, 1), 1), Request((*STEM, *range(9), 1), 1)]],
+            {"tokens_fed": 22 + 32 + 20 + 29},
+            id="prefixes are shared on each side and nothing across",
+        ),
+        pytest.param(
+            FakeRunner(2, RANGE, lengths=(6,)),
+            [[Request((1, 2, 3, 4), 0, Generation(6))]],
+            {"tokens_fed": 6 + 7 + 2},
+            id="a generation that crosses is computed anew once",
+        ),
+    ],
+)
+def test_no_more_is_done_than_needs_to_be(
+    runner: FakeRunner, calls: list[list[Request]], counted: dict[str, int]
+) -> None:
+    engine = Engine(runner, 256)
+    assert_runs_as_oracle(engine, calls, runner.traits.lengths)
+    assert {name: getattr(engine.counters, name) for name in counted} == counted
 
 
 def test_source_is_the_same_by_type_shape_and_content() -> None:
@@ -197,24 +246,6 @@ def test_source_is_the_same_by_type_shape_and_content() -> None:
     assert Source(ids) == Source(ids.copy())
     others = [ids + 1, ids.reshape(2, 3), ids.astype(np.float32), ids[:5]]
     assert len({Source(array) for array in (ids, *others)}) == 5
-
-
-def test_generations_with_a_shared_prompt_copy_it_between_slots() -> None:
-    prompt = tuple(range(20)) * 3
-    runner = FakeRunner(4, RANGE)
-    engine = Engine(runner, 256)
-    engine.run([Request((*prompt, last), 0, Generation(8)) for last in range(4)])
-    assert engine.counters.copies == 3
-    assert engine.counters.tokens_fed <= 60 + 4 + 4 * 7
-
-
-def test_generations_are_decoded_together_and_retired_one_by_one() -> None:
-    runner = FakeRunner(3, RANGE)
-    engine = Engine(runner, 256)
-    engine.run([Request((i, i + 1), 0, Generation(length)) for i, length in enumerate((3, 6, 9))])
-    assert max(len(step.rows) for step in runner.steps) == 3
-    assert len(runner.steps) < 3 + 6 + 9
-    assert engine.counters.tokens_generated == 18
 
 
 def test_sampling_is_reproducible_by_seed_and_differs_between_seeds() -> None:
@@ -321,26 +352,26 @@ def test_requests_that_come_while_others_run_wait_where_they_would_change_the_sl
             assert_equal(found[number], oracle(request))
 
 
-def test_beams_that_memory_cannot_hold_together_are_refused_by_name() -> None:
-    """Four beams of 60 positions, where there is room for 200."""
-    engine = Engine(FakeRunner(8, RANGE, most_positions=200), 64)
-    request = Request(tuple(range(50)), 0, Generation(10, beams=Beams(4)))
-    with refused(OliveExtError, "unsupported", holds=("num_beams", "4", "200")):
-        engine.run([request])
+def _search(num_tokens: int, num_beams: int, most: int) -> Request:
+    return Request(tuple(range(num_tokens)), 0, Generation(most, beams=Beams(num_beams)))
 
 
-def test_answers_that_end_early_leave_no_idle_rows_behind() -> None:
-    """Those that go on move together once nothing waits for their slots; what they say is the oracle's."""
-    lengths = [3, 20, 4, 30, 5, 6, 40, 2, 25, 9]
-    requests = [Request((first, 1, 2), 0, Generation(most)) for first, most in enumerate(lengths)]
-    engine = Engine(FakeRunner(8, RANGE), 64)
-    assert_runs_as_oracle(engine, [requests])
-    assert engine.counters.idle_rows == 0
-    assert engine.counters.copies > 0
-
-
-def test_empty_call_gives_empty_list() -> None:
-    assert Engine(FakeRunner(1, SINGLE), 4).run([]) == []
+@pytest.mark.parametrize(
+    ("runner", "asked", "field", "holds"),
+    [
+        (FakeRunner(1, SINGLE, context_length=8), Request(tuple(range(10)), 1), "", ("9", "8")),
+        (FakeRunner(8, RANGE, most_positions=200), _search(50, 4, 10), "", ("num_beams", "4", "200")),
+        (FakeRunner(4, PACKED, most_blocks=20), _search(2, 4, 30), "", ("num_beams", "4", "31", "80")),
+        (FakeRunner(3, PACKED), _search(2, 4, 6), "num_beams", ("4", "3", "engine.num_slots")),
+        (FakeRunner(4, RANGE, lengths=(6,)), _search(4, 2, 6), "", ("4", "9", "6")),
+    ],
+    ids=["context", "beams in few positions", "beams in few blocks", "beams in few slots", "beams across a side"],
+)
+def test_request_beyond_what_the_runner_can_do_is_refused_by_its_numbers(
+    runner: FakeRunner, asked: Request, field: str, holds: tuple[str, ...]
+) -> None:
+    with refused(OliveExtError, "unsupported", field, holds=holds):
+        Engine(runner, 64).run([asked])
 
 
 @pytest.mark.parametrize(
@@ -352,12 +383,6 @@ def test_request_without_sense_is_refused(tokens: tuple[int, ...], num_targets: 
         Request(tokens, num_targets, generation)
 
 
-def test_request_longer_than_the_context_is_refused_by_number() -> None:
-    engine = Engine(FakeRunner(1, SINGLE, context_length=8), 4)
-    with refused(OliveExtError, "unsupported", holds=("9", "8")):
-        engine.run([Request(tuple(range(10)), 1)])
-
-
 def test_closed_engine_refuses_to_run_and_closes_twice() -> None:
     engine = Engine(FakeRunner(1, SINGLE), 4)
     engine.close()
@@ -366,25 +391,13 @@ def test_closed_engine_refuses_to_run_and_closes_twice() -> None:
         engine.run([Request((1, 2), 1)])
 
 
-def test_finish_reasons_say_why() -> None:
-    engine = Engine(FakeRunner(1, SINGLE), 4)
-    first = oracle(Request((1, 2), 0, Generation(1))).tokens[0]
-    results = engine.run(
-        [
-            Request((1, 2), 0, Generation(2)),
-            Request((1, 2), 0, Generation(2, frozenset({first}))),
-            Request((1, 2), 0, Generation(2, is_finished=lambda tokens: True)),
-            Request((1, 2), 1),
-        ]
-    )
-    assert [result.finish_reason for result in results] == [
-        FinishReason.LENGTH,
-        FinishReason.STOP_ID,
-        FinishReason.STOPPED,
-        FinishReason.SCORED,
-    ]
-
-
 def test_a_step_of_one_token_without_memory_is_an_error() -> None:
     with refused(MemoryShortageError, "out_of_memory"):
         Engine(FakeRunner(1, RANGE, most_tokens=0), 8).run([Request((1, 2, 3), 1)])
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "side"), [(1, (0, 60)), (60, (0, 60)), (61, (61, 100)), (100, (61, 100)), (101, (101, UNLIMITED))]
+)
+def test_a_side_has_the_lengths_up_to_the_next(num_positions: int, side: tuple[int, int]) -> None:
+    assert Traits(512, lengths=(60, 100)).side(num_positions) == side

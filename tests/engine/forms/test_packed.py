@@ -27,7 +27,6 @@ from olive_ext.engine.forms.packed import IDLE_SLOT, PLAIN_RUNS, ROUNDS, PackedC
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling, ThinkingBudget
 from olive_ext.engine.step import LogitsRow, Row, Step, StepOutput
-from olive_ext.errors import OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays
@@ -36,7 +35,6 @@ from tests import exports
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
 from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, requests_of
 from tests.exports import genai_export
-from tests.refusals import refused
 
 PREFIX = 30
 
@@ -200,14 +198,6 @@ def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -
     assert engine.counters.tokens_fed <= 1.05 * engine.counters.tokens_distinct
     assert engine.counters.preemptions == 0
     assert max(len(step.rows) for step in runner.steps) >= 5
-    engine.close()
-
-
-def test_search_whose_beams_do_not_fit_together_is_refused_by_name() -> None:
-    search = Request((1, 2), 0, Generation(30, beams=Beams(4)))
-    engine = Engine(FakeRunner(4, PACKED, most_blocks=20), 8)
-    with refused(OliveExtError, "unsupported", holds=("num_beams", "4", "31", "80")):
-        engine.run([search])
     engine.close()
 
 

@@ -29,17 +29,12 @@ from tests.engine.fake_runner import RANGE, FakeRunner
 COST = StepCost(fixed=0.02, per_token=0.001, per_pair=5e-7)
 
 
-def test_a_long_text_alone_pays_for_its_own_past_only() -> None:
+def test_a_text_costs_its_steps_and_short_ones_share_them() -> None:
+    """A long one pays for its own past only, in tree batches as much as alone, and so it runs alone."""
     steps = [(256, 256), (256, 512), (100, 612)]
     assert COST.of_rows([(612, 0)], 256) == pytest.approx(sum(COST.of(*step) for step in steps))
     assert COST.of_rows([(612, 50)], 256) == pytest.approx(sum(COST.of(size, cells + 50) for size, cells in steps))
-
-
-def test_a_long_text_in_tree_batches_costs_what_it_costs_alone_in_steps_of_that_size() -> None:
     assert COST.of_tree_batches([(2048, 0)], 256) == pytest.approx(COST.of_rows([(2048, 0)], 256))
-
-
-def test_short_texts_share_the_fixed_cost_of_a_step_and_long_ones_run_alone() -> None:
     assert choose_size(COST, [(10, 100)] * 400, 256)[0] in (128, 256, 512)
     assert choose_size(COST, [(2047, 0)] * 20, 256)[0] == 0
 

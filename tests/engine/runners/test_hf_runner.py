@@ -12,7 +12,7 @@ import torch
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.tree import TreeForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.hf.hf_model import context_length, load_model
 from olive_ext.engine.runners.hf.hf_runner import HfRunner
 from olive_ext.engine.step import SHARED_PREFIX, LogitsRow, Row, Step
@@ -66,21 +66,25 @@ def requests(count: int) -> list[Request]:
     return found
 
 
+def assert_scored(model: Any, asked: list[Request], results: list[Result], atol: float) -> None:
+    """The log-probabilities of whole passes, and which targets they have as the best."""
+    for request, result in zip(asked, results, strict=True):
+        logprobs = naive(model, list(request.tokens))
+        first = len(request.tokens) - request.num_targets
+        targets = [(logprobs[place - 1], request.tokens[place]) for place in range(first, len(request.tokens))]
+        np.testing.assert_allclose(result.logprobs, [row[token] for row, token in targets], atol=atol)
+        assert result.is_greedy == tuple(row.argmax() == token for row, token in targets)
+
+
 @pytest.mark.parametrize("family", ["llama", "sliding", "mamba"])
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_scores_and_tokens_equal_whole_passes(family: str, chunk_size: int) -> None:
     model = make(family)
-    engine = Engine(HfRunner(model, {}), chunk_size)
-    asked = requests(25)
-    generation = Generation(6)
-    results = engine.run([*asked, *(Request(request.tokens, generation=generation) for request in asked[:4])])
-    for request, result in zip(asked, results, strict=False):
-        logprobs = naive(model, list(request.tokens))
-        first = len(request.tokens) - request.num_targets
-        places = range(first, len(request.tokens))
-        expected = [logprobs[place - 1, request.tokens[place]] for place in places]
-        np.testing.assert_allclose(result.logprobs, expected, atol=2e-4)
-        assert result.is_greedy == tuple(logprobs[place - 1].argmax() == request.tokens[place] for place in places)
+    runner = HfRunner(model, {})
+    assert isinstance(runner.traits.form, TreeForm) is (family == "llama")  # others are not told what a token sees
+    asked, generation = requests(25), Generation(6)
+    results = Engine(runner, chunk_size).run([*asked, *(Request(one.tokens, 0, generation) for one in asked[:4])])
+    assert_scored(model, asked, results[:25], 2e-4)
     for request, result in zip(asked, results[25:], strict=False):
         tokens = list(request.tokens)
         for _ in range(6):
@@ -105,11 +109,7 @@ def test_tree_batches_score_as_whole_passes_do_in_fewer_steps(attention: str) ->
     engine = Engine(runner, 48)
     asked = requests(40)
     results = engine.run(asked)
-    for request, result in zip(asked, results, strict=True):
-        logprobs = naive(model, list(request.tokens))
-        first = len(request.tokens) - request.num_targets
-        expected = [logprobs[place - 1, request.tokens[place]] for place in range(first, len(request.tokens))]
-        np.testing.assert_allclose(result.logprobs, expected, atol=1e-5)
+    assert_scored(model, asked, results, 1e-5)
     assert engine.counters.moves > 0
     assert engine.counters.steps * 4 < len(asked)
     assert engine.run(asked[:5])[2].logprobs == pytest.approx(results[2].logprobs, abs=1e-5)
@@ -124,11 +124,6 @@ def test_step_may_be_tried_behind_cells_that_were_never_written() -> None:
     first = Row(SHARED_PREFIX, 0, (5, 6, 7), cells_P=np.arange(0, dtype=np.int32))
     output = runner.run(Step((first,), (LogitsRow(0, 2),), ((0, 4),), first_cell=1))
     assert output.target_logprobs[0] == pytest.approx(naive(make("llama"), [5, 6, 7])[2, 4], abs=1e-5)
-
-
-@pytest.mark.parametrize("family", ["sliding", "mamba"])
-def test_models_that_cannot_be_told_what_a_token_sees_have_no_tree_batches(family: str) -> None:
-    assert not isinstance(HfRunner(make(family), {}).traits.form, TreeForm)
 
 
 class Deaf(torch.nn.Module):

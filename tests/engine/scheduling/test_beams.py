@@ -17,7 +17,6 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Sampling
-from olive_ext.errors import OliveExtError
 from olive_ext.media.items import Source
 from tests.engine.fake_runner import (
     ALIKE,
@@ -32,7 +31,6 @@ from tests.engine.fake_runner import (
     oracle,
 )
 from tests.engine.strategies import SOURCES, TOKENS, assert_equal
-from tests.refusals import refused
 
 STOPPING = [True, False, "never"]
 
@@ -222,11 +220,6 @@ def test_sampled_request_beside_a_search_is_not_disturbed() -> None:
     search = Request((1, 3), 0, SEARCH)
     assert engine.run([search, drawn])[1] == alone[0]
     assert_found(engine, [search])
-
-
-def test_more_beams_than_slots_are_refused_by_name() -> None:
-    with refused(OliveExtError, "unsupported", "num_beams", holds=("4", "3", "engine.num_slots")):
-        Engine(FakeRunner(3, PACKED), 64).run([Request((1, 2), 0, SEARCH)])
 
 
 def test_continuous_requests_take_searches() -> None:
