@@ -1,8 +1,6 @@
-"""The trial of attention over a paged cache, on a kernel of which it is known what it does: ONNX Runtime's
-GroupQueryAttention on the CPU, behind a cache in blocks, right and with planted faults.
-
-The trial of attention over a paged cache finds any one position that a kernel loses, doubles, exchanges with its
-neighbour or mistakes for it, on a kernel in numpy that rounds as a flash kernel does.
+"""The trial of attention over a paged cache: numpy's numbers are those of ONNX Runtime's GroupQueryAttention, and the
+trial finds any one position that a kernel loses, doubles, exchanges with its neighbour or mistakes for it, on a kernel
+in numpy that rounds as a flash kernel does.
 
 Axes: B rows and N tokens of a step, L positions, H heads of keys, G heads of queries to each, D head size.
 """
@@ -23,16 +21,20 @@ from onnx import helper
 
 from olive_ext.engine.forms import attention_trial
 from olive_ext.engine.forms.attention_trial import (
+    COUNTED,
     K_NORM,
     LENGTH,
     OUTPUT,
     Q_NORM,
+    SHARP,
+    SINK,
     TOLERANCE,
     AttentionTrial,
     attended,
     attends_otherwise,
     attention_trials,
     input_name,
+    rotated,
     score_scale,
     visible,
 )
@@ -106,16 +108,35 @@ GROUPED = {8: 7, 9: 8, 11: 11, 12: 14, 13: 15, 14: 12, 15: 13}
 """Place of PagedAttention's input -> of GroupQueryAttention's that means the same."""
 
 
-def grouped_node(paged: onnx.NodeProto) -> onnx.NodeProto:
-    """GroupQueryAttention that computes what PagedAttention does, on the same inputs and the lengths of a row."""
-    named = {place: name for place, name in enumerate(paged.input) if place < 5}
+def grouped(trial: AttentionTrial) -> ort.InferenceSession:
+    """ONNX Runtime's GroupQueryAttention on the inputs of a trial, without a past."""
+    paged, node = trial.node, onnx.NodeProto()
+    named = {place: name for place, name in enumerate(paged.input) if place < 5} | dict(enumerate(LENGTHS, 5))
     named |= {GROUPED[place]: name for place, name in enumerate(paged.input) if place in GROUPED}
-    named |= dict(enumerate(LENGTHS, 5))
-    node = onnx.NodeProto()
     node.CopyFrom(paged)
     node.op_type = "GroupQueryAttention"
     node.input[:] = [named.get(place, "") for place in range(max(named) + 1)]
-    return node
+    value, size = helper.make_tensor_value_info, [1, trial.heads, None, trial.head_size]
+    shapes = {input_name(place): (1, *shape) if place < 3 else shape for place, (shape, _) in trial.inputs.items()}
+    inputs = [value(name, FLOAT, [one or None for one in shape]) for name, shape in shapes.items()]
+    inputs += [value(name, trial.elem_type, size) for name in ("past_key", "past_value")]
+    inputs += [value(LENGTHS[0], INT32, [1]), value(LENGTHS[1], INT32, [])]
+    casts = [
+        helper.make_node("Cast", [name], [f"{name}_narrow"], to=trial.inputs[place][1])
+        for place, name in zip(trial.inputs, shapes, strict=True)
+    ]
+    last = helper.make_node("Cast", ["narrow"], [OUTPUT], to=FLOAT)
+    graph = helper.make_graph([*casts, node, last], "gqa", inputs, [value(OUTPUT, FLOAT, None)])
+    return ort.InferenceSession(model_of(graph, 21, "com.microsoft").SerializeToString())
+
+
+def attended_by(session: ort.InferenceSession, trial: AttentionTrial, text: Mapping[int, Any]) -> Any:
+    """What it returns [S, W] for a text, whose tokens are [S, width]."""
+    dtype, length = helper.tensor_dtype_to_np_dtype(trial.elem_type), len(text[0])
+    feeds = {input_name(place): value[None] if place < 3 else value for place, value in text.items()}
+    feeds |= dict.fromkeys(("past_key", "past_value"), np.zeros((1, trial.heads, 0, trial.head_size), dtype))
+    feeds |= {LENGTHS[0]: np.array([length - 1], np.int32), LENGTHS[1]: np.array(length, np.int32)}
+    return session.run([OUTPUT], feeds)[0][0]
 
 
 class _Binding:
@@ -138,91 +159,6 @@ class _Binding:
         return [SimpleNamespace(numpy=lambda: self.found)]
 
 
-class StandIn:
-    """PagedAttention by ONNX Runtime's GroupQueryAttention on the CPU, one row after the other, with one fault."""
-
-    io_binding = staticmethod(_Binding)
-
-    def __init__(self, trial: AttentionTrial, fault: str = "") -> None:
-        self.fault = fault
-        self.num_runs = 0
-        node = grouped_node(trial.node)
-        for entry in node.attribute:
-            if entry.name == "local_window_size" and fault == "window off by one":
-                entry.i += 1
-        value, size = helper.make_tensor_value_info, [1, trial.heads, None, trial.head_size]
-        shapes = {input_name(place): (1, *shape) if place < 3 else shape for place, (shape, _) in trial.inputs.items()}
-        inputs = [value(name, FLOAT, [one or None for one in shape]) for name, shape in shapes.items()]
-        inputs += [value(name, trial.elem_type, size) for name in ("past_key", "past_value")]
-        inputs += [value(LENGTHS[0], INT32, [1]), value(LENGTHS[1], INT32, [])]
-        casts = [
-            helper.make_node("Cast", [name], [f"{name}_narrow"], to=trial.inputs[place][1])
-            for place, name in zip(trial.inputs, shapes, strict=True)
-        ]
-        last = helper.make_node("Cast", ["narrow"], [OUTPUT], to=FLOAT)
-        outputs = [value(OUTPUT, FLOAT, None)]
-        outputs += [value(name, trial.elem_type, size) for name in ("present_key", "present_value")]
-        model = model_of(helper.make_graph([*casts, node, last], "gqa", inputs, outputs), 21, "com.microsoft")
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        self.paged = onnx.load_model_from_string(trial.graph)
-
-    def get_inputs(self) -> Any:
-        return self.paged.graph.input
-
-    def run_with_iobinding(self, binding: _Binding) -> None:
-        self.num_runs += 1
-        given = binding.given
-        starts, tables = given[STARTS], given[TABLE]
-        parts = []
-        for row, past in enumerate(given[PASTS]):
-            blocks = tables[0 if self.fault == "every row has the first table" else row]
-            if self.fault == "order of blocks ignored":
-                blocks = np.sort(blocks)
-            parts.append(self._row(given, slice(starts[row], starts[row + 1]), int(past), blocks))
-            if self.fault == "rows from 64 on wrong" and row >= 64:
-                parts[-1] = parts[-1][..., ::-1]
-        binding.found = np.concatenate(parts, axis=1)[0]
-        if self.fault == "nothing is computed":
-            binding.found *= 0
-        if self.fault == "no number":
-            binding.found[-1] = np.nan
-
-    def _row(self, given: Mapping[str, Any], tokens: slice, past: int, blocks: Any) -> Any:
-        caches = {name: given[name] for name in ("past_key", "past_value")}
-        count, size = tokens.stop - tokens.start, caches["past_key"].shape[1]
-        read = np.array(blocks)
-        if self.fault == "second block ignored":
-            read[1] = read[0]
-        cells = np.arange(past)
-        feeds = {
-            name: np.ascontiguousarray(cache[read[cells // size], cells % size].swapaxes(0, 1)[None])
-            for name, cache in caches.items()
-        }
-        if self.fault == "split past 512 dropped" and count == 1:
-            for cache in feeds.values():
-                cache[:, :, 512:] = 0
-        for name in (input_name(place) for place in range(3) if input_name(place) in given):
-            feeds[name] = given[name][None, tokens]
-        feeds |= {name: array for name, array in given.items() if name.startswith("input_") and name not in feeds}
-        feeds |= {LENGTHS[0]: np.array([past + count - 1], np.int32), LENGTHS[1]: np.array(past + count, np.int32)}
-        found, *presents = self.session.run([OUTPUT, "present_key", "present_value"], feeds)
-        new = np.arange(past, past + count)
-        if self.fault == "token of an answer not written" and count == 1:
-            return found
-        for cache, present in zip(caches.values(), presents, strict=True):
-            cache[blocks[new // size], new % size] = present[0, :, past:].swapaxes(0, 1)
-        return found
-
-
-def tried(trial: AttentionTrial, fault: str = "", most: int = 1024) -> tuple[str | None, int]:
-    """What the trial says of the stand-in, and its runs."""
-    kernel = StandIn(trial, fault)
-    runner: Any = SimpleNamespace(open_graph=lambda graph: kernel, device=Device("cpu"))
-    return attends_otherwise(runner, [trial], most), kernel.num_runs
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "one head a group": {"groups": 1},
@@ -241,11 +177,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", VARIANTS.values(), ids=VARIANTS)
-def test_a_right_kernel_passes_in_six_runs(how: dict[str, Any]) -> None:
-    """numpy's numbers are those of ONNX Runtime's CPU kernel, whatever the attention has."""
-    problem, runs = tried(trial_of(**how))
-    assert problem is None
-    assert runs == 6
+def test_numpy_s_attention_is_onnxruntime_s_and_a_right_kernel_passes_in_six_runs(how: dict[str, Any]) -> None:
+    """Whatever the attention has."""
+    trial = trial_of(**how)
+    session, seen_S = grouped(trial), visible(LENGTH, int(attribute(trial.node, "local_window_size", -1))).sum(axis=1)
+    for number, text in enumerate(attention_trial._texts(trial)):
+        weights_S = np.maximum(1, seen_S / COUNTED)[: len(text[0])] if number != SHARP else 1
+        found = attended_by(session, trial, text)
+        expected = attended(trial.node, text, trial.heads, trial.head_size, trial.elem_type)
+        assert (np.abs(found - expected).max(axis=1) * weights_S).max() <= TOLERANCE
+    assert tried(trial) == (None, 6)
 
 
 def test_rows_that_decode_are_tried_together_in_steps_of_few_tokens() -> None:
@@ -300,12 +241,9 @@ def test_norms_of_heads_are_those_of_torch() -> None:
         before[place] = (
             torch.nn.functional.rms_norm(heads, (16,), torch.tensor(weights[norm]), 1e-6).reshape(40, -1).numpy()
         )
-    given = {input_name(place): value[None] for place, value in before.items()}
-    past = np.zeros((1, 2, 0, 16), np.float32)
-    lengths = {LENGTHS[0]: np.array([39], np.int32), LENGTHS[1]: np.array(40, np.int32)}
-    (expected,) = StandIn(plain).session.run([OUTPUT], {**given, **lengths, "past_key": past, "past_value": past})
+    expected = attended_by(grouped(plain), plain, before)
     found = attended(normed.node, {**values, **weights}, 2, 16)
-    assert np.abs(found - expected[0]).max() < 1e-5
+    assert np.abs(found - expected).max() < 1e-5
 
 
 def test_keys_that_a_kernel_gathers_are_counted() -> None:
@@ -389,22 +327,24 @@ ROWS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Planted:
+class Kernel:
     """PagedAttention in numpy over the trial's own tables and caches, in tiles of `tile` positions, with each product
-    and weight rounded to the cache's type. What a right kernel finds is computed once; faults change that."""
+    and weight rounded to the cache's type, and with one of `FAULTS`. What it finds is computed once; `lost` changes
+    that."""
 
     io_binding = staticmethod(_Binding)
 
-    def __init__(self, trial: AttentionTrial, tile: int = 64, *, is_backwards: bool = False) -> None:
+    def __init__(self, trial: AttentionTrial, tile: int = 64, *, is_backwards: bool = False, fault: str = "") -> None:
         self.trial = trial
         self.order = slice(None, None, -1 if is_backwards else 1)
         self.tile = tile
+        self.fault = fault
         self.paged = onnx.load_model_from_string(trial.graph)
         dtype = helper.tensor_dtype_to_np_dtype(trial.elem_type)
         self.narrow = lambda array: np.asarray(array, np.float32).astype(dtype).astype(np.float32)
         self.steps: list[tuple[Any, ...]] = []
         self.at = 0
-        self.fault: Lost | None = None
+        self.lost: Lost | None = None
         self.rows = "all rows"
         self.is_changed = False
 
@@ -416,37 +356,44 @@ class Planted:
             self.steps.append(self._computed(binding.given))
         out, weights, values, counts, totals = self.steps[self.at]
         self.at += 1
-        if self.fault is not None:
+        if self.lost is not None:
             is_hit = ROWS[self.rows](counts, totals)
-            right, out = out, np.where(is_hit[:, None, None, None], self.fault(out, weights, values), out)
+            right, out = out, np.where(is_hit[:, None, None, None], self.lost(out, weights, values), out)
             self.is_changed |= not np.array_equal(right, out)
         binding.found = self.narrow(out).reshape(len(out), -1)
 
     def _computed(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         """Of a step: output, weights, values by position, and of each token's row how many it has, and positions."""
-        trial, node = self.trial, self.trial.node
-        groups = int(attribute(node, "num_heads", 0)) // trial.heads
-        q_NGD, k_NHD, v_NHD = (
-            given[input_name(place)].reshape(len(given[input_name(0)]), -1, trial.head_size) for place in range(3)
-        )
+        trial, node, fault = self.trial, self.trial.node, self.fault
         counts, caches = np.diff(given[STARTS]), [given["past_key"], given["past_value"]]
         row_N = np.repeat(np.arange(len(counts)), counts)
         at_N = np.concatenate([past + np.arange(count) for past, count in zip(given[PASTS], counts, strict=True)])
-        if attribute(node, "do_rotary", 0):
-            q_NGD, k_NHD = (self._turned(part, given, at_N) for part in (q_NGD, k_NHD))
+        q_NHGD, k_NHD, v_NHD = self._tokens(given, at_N)
+        table = given[TABLE][:1].repeat(len(counts), 0) if fault == "every row has the first table" else given[TABLE]
+        table = np.sort(table) if fault == "order of blocks ignored" else table
         block, cells = caches[0].shape[1], np.arange(LENGTH)
+        place, before = (table[row_N, at_N // block], at_N % block), [cache.copy() for cache in caches]
         for cache, new in zip(caches, (k_NHD, v_NHD), strict=True):
-            cache[given[TABLE][row_N, at_N // block], at_N % block] = new
-        k_BLHD, v_BLHD = (cache[given[TABLE][:, cells // block], cells % block].astype(np.float32) for cache in caches)
-        q_NHGD = q_NGD.reshape(len(q_NGD), trial.heads, groups, -1)
+            cache[place] = new
+        read = table[:, [0, 0, 2]] if fault == "second block ignored" else table
+        k_BLHD, v_BLHD = (cache[read[:, cells // block], cells % block].astype(np.float32) for cache in caches)
+        for row in np.flatnonzero(counts == 1):
+            if fault == "split past 512 dropped":
+                k_BLHD[row, 512 : given[PASTS][row]] = v_BLHD[row, 512 : given[PASTS][row]] = 0
+        if fault == "token of an answer not written":
+            for cache, old in zip(caches, before, strict=True):
+                is_single_N = counts[row_N] == 1
+                single = tuple(axis[is_single_N] for axis in place)
+                cache[single] = old[single]
         scores = np.concatenate(
             [np.einsum("nhgd,lhd->nhgl", q_NHGD[row_N == row], keys, optimize=True) for row, keys in enumerate(k_BLHD)]
         ) * score_scale(node, trial.head_size)
         if cap := float(attribute(node, "softcap", 0.0)):
             scores = cap * np.tanh(scores / cap)
-        seen_NL = visible(LENGTH, int(attribute(node, "local_window_size", -1)))[at_N]
-        scores = np.where(seen_NL[:, None, None], scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        window = int(attribute(node, "local_window_size", -1)) + (fault == "window off by one")
+        scores = np.where(visible(LENGTH, window)[at_N][:, None, None], scores, -np.inf)
+        top = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - top)
         parts = np.zeros_like(q_NHGD)
         for start in np.arange(0, LENGTH, self.tile)[self.order]:
             tile = slice(start, start + self.tile)
@@ -459,14 +406,35 @@ class Planted:
                 ]
             )
         total = weights.sum(axis=-1, keepdims=True)
+        if (sink := given.get(input_name(SINK))) is not None:
+            total = total + np.exp(sink.reshape(*q_NHGD.shape[1:3], 1) - top)
+        out = parts / total * (fault != "nothing is computed")
+        if fault == "rows from 64 on wrong":
+            out[row_N >= 64] = out[row_N >= 64][..., ::-1]
+        if fault == "no number":
+            out[-1] = np.nan
         at = lambda position: v_BLHD[row_N, position][:, :, None]  # noqa: E731
-        return parts / total, weights / total, at, counts[row_N], at_N + 1
+        return out, weights / total, at, counts[row_N], at_N + 1
 
-    def _turned(self, part: Any, given: Mapping[str, Any], at_N: Any) -> Any:
-        cos, sin = (given[input_name(place)][at_N][:, None] for place in (8, 9))
-        half = cos.shape[-1]
-        first, second, rest = part[..., :half], part[..., half : 2 * half], part[..., 2 * half :]
-        return self.narrow(np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1))
+    def _tokens(self, given: Mapping[str, Any], at_N: Any) -> tuple[Any, Any, Any]:
+        """Queries, keys and values of the tokens, rotated."""
+        trial, node = self.trial, self.trial.node
+        heads, size = trial.heads, trial.head_size
+        num_queries = int(attribute(node, "num_heads", 0))
+        parts = [given[input_name(place)] for place in range(3) if place in trial.inputs]
+        flat = np.concatenate(parts, axis=1).reshape(len(at_N), -1, size)
+        q_NQD, k_NHD, v_NHD = np.split(flat, [num_queries, num_queries + heads], axis=1)
+        if attribute(node, "do_rotary", 0):
+            turn = *(given[input_name(place)][at_N] for place in (8, 9)), bool(attribute(node, "rotary_interleaved", 0))
+            q_NQD, k_NHD = (self.narrow(rotated(part.swapaxes(0, 1), *turn).swapaxes(0, 1)) for part in (q_NQD, k_NHD))
+        return q_NQD.reshape(len(at_N), heads, -1, size), k_NHD, v_NHD
+
+
+def tried(trial: AttentionTrial, fault: str = "", most: int = 1024) -> tuple[str | None, int]:
+    """What the trial says of the kernel, and its runs."""
+    kernel = Kernel(trial, fault=fault)
+    runner: Any = SimpleNamespace(open_graph=lambda graph: kernel, device=Device("cpu"))
+    return attends_otherwise(runner, [trial], most), kernel.at
 
 
 @pytest.fixture(autouse=True)
@@ -485,13 +453,13 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention_trial, name, kept)
 
 
-def verdict(kernel: Planted, fault: Lost | None = None, rows: str = "all rows") -> str | None:
-    kernel.fault, kernel.rows, kernel.at, kernel.is_changed = fault, rows, 0, False
+def verdict(kernel: Kernel, fault: Lost | None = None, rows: str = "all rows") -> str | None:
+    kernel.lost, kernel.rows, kernel.at, kernel.is_changed = fault, rows, 0, False
     runner: Any = SimpleNamespace(open_graph=lambda graph: kernel, device=Device("cpu"))
     return attends_otherwise(runner, [kernel.trial], 1024)
 
 
-def unfound(kernel: Planted, positions: Iterable[int]) -> tuple[list[str], int]:
+def unfound(kernel: Kernel, positions: Iterable[int]) -> tuple[list[str], int]:
     """Faults that pass though they change a number, and how many were planted that do."""
     passed, count = [], 0
     for at in positions:
@@ -526,7 +494,7 @@ def _trial(how: Mapping[str, Any]) -> AttentionTrial:
 @pytest.mark.parametrize("how", [HEADS["1 head"], HEADS["4 heads, rotated"]], ids=["1 head", "4 heads"])
 def test_a_fault_at_the_boundary_of_a_block_is_found(how: dict[str, Any]) -> None:
     """Whichever rows have it, and however few the heads; the kernel without it passes."""
-    kernel = Planted(_trial(how))
+    kernel = Kernel(_trial(how))
     assert verdict(kernel) is None
     passed, count = unfound(kernel, BOUNDARIES[3:5])
     assert (passed, count) == ([], 2 * 4 * 4)
@@ -536,7 +504,7 @@ def test_a_fault_at_the_boundary_of_a_block_is_found(how: dict[str, Any]) -> Non
 @pytest.mark.parametrize("how", HEADS.values(), ids=HEADS)
 def test_faults_at_positions_of_all_blocks_are_found(how: dict[str, Any]) -> None:
     """Of all rows, of those that decode, behind 512 positions or not, and of prompts."""
-    passed, count = unfound(Planted(_trial(how)), (*BOUNDARIES, *range(30, LENGTH, 97)))
+    passed, count = unfound(Kernel(_trial(how)), (*BOUNDARIES, *range(30, LENGTH, 97)))
     assert count > 100
     assert passed == []
 
@@ -548,4 +516,4 @@ def test_a_right_kernel_passes_in_any_order_of_sums(elem_type: int, heads: int) 
     """Weights are rounded to the type before they meet values, in tiles of any size, from either end."""
     trial = trial_of(heads, 4, 64, elem_type, rotated=64)
     for tile, is_backwards in ((16, False), (64, True), (128, False), (LENGTH, False)):
-        assert verdict(Planted(trial, tile, is_backwards=is_backwards)) is None
+        assert verdict(Kernel(trial, tile, is_backwards=is_backwards)) is None
