@@ -25,7 +25,8 @@ def scattered() -> onnx.ModelProto:
     model.graph.initializer.append(external("a", "model.onnx.data"))
     model.graph.initializer.append(external("b", "other.data"))
     model.graph.node.append(helper.make_node("Constant", [], ["c"], value=external("", "constant.data")))
-    branch = helper.make_graph([], "branch", [], [], [external("d", "branch.data")])
+    inner = helper.make_node("Constant", [], ["g"], value=external("", "inner.data"))
+    branch = helper.make_graph([inner], "branch", [], [], [external("d", "branch.data")])
     model.graph.node.append(helper.make_node("If", ["a"], ["e"], then_branch=branch, else_branch=branch))
     constant = helper.make_node("Constant", [], ["f"], value=external("", "function.data"))
     model.functions.append(helper.make_function("own", "F", [], ["f"], [constant], []))
@@ -33,18 +34,15 @@ def scattered() -> onnx.ModelProto:
 
 
 def test_locations_are_found_wherever_tensors_are_stored(scattered):
-    names = {"model.onnx.data", "other.data", "constant.data", "branch.data", "function.data"}
+    names = {"model.onnx.data", "other.data", "constant.data", "branch.data", "inner.data", "function.data"}
     assert external_locations(scattered) == names
-
-
-def test_locations_are_none_when_weights_are_inline():
     assert external_locations(decoder(matmul)) == set()
 
 
 def test_relocate_renames_what_is_named_and_leaves_the_input(scattered):
     before = scattered.SerializeToString(deterministic=True)
     moved = relocate(scattered, {"model.onnx.data": "blob", "branch.data": "twig", "unknown": "x"})
-    assert external_locations(moved) == {"blob", "other.data", "constant.data", "twig", "function.data"}
+    assert external_locations(moved) == {"blob", "other.data", "constant.data", "twig", "inner.data", "function.data"}
     assert scattered.SerializeToString(deterministic=True) == before
     np.testing.assert_array_equal(
         numpy_helper.to_array(moved.graph.initializer[0]), numpy_helper.to_array(scattered.graph.initializer[0])

@@ -225,8 +225,15 @@ def test_rounding_of_every_kind_has_no_row_of_damage() -> None:
             config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=bits == 4, bits=bits)
             quantizer = MatMulNBitsQuantizer(graphs.plain(matrix), algo_config=config)
             quantizer.process()
-            of_graphs = (Constants(one, Path()) for one in (graphs.plain(matrix), quantizer.model.model))
-            assert outliers(distances(*of_graphs)) == {}
+            own, model = Constants(graphs.plain(matrix), Path()), quantizer.model.model
+            assert outliers(distances(own, Constants(model, Path()))) == {}
+    # One block of a row that is a little off is found among those that were rounded to nearest.
+    scales = next(tensor for tensor in model.graph.initializer if "scale" in tensor.name.lower())
+    numbers = numpy_helper.to_array(scales).reshape(128, -1).copy()
+    numbers[5, 1] *= 0.45
+    scales.CopyFrom(numpy_helper.from_array(numbers.reshape(scales.dims), scales.name))
+    (found,) = distances(own, Constants(model, Path())).values()
+    assert found.rows == [5]
 
 
 def test_layout_and_counted_names_decide_which_constants_are_one() -> None:
