@@ -148,8 +148,8 @@ class Constants:
 
     @cached_property
     def float_names(self) -> dict[str, str]:
-        """The floating-point initializers by names that other exports of the model have, too: their own, or, of one
-        whose name is a count, that of the node that reads it."""
+        """The floating-point initializers by names that other exports of the model have, too: their own names, or that
+        of the reading node where the own name is a count."""
         names = {name for name, one in self.initializers.items() if one.data_type in FLOATS and 0 not in one.dims}
         nodes = [*self.model.graph.node]
         nodes += [node for body in nested_graphs(nodes) for node in body.node]

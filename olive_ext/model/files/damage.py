@@ -190,9 +190,9 @@ def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
 def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
-    Nodes pair by name. Where those of a kind have none of the reference's names, as another exporter's, they pair by
-    order, or, where there are not as many, a number is another that no node of the reference has; then only what does
-    not depend on other nodes is compared.
+    Nodes pair by name. Where no node of a kind has a name of the reference's, as in another exporter's graph, they pair
+    by order. Where their number differs, a node's numbers must be those of some node of the reference. In both cases
+    only attributes that do not depend on other nodes are compared.
     """
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
@@ -218,7 +218,7 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
 def _unlike(
     node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], without: Sequence[str], *, is_named: bool
 ) -> dict[str, str]:
-    """The first attribute of a node that none of `pair`, its counterpart or several that may be, has as well."""
+    """The first attribute of a node that no node of `pair` has: its counterpart, or several that may be."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
     for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):

@@ -46,9 +46,9 @@ MOST_TOKENS = 4098
 def read_item_masks(
     model: onnx.ModelProto, tokens: str, past: Collection[str], placeholders: Collection[int], num_tokens: int
 ) -> ItemMasks:
-    """The masks of `placeholders`, with which the graph compares its input `tokens`; `past` are its KV inputs. They
-    are made for `num_tokens` tokens, more than a window has, all of text and all of one item; for a window of more
-    than `MOST_TOKENS` nothing is looked at."""
+    """The layers whose masks depend on `placeholders`, with which the graph compares its input `tokens`; `past` are its
+    KV inputs. Masks are computed for `num_tokens` tokens, more than a window has but `MOST_TOKENS` at most: all of
+    text, then all of one item. A mask whose nodes may never end is left out."""
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]

@@ -358,7 +358,7 @@ class StepComparison:
         return f"'{name}', which '{node.name}' ({node.op_type}) reads, depends on the step"
 
     def _first_difference_by_tokens(self) -> str | None:
-        """The first value that another token changes, after it or in another row: one that the nodes compare with."""
+        """The first value that changes with a later token, or another row's: of those that the nodes compare with."""
         if not self._part.reads_tokens(self._frontier):
             return None
         run, row = self._part.cut(self._frontier), (CHUNK, PART)
@@ -371,8 +371,8 @@ class StepComparison:
         return next((name for token in tokens if (name := self._first_wrong(pairs(token)))), None)
 
     def _by_position(self, names: list[str]) -> list[str]:
-        """The floats and truths of `names`, and whole numbers of tokens, that are not made for each position of the
-        cache: masks and biases hold what a row sees, however wide they are."""
+        """The floats, truths and whole numbers of tokens among `names` that have no number for each position of the
+        cache. Masks and biases have one: they hold what a row sees."""
         begin, widths, per_token = BASE_LENGTH - CHUNK, (BASE_LENGTH, BASE_LENGTH - CHUNK + PART), []
         try:
             run = self._part.cut(names)
@@ -389,9 +389,9 @@ class StepComparison:
         return per_token
 
     def _first_difference(self, given: Sequence[str]) -> str | None:
-        """The first value that is not the same for the same positions in a chunk and in a shorter one, in a whole text
-        and in its beginning and its end, and alone and beside another row, a longer one where rows may be: where the
-        values `given` are false, and where true."""
+        """The first value that differs for the same positions: in a chunk and a shorter one, in a whole text and its
+        beginning and end, or alone and with another row, which is longer where rows may be. It is looked for with all
+        values `given` false, then true."""
         run, sides = self._part.cut(self._frontier, given), (False, True) if given else (False,)
         steps = (self._pairs(run, length, is_beyond) for is_beyond in sides for length in self._lengths)
         return next((name for pairs in steps if (name := self._first_wrong(pairs))), None)
@@ -462,8 +462,8 @@ def _text(length: int) -> list[tuple[int, int]]:
 
 
 def _ends(values: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
-    """The ends of floats in the sizes of those of `like`; other values, which may count a step's own tokens or say that
-    it is the first, are those of `like`."""
+    """The last numbers of floats, as many as `like` has. Other values may count a step's own tokens, or say that it is
+    the first: they are those of `like`."""
     ends = dict(like)
     for name, other in like.items():
         if other.dtype.kind == "f" and other.ndim == values[name].ndim:
@@ -493,8 +493,8 @@ _OF_EACH_ROW = frozenset(
         Role.PAST_LENGTHS,
     }
 )
-"""Inputs that distinguish rows after pasts of different lengths. A graph that has none takes positions from the
-cache's shape (T5 and Whisper of two exporters), and rows share its steps only after equally many."""
+"""Inputs that distinguish rows after pasts of different lengths. A graph without any takes positions from the cache's
+shape (T5 and Whisper of two exporters), and its rows share a step only after pasts of one length."""
 
 _TABLE_OFFSET = "multirotarycacheconcatoffset"
 
@@ -536,9 +536,10 @@ def table_offset(options: Any) -> int | None:
 def read_step_choices(
     model: onnx.ModelProto, inputs: Sequence[InputSpec], caches: Sequence[KvTensor | StateTensor], context_length: int
 ) -> StepChoices:
-    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec. Nothing is seen past
-    operators that `onnx.reference` does not run, and by numbers that the graph computes of the tokens' content, but for
-    one number of a whole step: trials on the opened model are what sees these."""
+    """The choices of the graph `model`; `inputs` and `caches` are those of the decoder's spec.
+
+    Trials on the opened model find the rest: what comes after operators that `onnx.reference` does not run, and what
+    depends on the tokens' content, except a reduction of a whole step to one number."""
     if reduced := _whole_reduction(model.graph):
         return StepChoices(leak=f"'{reduced.name}' ({reduced.op_type}) makes one number of all tokens of a step")
     part = PositionalNodes(model, inputs, caches)
