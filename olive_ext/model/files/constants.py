@@ -69,17 +69,17 @@ ROW_SIZE, BLOCK_SIZE = 0.2, 0.5
 _NOTHING = 1e-3
 """Steps below this share of a weight's mean size are counted as this."""
 
-_WEIGHTS: Mapping[str, Mapping[str, int]] = {
-    "MatMul": {"": 1}, "Gemm": {"": 1}, "Gather": {"": 0}, "MoE": {"/fc1": 2, "/fc2": 4, "/fc3": 6},
-}  # fmt: skip
-"""By operator the inputs that are weights, by what is appended to the node's name."""
-
-_QUANTIZED: Mapping[str, Mapping[str, tuple[int, int, int]]] = {
+WEIGHTS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "MatMul": {"": (1,)},
+    "Gemm": {"": (1,)},
+    "Gather": {"": (0,)},
     "MatMulNBits": {"": (1, 2, 3)},
     "GatherBlockQuantized": {"": (0, 2, 3)},
-    "QMoE": {"/fc1": (2, 3, 11), "/fc2": (5, 6, 12), "/fc3": (8, 9, 13)},
+    "MoE": {"fc1": (2,), "fc2": (4,), "fc3": (6,)},
+    "QMoE": {"fc1": (2, 3, 11), "fc2": (5, 6, 12), "fc3": (8, 9, 13)},
 }
-"""The inputs of operators for packed numbers: the numbers, their scales and their zero points."""
+"""By operator the parts that are weights, and the inputs of each: its numbers; of packed ones scales and zero points,
+too."""
 
 _STEP = 1.01
 """Scales in half precision are not exactly those that were rounded by."""
@@ -169,6 +169,12 @@ class Constants:
 def plain_name(name: str) -> str:
     """A node's name without what quantizers append and without counters."""
     return COUNTER.sub("", QUANTIZER_SUFFIX.sub("", name))
+
+
+def part_name(node: onnx.NodeProto, part: str) -> str:
+    """The name of a weight by its node and, of experts, its part; quantized experts have the name of float ones."""
+    name = plain_name(node.name)
+    return f"{name.replace('QMoE', 'MoE')}/{part}" if part else name
 
 
 def checkpoint_floats(folder: Path) -> dict[str, Array]:
@@ -373,11 +379,11 @@ def float_weights(constants: Constants) -> dict[str, Array]:
     """Weights of products, tables and experts as rows by outputs [N, K], mapped, by their nodes' plain names."""
     weights: dict[str, list[Array]] = {}
     for node in constants.model.graph.node:
-        for part, index in _WEIGHTS.get(node.op_type, {}).items():
-            view = constants.view(node.input[index]) if index < len(node.input) else None
+        for part, (index, *others) in WEIGHTS.get(node.op_type, {}).items():
+            view = constants.view(node.input[index]) if index < len(node.input) and not others else None
             if view is not None and view.ndim > 1:
                 rows = view.T if _is_turned(node) else view.reshape(-1, view.shape[-1])
-                weights.setdefault(plain_name(node.name) + part, []).append(rows)
+                weights.setdefault(part_name(node, part), []).append(rows)
     return {name: named[0] for name, named in weights.items() if len(named) == 1}
 
 
@@ -385,14 +391,13 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
     """Quantized weights by the names that their float ones have in `float_weights`."""
     grids: dict[str, Grid] = {}
     for node in constants.model.graph.node:
-        name = plain_name(node.name).replace("QMoE", "MoE")
-        for part, inputs in _QUANTIZED.get(node.op_type, {}).items():
-            stored = constants.packed(node, inputs)
-            if stored is not None:
-                grids[name + part] = _packed(node, *stored)
-        for index in _WEIGHTS.get(node.op_type, {}).values():
-            is_turned = _is_turned(node)
-            maker = constants.maker.get(node.input[index] if index < len(node.input) else "")
+        for part, inputs in WEIGHTS.get(node.op_type, {}).items():
+            name, is_turned = part_name(node, part), _is_turned(node)
+            if len(inputs) > 1:
+                stored = constants.packed(node, inputs)
+                grids |= {name: _packed(node, *stored)} if stored is not None else {}
+                continue
+            maker = constants.maker.get(node.input[inputs[0]] if inputs[0] < len(node.input) else "")
             if maker is not None and maker.op_type == "Transpose":
                 is_turned, maker = not is_turned, constants.maker.get(maker.input[0])
             stored = constants.packed(maker, (0, 1, 2)) if maker is not None else None

@@ -23,7 +23,7 @@ from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import attribute
-from olive_ext.model.files.constants import FLOATS, Constants, plain_name, unpacked
+from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, part_name, unpacked
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU
@@ -33,15 +33,7 @@ Matrix = npt.NDArray[Any]
 IDENTITY_ROWS = 1024
 """Rows of the identity matrix that a product is given at a time: all of a product of 16,384 inputs are a gigabyte."""
 
-_INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
-    "MatMul": {"": (1,)},
-    "Gemm": {"": (1,)},
-    "Gather": {"": (0,)},
-    "MatMulNBits": {"": (1, 2, 3, 4)},
-    "GatherBlockQuantized": {"": (0, 2, 3)},
-    "MoE": {"fc1": (2,), "fc2": (4,), "fc3": (6,)},
-    "QMoE": {"fc1": (2, 3, 11), "fc2": (5, 6, 12), "fc3": (8, 9, 13)},
-}
+_INPUTS = {**WEIGHTS, "MatMulNBits": {"": (1, 2, 3, 4)}}
 """By operator the parts that are weights, and the inputs of which each is made up; the first one has the numbers."""
 
 _PACKED = ("MatMulNBits", "GatherBlockQuantized", "QMoE")
@@ -189,8 +181,7 @@ class GraphWeights(Constants):
             return None
         if node.op_type not in _PACKED and not any(self.initializers[name].data_type in FLOATS for name in roots):
             return None
-        name = plain_name(node.name)
-        return WeightUse(f"{name.replace('QMoE', 'MoE')}/{part}" if part else name, node, roots, part)
+        return WeightUse(part_name(node, part), node, roots, part)
 
     def _roots_of_all(self, names: Iterable[str]) -> frozenset[str] | None:
         """The initializers that these values are made of alone; None where one depends on an input of the graph."""
