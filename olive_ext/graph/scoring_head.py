@@ -457,10 +457,45 @@ def find_late_rows(walk: Walk, head: HeadPattern, logits: str) -> LateRows | str
 
     A table of rules says which nodes these are; an operator without a rule counts as mixing positions.
     """
+    later = {name for node in walk.graph.node for name in node.output if name}
+    for node in walk.graph.node:
+        if not later.isdisjoint(reads([node])):
+            return f"{label(node)} stands before what it reads"
+        later.difference_update(node.output)
     try:
-        return _Search(walk, head, logits).run()
+        row_wise = RowWise(walk, head.rows)
     except NotUnderstood as error:
         return str(error)
+    whole, picked = {output.name for output in walk.graph.output if output.name != logits}, {head.rows}
+    moved: list[onnx.NodeProto] = []
+    reasons: list[str] = []
+    mixing: list[str] = []
+    for node in reversed(walk.graph.node):  # after all nodes that read its results; `whole` is needed of all positions
+        wanted, is_whole = [name for name in node.output if name in picked], not whole.isdisjoint(node.output)
+        if wanted and not is_whole:
+            try:
+                carried = row_wise.carried(node, wanted)
+            except NotUnderstood as error:
+                reasons.append(str(error))
+            else:
+                picked.update(carried)
+                moved.append(node)
+                if node.op_type != "Reshape":  # its shape is written anew
+                    whole.update(value for value in node.input if value and value not in carried)
+                continue
+        elif wanted:
+            reasons.append(f"all rows of {label(node)} are needed elsewhere, too")
+        if wanted and not row_wise.knows(node):
+            mixing.append(node.op_type)
+        if wanted or is_whole:
+            whole.update(reads([node]))
+    sizes = [walk.sizes(node) for node in reversed(moved) if walk.is_product(node)]
+    if not sizes:
+        return reasons[0] if reasons else f"'{head.rows}' is an input"
+    made = {name for node in moved for name in node.output}
+    last_mixing = dict.fromkeys([name for name in mixing if "Attention" in name] or mixing)
+    products = tuple((inner or 0, columns or 0) for inner, columns in sizes)
+    return LateRows(row_wise, tuple(reversed(moved)), tuple(sorted(picked - made)), products, tuple(last_mixing))
 
 
 def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str, str]:
@@ -476,58 +511,3 @@ def move_rows(writer: NodeWriter, picker: RowPicker, late: LateRows) -> dict[str
         else:
             renames |= writer.clone(node, renames)
     return renames
-
-
-class _Search:
-    def __init__(self, walk: Walk, head: HeadPattern, logits: str) -> None:
-        self._walk = walk
-        self._rows = head.rows
-        self._row_wise = RowWise(walk, head.rows)
-        self._whole = {output.name for output in walk.graph.output if output.name != logits}
-        """Values of which all positions are needed."""
-
-        self._picked = {head.rows}
-        self._reasons: list[str] = []
-        self._mixing: list[str] = []
-
-    def run(self) -> LateRows:
-        self._check_order()
-        moved = [node for node in reversed(self._walk.graph.node) if self._moves(node)][::-1]
-        made = {name for node in moved for name in node.output}
-        sizes = (self._walk.sizes(node) for node in moved if self._walk.is_product(node))
-        products = [(inner or 0, columns or 0) for inner, columns in sizes]
-        if not products:
-            raise NotUnderstood(self._reasons[0] if self._reasons else f"'{self._rows}' is an input")
-        attentions = [name for name in self._mixing if "Attention" in name]
-        last_mixing = tuple(dict.fromkeys(attentions or self._mixing))
-        values = tuple(sorted(self._picked - made))
-        return LateRows(self._row_wise, tuple(moved), values, tuple(products), last_mixing)
-
-    def _moves(self, node: onnx.NodeProto) -> bool:
-        """Whether the node is computed on the scored rows; to be called after all nodes that read its results."""
-        wanted = [name for name in node.output if name in self._picked]
-        is_whole = not self._whole.isdisjoint(node.output)
-        if wanted and not is_whole:
-            try:
-                carried = self._row_wise.carried(node, wanted)
-            except NotUnderstood as error:
-                self._reasons.append(str(error))
-            else:
-                self._picked.update(carried)
-                if node.op_type != "Reshape":  # its shape is written anew
-                    self._whole.update(value for value in node.input if value and value not in carried)
-                return True
-        elif wanted:
-            self._reasons.append(f"all rows of {label(node)} are needed elsewhere, too")
-        if wanted and not self._row_wise.knows(node):
-            self._mixing.append(node.op_type)
-        if wanted or is_whole:
-            self._whole.update(reads([node]))
-        return False
-
-    def _check_order(self) -> None:
-        later = {name for node in self._walk.graph.node for name in node.output if name}
-        for node in self._walk.graph.node:
-            if not later.isdisjoint(reads([node])):
-                raise NotUnderstood(f"{label(node)} stands before what it reads")
-            later.difference_update(node.output)
