@@ -7,6 +7,7 @@ exits with 0, so nothing else may leave this package for a user's mistake.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
@@ -330,6 +331,12 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 def warn_ignored(what: str) -> None:
     """Warns, once, of a setting of other tools' that recipes have and nothing depends on here."""
     logger.warning("ignored: %s", what)
+
+
+def meant(name: str, known: Iterable[str], *, most: int = 1) -> str:
+    """Asks for the nearest `known` names, at most so many: "did you mean 'a' or 'b'?". Empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), most)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def counted(number: int, one: str, many: str = "") -> str:

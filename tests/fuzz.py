@@ -1,32 +1,23 @@
-"""Damages what an evaluation is given, at random, and says how it ends.
-
-    python -m tests.fuzz --cases 1000
+"""Damage at random to what an evaluation is given, and how it may end.
 
 Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
 reference are damaged, journals and reports forged (values replaced under right checksums), folders poisoned (files that
 are links, pipes and sockets, options that name libraries), and inputs made that would hardly end
-(`tests.fuzz_inputs`), each case in a process that is forked from one that has imported everything and opened nothing. A
-case is right where it ends within 120 seconds of the processor with status 2 and one line on stderr, or with status 0,
-or a verdict's 1 or 3, and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be
-a lawful change, and a task without metrics has no numbers. A folder that is poisoned must end with status 2.
+(`tests.fuzz_inputs`). A case is right where it ends with status 2 and one line on stderr, or with status 0, or a
+verdict's 1 or 3, and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a
+lawful change, and a task without metrics has no numbers. A folder that is poisoned must end with status 2.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
 import os
 import random
 import shutil
-import signal
 import stat
-import sys
-import tempfile
-import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,16 +27,12 @@ from typing import Any
 import onnx
 import yaml
 
-from olive_ext.backends import lm_eval_run, task_loading  # noqa: F401  (imported before the forks)
-from olive_ext.cli import main as command
 from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.test_random_packages import GENAI, HF, places, replaced
 from tests.check.tiny import put_model
-from tests.forks import import_what_it_imports
 from tests.fuzz_inputs import INPUTS, Input
 
-SECONDS = 120
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**64, 0.5, -0.0, 1e308, "", "x", "0", "-1", "auto", "none"),
     *("../..", "/", "/dev/null", "\x1b[31m", "a" * 5000, "é\ud7ff", "{{x}}", [], {}, [[]], {"a": 1}, ["x", 1], [None]),
@@ -115,10 +102,8 @@ def package(rng: random.Random, root: Root, here: Path) -> Case:
 
 
 def graph(rng: random.Random, root: Root, here: Path) -> Case:
-    """Random bytes in the graph, or two of its names, types or shapes swapped."""
+    """Two of the graph's names, types or shapes swapped; `tests/check/test_random_packages.py` damages its bytes."""
     file = here / "model" / "model.onnx"
-    if rng.random() < 0.4:
-        return Case(_damage_bytes(rng, file), root.argv(tasks=NAMES[:1]))
     model = onnx.load(file)
     kind = rng.choice(["node", "input", "output", "initializer"])
     items = getattr(model.graph, kind)
@@ -255,16 +240,10 @@ def case_of(make: Input, rng: random.Random, root: Root, here: Path) -> Case:
     return Case(what, root.argv(*more, tasks=[task]))
 
 
-KINDS: dict[str, Damage] = {
-    "settings": settings,
-    "packages": package,
-    "graphs": graph,
-    "tasks": tasks,
-    "caches": caches,
+KINDS: dict[str, Damage] = {one.__name__: one for one in (tasks, caches, journals, reports, folders)}
+MORE_KINDS: dict[str, Damage] = {
+    **{one.__name__: one for one in (settings, package, graph)},
     **{name: partial(case_of, make) for name, make in INPUTS.items()},
-    "journals": journals,
-    "reports": reports,
-    "folders": folders,
 }
 
 
@@ -309,11 +288,9 @@ def _damage_bytes(rng: random.Random, file: Path, *, and_more: bool = False) -> 
     return f"{file.name} {how} at {at}"
 
 
-def judged(case: Case, here: Path, root: Root, status: int, seconds: float, err: str) -> str:
+def judged(case: Case, here: Path, root: Root, status: int, err: str) -> str:
     """What is wrong with how the case ended in the folder `here`, with `err` on stderr; "" where nothing is."""
     lines = [line for line in err.splitlines() if not line.startswith("olive-ext: WARNING")]
-    if seconds > SECONDS:
-        return f"{seconds:.0f} seconds"
     if "Traceback" in err:
         return f"a traceback: {lines[-1]}"
     if status == 2:
@@ -341,91 +318,3 @@ def numbers(here: Path) -> dict[str, float]:
     """The metrics of the report."""
     report = json.loads((here / "out" / "report.json").read_text(encoding="utf-8"))
     return {f"{item['task']} {item['metric']} {item['filter']}": item["value"] for item in report["metrics"]}
-
-
-def forked(argv: list[str], here: Path) -> tuple[int, float]:
-    """The status of the command, in a process of its own in the folder `here`, a signal being negative, and how many
-    seconds of the processor it took; it is killed behind ten times `SECONDS` by the clock."""
-    begin = time.monotonic()
-    pid = os.fork()
-    if pid == 0:
-        status = 99
-        try:
-            os.chdir(here)
-            for name, number in (("stdout", 1), ("stderr", 2)):
-                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-            sys.argv = ["olive-ext", *argv]
-            status = command()
-            sys.stderr.flush()
-        finally:
-            os._exit(status)
-    while True:
-        ended, status, used = os.wait4(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
-        if time.monotonic() - begin > 10 * SECONDS:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def _evaluate(root: Root) -> None:
-    os.chdir(root.whole)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.argv = ["olive-ext", *root.with_reference()]
-    command()
-
-
-def run(kind: str, count: int, rng: random.Random, folder: Path, limit: float) -> tuple[int, Counter[int], list[str]]:
-    """Runs `count` distinct cases of one kind, fewer where these take more than `limit` seconds by the clock: how many
-    seconds the longest took, the ends by status, and what ended wrongly."""
-    root = Root(folder)
-    if kind in ("caches", "journals", "reports"):
-        assert forked(root.with_reference(), root.whole)[0] == 0, (root.whole / "stderr").read_text()
-        root.expected = numbers(root.whole)
-    seen: set[str] = set()
-    ends: Counter[int] = Counter()
-    wrong: list[str] = []
-    longest = 0.0
-    begin = time.monotonic()
-    while len(seen) < count and time.monotonic() - begin < limit:
-        here = folder / "case"
-        shutil.rmtree(here, ignore_errors=True)
-        shutil.copytree(root.whole, here)
-        case = KINDS[kind](rng, root, here)
-        if case.what in seen:
-            continue
-        seen.add(case.what)
-        status, seconds = forked(case.argv, here)
-        ends[status] += 1
-        longest = max(longest, seconds)
-        err = (here / "stderr").read_text(encoding="utf-8", errors="replace")
-        if problem := judged(case, here, root, status, seconds, err):
-            wrong.append(f"{kind}: {case.what}: {problem}")
-            sys.stdout.write(f"{wrong[-1]!r}\n")
-            sys.stdout.flush()
-    return math.ceil(longest), ends, wrong
-
-
-def main() -> None:
-    """Prints every case that ended wrongly, and the counts; status 1 where there is one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000, help="distinct cases, shared by the kinds")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of the clock, after which no case begins")
-    arguments = parser.parse_args()
-    rng, num_wrong, limit = random.Random(arguments.seed), 0, arguments.seconds / len(arguments.kinds)
-    with tempfile.TemporaryDirectory() as folder:
-        import_what_it_imports(lambda: _evaluate(Root(Path(folder))))
-    for kind in arguments.kinds:
-        with tempfile.TemporaryDirectory() as folder:
-            longest, ends, wrong = run(kind, arguments.cases // len(arguments.kinds), rng, Path(folder), limit)
-        told = ", ".join(f"{count} with status {status}" for status, count in sorted(ends.items()))
-        sys.stdout.write(f"{kind}: {sum(ends.values())} cases, {told}; longest {longest} s; {len(wrong)} wrong\n")
-        sys.stdout.flush()
-        num_wrong += len(wrong)
-    sys.exit(num_wrong > 0)
-
-
-if __name__ == "__main__":
-    main()

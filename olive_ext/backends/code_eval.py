@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from olive_ext.errors import TaskError
 from olive_ext.registry import hook
+from olive_ext.session.bounded_templates import replaced
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +49,8 @@ def loading_metrics(is_confirmed: bool) -> Iterator[None]:
             raise TaskError(f"a task asks for the metric '{path}' of evaluate, and {where}", code="unknown_name")
         return own(path, *args, **options)
 
-    evaluate.load = load
-    try:
+    with replaced(evaluate, "load", load):
         yield
-    finally:
-        evaluate.load = own
 
 
 def _has_scripts(folder: Path) -> bool:
@@ -107,12 +105,12 @@ def programs_at_once(tasks: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
     with ExitStack() as undo:
         undo.callback(metric.forget)
         for task in running.values():
-            undo.enter_context(_scored_at_once(task))
+            undo.enter_context(replaced(task, "apply_filters", _scored_at_once(task)))
         yield {"generated_code": description}
 
 
-@contextmanager
-def _scored_at_once(task: Any) -> Iterator[None]:
+def _scored_at_once(task: Any) -> Callable[..., Any]:
+    """The task's `apply_filters`, which then runs the programs of all its documents."""
     own = task.apply_filters
 
     def apply_filters(*args: Any, **options: Any) -> Any:
@@ -127,8 +125,4 @@ def _scored_at_once(task: Any) -> Iterator[None]:
                         task.process_results(requests[0].doc, [item.filtered_resps[key] for item in requests])
         return filtered
 
-    task.apply_filters = apply_filters
-    try:
-        yield
-    finally:
-        del task.apply_filters
+    return apply_filters

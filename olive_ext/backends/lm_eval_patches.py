@@ -26,7 +26,7 @@ from olive_ext.backends.progress import shown
 from olive_ext.errors import named_failures
 from olive_ext.media.pictures import media_digest
 from olive_ext.model.files.content import digest_of
-from olive_ext.session.bounded_templates import BoundedEnvironment
+from olive_ext.session.bounded_templates import BoundedEnvironment, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +47,6 @@ def sandboxed_templates() -> Iterator[None]:
     vars(sandbox)["from_string"] = functools.lru_cache(maxsize=4096)(sandbox.from_string)
     with replaced(lm_eval.utils, "env", sandbox):
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
-    after it."""
-    own, is_own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, own)
-        else:
-            delattr(owner, name)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from olive_ext.backends.lm_eval_patches import (
     media_of_shots,
     no_code_of_the_working_directory,
     quiet_bars,
-    replaced,
     sandboxed_templates,
 )
 from olive_ext.backends.samples import drop_shares
@@ -29,7 +28,7 @@ from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, RecordsError, UnsupportedError, named_failures
 from olive_ext.report.page import TEMPLATE_DATE
-from olive_ext.session.bounded_templates import bounded_chat_templates
+from olive_ext.session.bounded_templates import bounded_chat_templates, replaced
 
 _PASSED_ON = (
     *("num_fewshot", "limit", "bootstrap_iters", "apply_chat_template", "system_instruction", "fewshot_as_multiturn"),

@@ -147,7 +147,8 @@ def functions_in(tasks: Sequence[object], folders: Sequence[str]) -> dict[Path |
 def asked_files(tasks: Sequence[object], folders: Sequence[str]) -> tuple[set[str], dict[Path, Mapping[str, Any]]]:
     """The names that `tasks` and the members of their groups have, and the files in `folders` that define them, with
     what these include. Files of lm-eval's own are not looked at. Raises `EndlessTaskError`."""
-    contents = {path: path.read_bytes() for folder in folders for path in _yaml_files(Path(folder))}
+    paths = (path for folder in folders for path in sorted(Path(folder).rglob("*.y*ml")) if path.is_file())
+    contents = {path: path.read_bytes() for path in paths if path.stat().st_size <= LARGEST_FILE}
     names: set[str] = set()
     files: dict[Path, Mapping[str, Any]] = {}
     waiting: list[object] = list(tasks)
@@ -185,12 +186,6 @@ def defined_names(files: Mapping[Path, Mapping[str, Any]]) -> set[str]:
             names.update(name for name in _defined(config) if isinstance(name, str))
             waiting += config["task"] if isinstance(config.get("task"), list) else []
     return names
-
-
-def _yaml_files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.y*ml")):
-        if path.is_file() and path.stat().st_size <= LARGEST_FILE:
-            yield path
 
 
 def _add_file(path: Path, files: dict[Path, Mapping[str, Any]]) -> list[object]:

@@ -241,15 +241,12 @@ def loaded_metrics(loaded: LoadedTasks) -> Declared:
         name: _with_filters([*task.aggregation(), *pass_names(task)], _filters(task))
         for name, task in loaded.tasks.items()
     }
-    groups = {name: _of_group(group) for name, group in loaded.groups.items()}
-    return {**tasks, **{name: metrics for name, metrics in groups.items() if metrics}}
-
-
-def _of_group(group: Any) -> frozenset[str]:
-    """The metrics that a group aggregates; one without filters is aggregated for all filters of the tasks."""
-    of_tasks = {name for task in group.get_all_tasks() for name in _filters(task)}
-    listed = group.aggregate_metric_list or ()
-    return frozenset(name for item in listed for name in _with_filters([item.metric], item.filter_list or of_tasks))
+    groups = {}
+    for name, group in loaded.groups.items():  # a metric without filters is aggregated for all filters of the tasks
+        of_tasks = {own for task in group.get_all_tasks() for own in _filters(task)}
+        listed = group.aggregate_metric_list or ()
+        groups[name] = {one for item in listed for one in _with_filters([item.metric], item.filter_list or of_tasks)}
+    return {**tasks, **{name: frozenset(metrics) for name, metrics in groups.items() if metrics}}
 
 
 def _filters(task: Any) -> list[str]:

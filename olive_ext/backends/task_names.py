@@ -4,7 +4,6 @@ seconds to import, half a minute to read its own files, and follows a group's me
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.backends.task_files import asked_files, defined_names, folder_files, read_task
-from olive_ext.errors import TaskError
+from olive_ext.errors import TaskError, meant
 
 Spec = str | Mapping[str, Any]
 
@@ -77,12 +76,8 @@ def _names_in(content: bytes) -> Iterator[str]:
 
 def unknown(names: Sequence[str], known: Collection[str]) -> str:
     """The message about names that are not among those `known`, with the nearest of these."""
-    parts = []
-    for name in dict.fromkeys(names):
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(repr(item) for item in near)}?" if near else "no task has a similar name"
-        parts.append(f"unknown task '{name}': {hint}")
-    return "; ".join(parts)
+    hints = {name: meant(name, known, most=3) or "no task has a similar name" for name in names}
+    return "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
 
 
 @lru_cache(maxsize=1)

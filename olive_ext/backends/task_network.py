@@ -63,13 +63,11 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """The names that imports anywhere in a file bind, and what each stands for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.asname or alias.name.partition(".")[0], _bound(alias)) for alias in node.names)
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                yield (alias.asname, alias.name) if alias.asname else (first, first)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
-
-
-def _bound(alias: ast.alias) -> str:
-    return alias.name if alias.asname else alias.name.partition(".")[0]
 
 
 def _name(function: ast.expr, names: Mapping[str, str]) -> str | None:

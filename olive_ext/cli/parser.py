@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from olive_ext import __version__
 from olive_ext.cli.options import add_options
 from olive_ext.config import SCHEMA_KINDS
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, meant
 from olive_ext.registry import Command, load, offered
 
 ABOUT = "Evaluates ONNX language models, alone or inside Microsoft Olive."
@@ -112,9 +111,8 @@ class _Parser(ArgumentParser):
         """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown and not self.passes_on:
-            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
-            hint = f": did you mean '{near[0]}'?" if near else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            hint = meant(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(": ".join(filter(None, [f"unrecognized arguments: {' '.join(unknown)}", hint])))
         return arguments, unknown
 
 

@@ -182,13 +182,12 @@ class WorkerSettings(Strict):
     """Seconds after which workers for which the cluster has no room, or that do not come up, are an error."""
 
 
-def _from_count(value: Any) -> Any:
-    return {"count": value} if isinstance(value, int | str) and not isinstance(value, bool) else value
-
-
 Workers = Annotated[
     WorkerSettings,
-    BeforeValidator(_from_count, json_schema_input_type=PositiveInt | WorkerSettings),
+    BeforeValidator(
+        lambda value: {"count": value} if isinstance(value, int | str) and not isinstance(value, bool) else value,
+        json_schema_input_type=PositiveInt | WorkerSettings,
+    ),
     Field(description="a number or a mapping"),
 ]
 """Workers as recipes write them: how many, or the mapping."""

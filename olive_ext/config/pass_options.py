@@ -7,14 +7,13 @@ What they know is read from their source. Nothing is imported: importing Olive t
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, meant
 
 
 class _Source(NamedTuple):
@@ -90,8 +89,8 @@ def unlike(options: Iterable[Any], known: Collection[str], where: str, who: str)
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     """Asks for a name with another beginning, which releases change, else for the nearest one."""
-    near = sorted(one for one in known if one.endswith(f"_{name}")) or difflib.get_close_matches(name, list(known), n=1)
-    return "did you mean {}?".format(" or ".join(f"'{one}'" for one in near)) if near else ""
+    longer = sorted(one for one in known if one.endswith(f"_{name}"))
+    return f"did you mean {' or '.join(map(repr, longer))}?" if longer else meant(name, known)
 
 
 def _who(source: _Source) -> str:

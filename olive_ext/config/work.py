@@ -177,13 +177,12 @@ class ReferenceConfig(ModelConfig):
         return self.path == INPUT_MODEL
 
 
-def _from_text(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
 Reference = Annotated[
     ReferenceConfig,
-    BeforeValidator(_from_text, json_schema_input_type=str | ReferenceConfig),
+    BeforeValidator(
+        lambda value: {"path": value} if isinstance(value, str) else value,
+        json_schema_input_type=str | ReferenceConfig,
+    ),
     Field(description="a path or a mapping"),
 ]
 """A reference as recipes write it: a path, or the mapping."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,6 @@ from olive_ext.engine.requests import (
     Hypothesis,
     KeyedRequest,
     KeyedResult,
-    Lost,
     Request,
     Result,
     integers,
@@ -65,32 +65,13 @@ def in_chunks(
     the executor asks for more.
 
     What the journal knows is left out of its chunk. Equal requests of a slice are computed once, with a journal those
-    of all slices."""
-    chunks = _Chunks(executor.num_slots, journal)
-    for number, results in executor.run_chunks(chunks.read(slices)):
-        yield from chunks.complete(number, results)
+    of all slices. What is computed in which chunk follows from slices and journal, not from progress."""
+    numbers, under_way = itertools.count(), dict[int, tuple[list[KeyedResult], dict[bytes, list[Hashable]]]]()
+    """Of each chunk the results that the journal has, and by a request's digest the keys that its result answers."""
 
+    asked: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
 
-@dataclass(frozen=True)
-class _Chunk:
-    known: list[KeyedResult]
-    """Results that the journal has."""
-
-    keys: dict[bytes, list[Hashable]]
-    """The keys that each computed request's result answers, by the request's digest."""
-
-
-class _Chunks:
-    """The chunks under way; what is computed in which chunk follows from slices and journal, not from progress."""
-
-    def __init__(self, num_slots: int, journal: Journal | None) -> None:
-        self._num_slots = num_slots
-        self._journal = journal
-        self._num_read = 0
-        self._chunks: dict[int, _Chunk] = {}
-        self._asked: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
-
-    def read(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[list[Request]]:
+    def read() -> Iterator[list[Request]]:
         for items in slices:
             keys: dict[bytes, list[Hashable]] = {}
             distinct: dict[bytes, Request] = {}
@@ -98,45 +79,43 @@ class _Chunks:
                 digest = answer_key(request)
                 keys.setdefault(digest, []).append(key)
                 distinct.setdefault(digest, request)
-            digests, requests = list(distinct), list(distinct.values())
-            for places in cut(requests, self._num_slots):
-                chunk = _Chunk([], {})
-                missing = [at for at in places if self._is_missing(digests[at], requests[at], keys[digests[at]], chunk)]
-                if missing or chunk.known:
-                    self._chunks[self._num_read] = chunk
-                    self._num_read += 1
-                    yield [requests[at] for at in missing]
+            digests = list(distinct)
+            for places in cut(list(distinct.values()), executor.num_slots):
+                known: list[KeyedResult] = []
+                missing: dict[bytes, list[Hashable]] = {}
+                for digest in (digests[at] for at in places):
+                    if digest in asked:  # on its way for an earlier slice, which answers these keys then
+                        asked[digest] += keys[digest]
+                    elif journal is not None and digest in journal:
+                        result = _known(journal, digest, distinct[digest])
+                        known += [(key, result) for key in keys[digest]]
+                    else:
+                        missing[digest] = keys[digest]
+                        asked.update({} if journal is None else {digest: keys[digest]})
+                if missing or known:
+                    under_way[next(numbers)] = known, missing
+                    yield [distinct[digest] for digest in missing]
 
-    def complete(self, number: int, results: Sequence[Result | Lost]) -> Iterator[KeyedResult]:
-        chunk = self._chunks.pop(number)
-        computed = dict(zip(chunk.keys, results, strict=True))
-        if self._journal is not None:  # what a broken model said is asked again, and counted again
+    for number, results in executor.run_chunks(read()):
+        known, missing = under_way.pop(number)
+        computed = dict(zip(missing, results, strict=True))
+        if journal is not None:  # what a broken model said is asked again, and counted again
             sound = {at: one for at, one in computed.items() if isinstance(one, Result) and one.is_finite}
-            self._journal.add({digest: written(result) for digest, result in sound.items()})
-        yield from chunk.known
+            journal.add({digest: written(result) for digest, result in sound.items()})
+        yield from known
         for digest, result in computed.items():
-            self._asked.pop(digest, None)
-            yield from ((key, result) for key in chunk.keys[digest])
+            asked.pop(digest, None)
+            yield from ((key, result) for key in missing[digest])
 
-    def _is_missing(self, digest: bytes, request: Request, keys: list[Hashable], chunk: _Chunk) -> bool:
-        """Notes in `chunk` whom the result of `request` answers, which is to be computed or known; or it is on its way
-        for an earlier slice, and answers them then."""
-        if digest in self._asked:
-            self._asked[digest] += keys
-        elif self._journal is not None and digest in self._journal:
-            try:
-                result = read_result(self._journal[digest], request)
-            except RecordsError:
-                raise
-            except (ValueError, TypeError) as error:
-                raise self._journal.foreign(f"the answer {digest.hex()}", one_line(error)) from error
-            chunk.known.extend((key, result) for key in keys)
-        else:
-            chunk.keys[digest] = keys
-            if self._journal is not None:
-                self._asked[digest] = keys
-            return True
-        return False
+
+def _known(journal: Journal, digest: bytes, request: Request) -> Result:
+    """The journal's result of the request. Raises `RecordsError` where what it holds is none."""
+    try:
+        return read_result(journal[digest], request)
+    except RecordsError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise journal.foreign(f"the answer {digest.hex()}", one_line(error)) from error
 
 
 def journal_of(session: OpenModel, stem: str | Path, facts: Mapping[str, Any], *, resume: bool) -> Journal:

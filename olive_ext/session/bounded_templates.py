@@ -1,5 +1,5 @@
-"""Jinja's sandbox with limits of size: a template of a few letters can ask for more memory than there is. Knows what no
-template says."""
+"""Jinja's sandbox with limits of size: a template of a few letters can ask for more memory than there is; and how an
+attribute of another library is replaced for a while. Knows no template."""
 
 from __future__ import annotations
 
@@ -65,8 +65,20 @@ def bounded_chat_templates() -> Iterator[None]:
     if own is not ImmutableSandboxedEnvironment:
         yield
         return
-    module.ImmutableSandboxedEnvironment = _BoundedChat
+    with replaced(module, "ImmutableSandboxedEnvironment", _BoundedChat):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of a module, a class or an object has another value in the block; what was inherited is so again
+    after it."""
+    own, is_own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        module.ImmutableSandboxedEnvironment = own
+        if is_own:
+            setattr(owner, name, own)
+        else:
+            delattr(owner, name)

@@ -65,29 +65,16 @@ SessionOutput: TypeAlias = GenerationOutput | ScoringOutput | RollingOutput
 class OpenModel(Protocol):
     """What conversions and the journal of answers read of a session."""
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's texts."""
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end every generation."""
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int]
+    encoding: Encoding | None
+    media: MediaText | None
+    model: ResolvedModel | None
+    """The opened model, where it was resolved."""
 
     @property
     def max_length(self) -> int:
         """Tokens that the model sees at once at most."""
-
-    @property
-    def encoding(self) -> Encoding | None:
-        """How an encoder-decoder's sources are encoded."""
-
-    @property
-    def media(self) -> MediaText | None:
-        """How pictures and sounds stand in texts."""
-
-    @property
-    def model(self) -> ResolvedModel | None:
-        """The opened model, where it was resolved."""
 
     @property
     def reference(self) -> OpenModel | None:

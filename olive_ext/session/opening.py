@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ContradictionError
+from olive_ext.errors import ContradictionError, meant
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.records import Records
@@ -64,9 +63,8 @@ def _settings(model: str | Path | ModelSettings, named: Mapping[str, Any]) -> Mo
     """The settings of opening `model`, a path, with those that were `named`; or `model` itself."""
     known = ModelSettings.model_fields.keys() - {"model"}
     if unknown := sorted(named.keys() - known):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f": did you mean '{near[0]}'?" if near else ""
-        raise TypeError(f"open() got an unexpected keyword argument '{unknown[0]}'{hint}")
+        problem = f"open() got an unexpected keyword argument '{unknown[0]}'"
+        raise TypeError(": ".join(filter(None, [problem, meant(unknown[0], known)])))
     if not isinstance(model, ModelSettings):
         return ModelSettings.of({"model": model, **named})
     if named:

@@ -65,7 +65,12 @@ class MediaText:
             return tokens, ()
         self.refuse_placeholders(token for token in tokens if token not in markers)
         for token, modality in markers.items():
-            self._check_count(tokens.count(token), len(given[modality]), modality)
+            if (num_markers := tokens.count(token)) != len(given[modality]):
+                kind = WORDS[modality].kind
+                raise MediaError(
+                    f"the request gives {counted(len(given[modality]), kind)}, and its prompt has {num_markers} of the "
+                    f"marker '{self.marker_text(modality)}': give one for each {kind}"
+                )
         waiting = {modality: iter(items) for modality, items in given.items()}
         placed: list[int] = []
         runs: list[MediaRun] = []
@@ -93,12 +98,6 @@ class MediaText:
                 f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "
                 f"place this model reads a {WORDS[self.placeholders[token]].kind}: it cannot be read as text"
             )
-
-    def _check_count(self, num_markers: int, given: int, modality: Modality) -> None:
-        if num_markers != given:
-            kind = WORDS[modality].kind
-            complaint = f"the request gives {counted(given, kind)}, and its prompt has {num_markers} of the marker"
-            raise MediaError(f"{complaint} '{self.marker_text(modality)}': give one for each {kind}")
 
 
 def read_markers(processor: MediaProcessor, files: ModelFiles, tokenizer: Tokenizer, limit: ItemLimit) -> MediaText:

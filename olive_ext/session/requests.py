@@ -6,7 +6,6 @@ tokenised again. Knows no tokenizer.
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from typing_extensions import TypeIs
 
 from olive_ext.engine.requests import Beams, FinishReason
-from olive_ext.errors import ConfigError, ContradictionError, MissingError, shown
+from olive_ext.errors import ConfigError, ContradictionError, MissingError, meant, shown
 from olive_ext.stats.compared_fields import Compared
 
 _Value = TypeVar("_Value")
@@ -364,8 +363,7 @@ def is_one(requests: object) -> TypeIs[ToGenerate]:
 def refuse_unknown_settings(settings: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a setting that is no field of a `GenerationRequest`."""
     if unknown := [name for name in settings if name not in _SETTINGS]:
-        near = difflib.get_close_matches(unknown[0], _SETTINGS, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(_SETTINGS)}"
+        hint = meant(unknown[0], _SETTINGS) or f"known: {', '.join(_SETTINGS)}"
         raise ConfigError(f"generate: unknown setting '{unknown[0]}': {hint}", unknown[0], code="unknown_key")
 
 

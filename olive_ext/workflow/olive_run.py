@@ -100,14 +100,12 @@ def refuse_no_output(engine: Any, output: Any) -> None:
     nodes = [node for node in output.footprint.nodes.values() if node.metrics and node.parent_model_id is not None]
     goals = {name: item for name, item in output.footprint.objective_dict.items() if item.get("goal") is not None}
     if nodes and goals:
-        listed = ", ".join(_with_best(name, item, nodes) for name, item in goals.items())
-        raise RequirementError(f"none of {len(nodes)} candidates of the search meets all goals: {listed}")
-
-
-def _with_best(name: str, objective: Any, nodes: Any) -> str:
-    values = [node.metrics.value[name].value for node in nodes]
-    best, sign = (max(values), ">=") if objective["higher_is_better"] else (min(values), "<=")
-    return f"{name} {sign} {objective['goal']:g} (best {best:g})"
+        near = []
+        for name, item in goals.items():
+            values = [node.metrics.value[name].value for node in nodes]
+            best, sign = (max(values), ">=") if item["higher_is_better"] else (min(values), "<=")
+            near.append(f"{name} {sign} {item['goal']:g} (best {best:g})")
+        raise RequirementError(f"none of {len(nodes)} candidates of the search meets all goals: {', '.join(near)}")
 
 
 def cli_run(argv: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ full forward pass for every question."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import Counters, FinishReason, KeyedRequest, KeyedResult, Lost, Request, Result
+from olive_ext.engine.requests import Counters, Request, Result
 from olive_ext.session import Session
+from tests.session.fake_engine import FakeEngine
 from tests.session.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
 
 MAX_LENGTH = 48
@@ -39,49 +40,25 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-class ForwardEngine:
+class ForwardEngine(FakeEngine):
     """Knows no cache and no batch. After `fails_after` results it raises `error`."""
 
-    at_work = ""
-
     def __init__(self, context_length: int = MAX_LENGTH) -> None:
-        self.context_length = context_length
-        self.num_slots = 1
+        super().__init__(context_length, slots=1)
         self.counters = Counters()
-        self.requests: list[Request] = []
         self.fails_after: int | None = None
         self.error: BaseException = KeyboardInterrupt()
-        self.num_closed = 0
         self.script: Callable[[Request], Sequence[int]] | None = None
-
-    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
-        for items in slices:
-            for key, request in reversed(items):
-                if self.fails_after is not None and len(self.requests) >= self.fails_after:
-                    raise self.error
-                self.requests.append(request)
-                yield key, self._answer(request)
-
-    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
-        for number, requests in enumerate(chunks):
-            answers = dict(self.run_slices([list(enumerate(requests))]))
-            yield number, [answers[place] for place in range(len(requests))]
-
-    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.num_closed += 1
 
     def describe(self) -> dict[str, Any]:
         return {"providers": ["CPUExecutionProvider"], "num_slots": 1}
 
     def _answer(self, request: Request) -> Result:
+        if self.fails_after is not None and len(self.requests) >= self.fails_after:
+            raise self.error
         tokens = request.tokens
         assert len(tokens) - (request.generation is None) <= self.context_length
+        self.requests.append(request)
         self.counters.tokens_fed += len(tokens)
         if request.generation is not None:
             return self._generate(request)
@@ -90,26 +67,17 @@ class ForwardEngine:
         picked = logprobs.gather(1, targets[:, None])[:, 0]
         return Result(tuple(picked.tolist()), tuple((logprobs.argmax(1) == targets).tolist()))
 
-    def _generate(self, request: Request) -> Result:
-        wanted = request.generation
-        assert wanted is not None
-        script = list(self.script(request)) if self.script is not None else None
-        made: list[int] = []
-        while len(made) < wanted.max_new_tokens:
-            if script is not None:
-                token = script.pop(0) if script else EOS
-            elif wanted.sampling.is_greedy:
-                token = int(_logprobs((*request.tokens, *made))[-1].argmax())
+    def _said(self, request: Request, tokens: Sequence[int]) -> Iterator[int]:
+        if self.script is not None:
+            yield from (*self.script(request), EOS)
+        sampling = request.generation.sampling  # type: ignore[union-attr]
+        while True:
+            row = _logprobs((*request.tokens, *tokens))[-1]
+            if sampling.is_greedy:
+                yield int(row.argmax())
             else:
-                generator = torch.Generator().manual_seed(wanted.sampling.seed + len(made))
-                row = _logprobs((*request.tokens, *made))[-1] / wanted.sampling.temperature
-                token = int(torch.multinomial(row.softmax(0), 1, generator=generator))
-            if token in wanted.stop_ids:
-                return Result(tokens=tuple(made), finish_reason=FinishReason.STOP_ID, stop_id=token)
-            made.append(token)
-            if wanted.is_finished is not None and wanted.is_finished(made):
-                return Result(tokens=tuple(made), finish_reason=FinishReason.STOPPED)
-        return Result(tokens=tuple(made), finish_reason=FinishReason.LENGTH)
+                generator = torch.Generator().manual_seed(sampling.seed + len(tokens))
+                yield int(torch.multinomial((row / sampling.temperature).softmax(0), 1, generator=generator))
 
 
 def _logprobs(tokens: Sequence[int]) -> torch.Tensor:

@@ -37,7 +37,7 @@ class FakeEngine:
     ) -> None:
         self.context_length = context_length
         self.num_slots = slots
-        self.counters = FakeCounters()
+        self.counters: Any = FakeCounters()
         self.requests: list[Request] = []
         self.num_closed = self.num_resets = self.num_released = self.num_open_iterators = 0
         self._answers = dict(answers or {})
@@ -87,7 +87,7 @@ class FakeEngine:
         generation = request.generation
         assert generation is not None
         tokens: list[int] = []
-        for token in self._answers.get(request.tokens, request.tokens):
+        for token in self._said(request, tokens):
             if token in generation.stop_ids:
                 return Result(tokens=tuple(tokens), finish_reason=FinishReason.STOP_ID, stop_id=token)
             tokens.append(token)
@@ -96,3 +96,7 @@ class FakeEngine:
             if len(tokens) == generation.max_new_tokens:
                 break
         return Result(tokens=tuple(tokens), finish_reason=FinishReason.LENGTH)
+
+    def _said(self, request: Request, tokens: Sequence[int]) -> Iterable[int]:
+        """What the model goes on to say behind the `tokens` that it has said."""
+        return self._answers.get(request.tokens, request.tokens)

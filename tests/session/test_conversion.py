@@ -1,4 +1,4 @@
-"""Windows equal lm-eval's, score each target once, and prompts are cut as HFLM cuts them."""
+"""Windows equal lm-eval's, and score each target once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from olive_ext.engine.requests import Request
-from olive_ext.errors import ConfigError
-from olive_ext.session.conversion import fit_prompt, target_windows
-from tests.refusals import refused
+from olive_ext.session.conversion import target_windows
 
 TOKENS = st.lists(st.integers(0, 9), max_size=60)
 CONTEXT = st.lists(st.integers(10, 19), min_size=1, max_size=40)
@@ -35,22 +33,3 @@ def test_target_windows_scores_each_target_once_behind_its_own_past(
         assert 0 < window.num_targets < len(window.tokens) <= max_length + 1
         assert window.tokens == tuple(whole[end - len(window.tokens) : end])
     assert end == len(whole)
-
-
-@given(context=CONTEXT, target=st.lists(st.integers(0, 9), min_size=1, max_size=20), max_length=MAX_LENGTH)
-def test_target_windows_is_hflm_truncation_when_the_target_fits(
-    context: list[int], target: list[int], max_length: int
-) -> None:
-    if len(target) <= max_length:
-        expected = Request(tuple((context + target)[-(max_length + 1) :]), len(target))
-        assert target_windows(context, target, max_length) == (expected,)
-
-
-def test_fit_prompt_keeps_the_end_when_the_prompt_is_too_long() -> None:
-    assert fit_prompt(range(10), 4, 10) == (4, 5, 6, 7, 8, 9)
-    assert fit_prompt(range(3), 4, 10) == (0, 1, 2)
-
-
-def test_fit_prompt_names_the_setting_when_no_room_is_left() -> None:
-    with refused(ConfigError, "wrong_value", "max_new_tokens", 10):
-        fit_prompt([1], 10, 10)

@@ -258,10 +258,10 @@ def test_closing_closes_both_and_wrong_arguments_are_named(tmp_path: Path) -> No
 
 
 def test_a_reference_is_run_as_the_model_is_where_it_does_not_say_otherwise() -> None:
-    own = ModelSettings.of(
-        {"model": "a", "execution_provider": "cpu", "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}}
-    )
+    provider = {"execution_provider": "cpu", "provider_options": {"a": "1"}}
+    own = ModelSettings.of({"model": "a", **provider, "max_length": 9, "engine": {"num_threads": 2, "num_slots": 3}})
     taken = own.of_reference("b")
+    assert taken.provider_options == {"a": "1"}
     assert not taken.trust_remote_code
     assert own.model_copy(update={"trust_remote_code": True}).of_reference("b").trust_remote_code
     assert (taken.model, taken.kind, taken.execution_provider, taken.max_length) == ("b", "auto", "cpu", 9)

@@ -7,26 +7,21 @@ from typing import Any
 
 import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
-from olive.evaluator.metric_result import MetricResult
+from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, EvaluationSettings, WorkflowSettings
+from olive_ext.config import Bound, WorkflowSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
 from olive_ext.run.bounds import check_declared, with_measurements
-from olive_ext.workflow.metric_results import broken_in, declared_pairs, to_metric_result
+from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
 from tests.refusals import refused
-from tests.workflow.recipes import ACC, NORM, PERPLEXITY, REPORT
+from tests.workflow.recipes import ACC, NORM, REPORT
 
 
 def declared(name: str, sub_type: str, type_name: str = "accuracy", **more: Any) -> Any:
     return DeclaredMetric(name=name, type=type_name, sub_types=[{"name": sub_type, "priority": 1, **more}])
-
-
-def value(metric: Any, report: Report = REPORT) -> float:
-    name, sub_type = metric.name, metric.sub_types[0].name
-    return to_metric_result(report, [metric]).get_value(name, sub_type)
 
 
 def test_every_metric_has_a_key_with_the_filter_only_where_a_task_has_several() -> None:
@@ -83,35 +78,37 @@ def test_olives_own_split_finds_metric_and_filter() -> None:
     }
 
 
+LESS = {"higher_is_better": False}
+SPEED = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
+DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)
+COMPARED = Report(metrics=(ACC, replace(DISTANCE, task="tiny_choice", value=0.5), DISTANCE))
+
+
 @pytest.mark.parametrize(
-    ("name", "sub_type", "more", "expected"),
+    ("metric", "report", "expected"),
     [
-        ("tiny_choice", "accuracy_score", {}, 0.5),
-        ("tiny_choice/acc_norm", "accuracy_score", {}, 0.25),
-        ("tiny_rolling", "perplexity", {"higher_is_better": False}, 12.0),
-        ("tiny_generate/exact_match,loose", "accuracy_score", {}, 0.75),
-        ("tiny_generate/exact_match,strict-match", "exact_match", {}, 0.125),
+        (declared("tiny_choice", "accuracy_score"), REPORT, 0.5),
+        (declared("tiny_choice/acc_norm", "accuracy_score"), REPORT, 0.25),
+        (declared("tiny_rolling", "perplexity", **LESS), REPORT, 12.0),
+        (declared("tiny_generate/exact_match,loose", "accuracy_score"), REPORT, 0.75),
+        (declared("tiny_generate/exact_match,strict-match", "exact_match"), REPORT, 0.125),
+        (declared("tiny_choice", "accuracy_score"), Report(metrics=(NORM,)), 0.25),  # the only one of its task
+        (declared("size", "bytes", "size_on_disk"), REPORT, 1024),
+        (declared("speed", "avg", "throughput"), Report(metrics=(ACC, SPEED)), 1234.5),
+        (declared("kl_mean", "accuracy_score", **LESS), COMPARED, 0.125),
+        (declared("all/kl_mean", "accuracy_score", **LESS), COMPARED, 0.125),
+        (declared("tiny_choice/kl_mean", "accuracy_score", **LESS), COMPARED, 0.5),
+        # the reference itself, whose numbers Olive asks for where a goal is relative to them
+        (declared("all/kl_mean", "accuracy_score", **LESS), REPORT, 0),
+        (declared("all/top1_agreement", "accuracy_score"), REPORT, 1),
     ],
 )
-def test_declared_metric_gets_the_value_it_stands_for(
-    name: str, sub_type: str, more: dict[str, Any], expected: float
+def test_declared_metric_gets_the_value_it_stands_for_and_keeps_its_priority(
+    metric: Any, report: Report, expected: float
 ) -> None:
-    assert value(declared(name, sub_type, **more)) == expected
-
-
-def test_declared_metric_keeps_its_priority() -> None:
-    assert (
-        to_metric_result(REPORT, [declared("tiny_choice", "accuracy_score")])["tiny_choice-accuracy_score"].priority
-        == 1
-    )
-
-
-def test_accuracy_score_takes_the_only_metric_of_a_task() -> None:
-    assert value(declared("tiny_choice", "accuracy_score"), Report(metrics=(NORM,))) == 0.25
-
-
-def test_size_is_declared_under_any_name() -> None:
-    assert value(declared("size", "bytes", "size_on_disk")) == 1024
+    result, name, sub_type = to_metric_result(report, [metric]), metric.name, metric.sub_types[0].name
+    assert result.get_value(name, sub_type) == expected
+    assert result[joint_metric_key(name, text_of(sub_type))].priority == 1
 
 
 @pytest.mark.parametrize(
@@ -124,11 +121,12 @@ def test_size_is_declared_under_any_name() -> None:
         (declared("tiny_generate", "exact_match"), "exact_match,strict-match, tiny_generate/exact_match,loose"),
         (declared("tiny_rolling", "perplexity"), "of tiny_rolling/word_perplexity lower values are better"),
         (declared("tiny_choice", "accuracy_score", higher_is_better=False), "higher values are better"),
+        (declared("all/kl_mean", "accuracy_score"), "of all/kl_mean lower values are better"),
     ],
 )
 def test_declared_metric_that_cannot_be_answered_is_refused_with_what_there_is(metric: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        to_metric_result(REPORT, [metric])
+        to_metric_result(COMPARED if "all/" in metric.name else REPORT, [metric])
 
 
 def test_metric_of_a_type_without_an_answer_is_refused() -> None:
@@ -136,56 +134,23 @@ def test_metric_of_a_type_without_an_answer_is_refused() -> None:
         check_declared(declared_pairs([declared("m", "avg", "latency")]), "evaluators.e")
 
 
-def test_declared_size_asks_for_the_size() -> None:
-    settings = EvaluationSettings.parse({"tasks": ["a"]})
-    wanted = with_measurements(settings, declared_pairs([declared("size", "bytes", "size_on_disk")]))
-    assert wanted.tasks == ["a", "size_on_disk"]
-    assert with_measurements(settings, declared_pairs([declared("a", "accuracy_score")])) is settings
-    assert to_metric_result(Report(metrics=(ACC, PERPLEXITY))).keys() == {
-        "tiny_choice-acc",
-        "tiny_choice-acc_stderr",
-        "tiny_rolling-word_perplexity",
-    }
-
-
-def test_declared_throughput_is_tokens_per_second() -> None:
-    speed = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
-    assert value(declared("speed", "avg", "throughput"), Report(metrics=(ACC, speed))) == 1234.5
-    settings = EvaluationSettings.parse({"tasks": ["a"]})
-    assert with_measurements(settings, declared_pairs([declared("s", "avg", "throughput")])).tasks == [
-        "a",
-        "tokens_per_second",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("bound", "tasks"),
+    ("metrics", "bounds", "asked"),
     [
-        ({"metric": "peak_memory", "max": 1}, ["a", "peak_memory"]),
-        ({"metric": "bytes", "task": "size_on_disk", "max": 1}, ["a", "size_on_disk"]),
-        ({"metric": "requests_per_second", "min": 1}, ["a", "tokens_per_second"]),
-        ({"metric": "acc", "min": 1}, ["a"]),
+        ([declared("a", "accuracy_score")], [], []),
+        ([declared("size", "bytes", "size_on_disk")], [], ["size_on_disk"]),
+        ([declared("s", "avg", "throughput")], [], ["tokens_per_second"]),
+        ([], [{"metric": "peak_memory", "max": 1}], ["peak_memory"]),
+        ([], [{"metric": "bytes", "task": "size_on_disk", "max": 1}], ["size_on_disk"]),
+        ([], [{"metric": "requests_per_second", "min": 1}], ["tokens_per_second"]),
+        ([], [{"metric": "acc", "min": 1}], []),
     ],
 )
-def test_bound_on_a_cost_asks_for_it(bound: dict[str, Any], tasks: list[str]) -> None:
-    assert with_measurements(WorkflowSettings.parse({"tasks": ["a"], "require": [bound]})).tasks == tasks
-
-
-DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)
-
-
-def test_metrics_of_a_comparison_are_declared_by_their_name() -> None:
-    report = Report(metrics=(ACC, replace(DISTANCE, task="tiny_choice", value=0.5), DISTANCE))
-    for name, expected in (("kl_mean", 0.125), ("all/kl_mean", 0.125), ("tiny_choice/kl_mean", 0.5)):
-        assert value(declared(name, "accuracy_score", higher_is_better=False), report) == expected
-    with refused(ConfigError, "contradiction", holds="all/kl_mean"):
-        value(declared("all/kl_mean", "accuracy_score"), report)
-
-
-def test_reference_itself_is_at_no_distance() -> None:
-    """Olive asks for the input model's numbers, where a goal is relative to them."""
-    assert value(declared("all/kl_mean", "accuracy_score", higher_is_better=False), REPORT) == 0
-    assert value(declared("all/top1_agreement", "accuracy_score"), REPORT) == 1
+def test_declared_or_bounded_cost_is_asked_for(metrics: list[Any], bounds: list[Any], asked: list[str]) -> None:
+    settings = WorkflowSettings.parse({"tasks": ["a"], "require": bounds})
+    wanted = with_measurements(settings, declared_pairs(metrics))
+    assert wanted.tasks == ["a", *asked]
+    assert (wanted is settings) == (not asked)
 
 
 def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_claim() -> None:

@@ -22,6 +22,7 @@ from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
 from olive_ext.workflow.preflight import refuse
 from olive_ext.workflow.registration import hook_engine, mend_conversion, parse_recipe
+from tests.check.test_recipe import MISTAKES, with_value
 from tests.exports import genai_export
 from tests.refusals import refused
 from tests.workflow.recipes import REPORT, saved
@@ -43,56 +44,59 @@ class Output:
         return self._metrics
 
 
+class FakeEngine:
+    """The methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
+
+    target_config = Target()
+    olive_config = OlivePackageConfig.load_default_config()
+    input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
+    search_strategy = None
+
+    def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
+        self.evaluator_config, self.error = evaluator, error
+        self.cache: dict[str, Any] = {}
+        self.num_evaluations = 0
+
+    def initialize(self) -> None:
+        for metric in self.evaluator_config.metrics:
+            metric.name = str(Path(metric.name).resolve())
+
+    def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+        self.initialize()
+        try:
+            signal = self._evaluate_model(input_model_config, "id", self.evaluator_config, None)
+        except OliveExtError:
+            signal = None
+        return Output(False, signal)
+
+    def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+        signal = self._load_evaluation(model_id)
+        if signal is None:
+            if self.error is not None:
+                raise self.error
+            self.num_evaluations += 1
+            signal = self.num_evaluations
+            self._cache_evaluation(model_id, signal)
+        return signal
+
+    def _load_evaluation(self, model_id: str) -> Any:
+        return self.cache.get(model_id)
+
+    def _cache_evaluation(self, model_id: str, signal: Any) -> None:
+        self.cache[model_id] = signal
+
+    def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
+        raise NotImplementedError
+
+    def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float]:
+        return {}
+
+
 def new_engine() -> Any:
-    """A class with the methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
-
-    class FakeEngine:
-        target_config = Target()
-        olive_config = OlivePackageConfig.load_default_config()
-        input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
-        search_strategy = None
-
-        def __init__(self, evaluator: Any = None, error: Exception | None = None) -> None:
-            self.evaluator_config, self.error = evaluator, error
-            self.cache: dict[str, Any] = {}
-            self.num_evaluations = 0
-
-        def initialize(self) -> None:
-            for metric in self.evaluator_config.metrics:
-                metric.name = str(Path(metric.name).resolve())
-
-        def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
-            self.initialize()
-            try:
-                signal = self._evaluate_model(input_model_config, "id", self.evaluator_config, None)
-            except OliveExtError:
-                signal = None
-            return Output(False, signal)
-
-        def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
-            signal = self._load_evaluation(model_id)
-            if signal is None:
-                if self.error is not None:
-                    raise self.error
-                self.num_evaluations += 1
-                signal = self.num_evaluations
-                self._cache_evaluation(model_id, signal)
-            return signal
-
-        def _load_evaluation(self, model_id: str) -> Any:
-            return self.cache.get(model_id)
-
-        def _cache_evaluation(self, model_id: str, signal: Any) -> None:
-            self.cache[model_id] = signal
-
-        def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
-            raise NotImplementedError
-
-        def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> dict[str, float]:
-            return {}
-
-    hook_engine(FakeEngine)
-    return FakeEngine
+    """A class of its own, since hooks stay."""
+    kind: Any = type("Engine", (), dict(vars(FakeEngine)))
+    hook_engine(kind)
+    return kind
 
 
 def ours(**settings: Any) -> Any:
@@ -255,50 +259,18 @@ def test_pass_that_is_in_no_table_of_the_run_is_refused(model: ModelConfig) -> N
         engine().run(model)
 
 
-OURS = {"type": EVALUATOR_TYPE, "tasks": ["arc_easy"]}
-SCORE = {"name": "u", "type": "accuracy", "sub_types": [{"name": "accuracy_score"}]}
-TIME = {"name": "time", "type": "latency", "sub_types": [{"name": "avg"}]}
-BUILDER = {"type": "ModelBuilder", "extra_options": {"int4_algo_config": "rtn", "algo_config": "k_quant"}}
-LOSS_MAP = {"type": "OrtLossMap", "tasks": ["arc_easy"], "reference": "input_model"}
-
-
 @pytest.mark.parametrize(
-    ("evaluator", "passes", "code", "field"),
-    [
-        ({"tasks": ["arc_esy_"]}, {}, "unknown_name", "evaluators.e.tasks"),
-        ({"tasks": ["no.yaml"]}, {}, "not_found", "evaluators.e.tasks"),
-        ({"limit": "x"}, {}, "wrong_value", "evaluators.e.limit"),
-        ({"limts": 1}, {}, "unknown_key", "evaluators.e.limts"),
-        ({"reference": "no/such/model"}, {}, "not_found", "evaluators.e.reference"),
-        ({"require": [{"metric": "kl_mean", "max": 1}]}, {}, "missing", "evaluators.e.require"),
-        ({"require": [{"metric": "ac_", "max": 1}]}, {}, "unknown_name", "evaluators.e.require"),
-        ({"require": [{"metric": "acc", "task": "u", "max": 1}]}, {}, "unknown_name", "evaluators.e.require"),
-        ({"metrics": [SCORE]}, {}, "unknown_name", "evaluators.e.metrics"),
-        ({"metrics": [TIME]}, {}, "wrong_value", "evaluators.e.metrics"),
-        ({"model_class": "ort", "model_args": {"ep": "cpu"}}, {}, "contradiction", "evaluators.e.model_args"),
-        ({}, {"q": {"type": "OnnxKQuantQuantizaton"}}, "unknown_name", "passes.q.type"),
-        ({}, {"q": {"type": "OnnxKQuantQuantization", "bits_": 4}}, "unknown_key", "passes.q.bits_"),
-        ({}, {"m": {"type": "OrtLMEvaluatoin"}}, "unknown_name", "passes.m.type"),
-        ({}, {"q": BUILDER}, "unknown_key", "passes.q.extra_options.algo_config"),
-        ({}, {"m": LOSS_MAP}, "unsupported", "passes.m"),
-    ],
+    ("path", "value", "code"),
+    [row[:3] for row in MISTAKES if not row[0].endswith(("ours.type", "user_script"))],  # Olive refuses these itself
 )
-def test_check_and_olives_engine_tell_the_same_mistake(
-    tmp_path: Path, model: ModelConfig, evaluator: dict[str, Any], passes: dict[str, Any], code: str, field: str
-) -> None:
-    written = {
-        "input_model": {"type": "HfModel", "model_path": str(tmp_path)},
-        "evaluators": {"e": {**OURS, **evaluator}},
-        "evaluator": "e",
-        "passes": passes,
-    }
-    (known,) = check_recipe(saved(tmp_path, written)).errors
-    assert (known.code, known.field) == (code, field), known
+def test_check_and_olives_engine_tell_the_same_mistake(tmp_path: Path, path: str, value: Any, code: str) -> None:
+    recipe = with_value(path, value)
+    (known,) = check_recipe(saved(tmp_path, recipe)).errors
     kind = new_engine()
-    kind.input_passes_configs = {name: [RunPassConfig(**keys)] for name, keys in passes.items()}
-    engine = kind(OliveEvaluatorConfig(name="e", **written["evaluators"]["e"]))
-    with refused(OliveExtError, code, field) as raised:
-        engine.run(model)
+    kind.input_passes_configs = {name: [RunPassConfig(**keys)] for name, keys in recipe["passes"].items()}
+    engine = kind(OliveEvaluatorConfig(name="ours", **recipe["evaluators"]["ours"]))
+    with refused(OliveExtError, code, known.field) as raised:
+        engine.run(ModelConfig(type="HfModel", config={"model_path": recipe["input_model"]["model_path"]}))
     assert str(raised.value).lower() == str(known).lower()  # Olive's types of passes are in lower case
     assert engine.num_evaluations == 0
 
@@ -355,45 +327,28 @@ def test_run_without_our_types_is_left_alone() -> None:
     assert engine.num_evaluations == 1
 
 
-class Evaluated:
-    """Methods of Olive's engine that evaluate the input model and then one output model; the numbers are known."""
-
-    target_config = Target()
-    olive_config = OlivePackageConfig.load_default_config()
-    search_strategy = None
-
-    def __init__(self, evaluator: Any, *, has_passes: bool = True) -> None:
-        self.evaluator_config = evaluator
-        self.input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization")]} if has_passes else {}
-        self.seen: list[str] = []
-
-    def initialize(self) -> None: ...
-
-    def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
-        made = ModelConfig(type=input_model_config.type, config=dict(input_model_config.config))
-        for name, model in {"input": input_model_config, "output": made}.items():
-            self._evaluate_model(model, name, self.evaluator_config, None)
-            self.seen.append(name)
-        return Output(True, 1)
-
-    def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
-        return to_metric_result(REPORT)
-
-    def _load_evaluation(self, model_id: str) -> Any: ...
-
-    def _cache_evaluation(self, model_id: str, signal: Any) -> None: ...
-
-    def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any: ...
-
-    def resolve_goals(self, model_config: Any, model_id: str, metrics: Any, spec: Any) -> Any: ...
-
-
 def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = True) -> Any:
-    kind: Any = type("FakeEngine", (), dict(vars(Evaluated)))
-    hook_engine(kind)
-    engine = kind(evaluator, has_passes=has_passes)
-    engine.search_strategy = "any" if is_search else None
-    return engine
+    """An engine that evaluates the input model and then one output model; the numbers are known."""
+
+    class Engine(FakeEngine):
+        input_passes_configs = {"q": [RunPassConfig(type="OnnxKQuantQuantization")]} if has_passes else {}
+        search_strategy = "any" if is_search else None
+        seen: list[str] = []  # noqa: RUF012 - of this engine alone
+
+        def initialize(self) -> None: ...
+
+        def run(self, input_model_config: Any, evaluate_input_model: bool = True) -> Output:
+            made = ModelConfig(type=input_model_config.type, config=dict(input_model_config.config))
+            for name, model in {"input": input_model_config, "output": made}.items():
+                self._evaluate_model(model, name, self.evaluator_config, None)
+                self.seen.append(name)
+            return Output(True, 1)
+
+        def _evaluate_model(self, model_config: Any, model_id: str, evaluator_config: Any, spec: Any) -> Any:
+            return to_metric_result(REPORT)
+
+    hook_engine(Engine)
+    return Engine(evaluator)
 
 
 GROUP = {"group": "g", "task": ["arc_easy"]}

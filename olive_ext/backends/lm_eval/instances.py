@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +19,7 @@ from lm_eval.api.model import TemplateLM
 from olive_ext.backends.lm_eval.generation_settings import GenerationSettings
 from olive_ext.errors import LostRequestsError, OliveExtError, TaskError, named_failures
 from olive_ext.model.providers.devices import trim_host_memory
+from olive_ext.session.bounded_templates import replaced
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -186,19 +187,15 @@ def answered_documents(tasks: Mapping[str, Any], lost: Sequence[LostRequest]) ->
     task and the document."""
     if isinstance(lost, LostRequests):
         lost.is_read = True
-    own = {name: {key: vars(task)[key] for key in _WRAPPED if key in vars(task)} for name, task in tasks.items()}
-    for name, task in tasks.items():
-        _leave_out(name, task, lost)
-    try:
-        yield
-    finally:
+    with ExitStack() as undo:
         for name, task in tasks.items():
-            for key in _WRAPPED:
-                delattr(task, key)
-            vars(task).update(own[name])
+            for key, function in zip(_WRAPPED, _leaving_out(name, task, lost), strict=True):
+                undo.enter_context(replaced(task, key, function))
+        yield
 
 
-def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
+def _leaving_out(name: str, task: Any, lost: Sequence[LostRequest]) -> tuple[Callable[..., Any], ...]:
+    """What takes the place of the task's methods `_WRAPPED`."""
     documents, process, target_of = (getattr(task, key) for key in _WRAPPED)
     at: int | None = None
 
@@ -222,5 +219,4 @@ def _leave_out(name: str, task: Any, lost: Sequence[LostRequest]) -> None:
         with nullcontext() if at is None else named_failures(f"task '{name}', document {at}"):
             return target_of(*args, **options)
 
-    for key, function in zip(_WRAPPED, (numbered, process_answered, target), strict=True):
-        setattr(task, key, function)
+    return numbered, process_answered, target

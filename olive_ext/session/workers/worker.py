@@ -136,13 +136,6 @@ class Watchdog:
         return self._still_s > self._limit_s
 
 
-def error_envelope(error: BaseException) -> Envelope:
-    """An error as an answer: our own by its name, others as a `RunError`."""
-    is_ours = isinstance(error, OliveExtError)
-    name, message = (type(error).__name__, str(error)) if is_ours else ("RunError", one_line(error))
-    return (name, message), None
-
-
 def opened_envelope(envelope: Envelope) -> Any:
     """The content of an answer. Raises the error that it holds in its place."""
     error, content = envelope
@@ -212,8 +205,10 @@ class Respondent:
                 self._served = self._open_served(*arguments)
                 return None, self._served.facts
             return None, self.num_steps() if name == "num_steps" else getattr(self._served, name)(*arguments)
-        except ANY_FAILURE as error:  # raised in the parent, whatever it is
-            return error_envelope(error)
+        except OliveExtError as error:  # raised in the parent, by its name, and others as a `RunError`
+            return (type(error).__name__, str(error)), None
+        except ANY_FAILURE as error:
+            return ("RunError", one_line(error)), None
 
     def num_steps(self) -> int | None:
         """Steps that the model has completed; None before it is open."""
