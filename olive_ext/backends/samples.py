@@ -177,9 +177,9 @@ def _mean_lengths(answers: Sequence[Any]) -> dict[str, float]:
 
 
 def _worth(values: Sequence[float | None], text: _Filtered, right: float) -> Iterator[tuple[str, float]]:
-    """The mean of the answers' values, of those that have one; that of the answer which most of them are, of several
-    the one that was given first (lm-eval's `majority_vote`); and the chance that one of k of them is right: NaN where
-    one is neither right nor wrong."""
+    """`avg@n` is the mean of the values that there are. `maj@n` is the value of the most frequent answer, of several
+    the one that was given first (lm-eval's `majority_vote`). `pass@k` is the chance that one of k answers is right, NaN
+    where one is neither right nor wrong."""
     count = len(values)
     if known := [value for value in values if value is not None]:
         yield f"avg@{count}", math.fsum(known) / len(known)

@@ -24,7 +24,7 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 
 
 def warn_of_network(tasks: Mapping[str, Any]) -> None:
-    """Tells, file by file, which calls in functions of the tasks' Python need the network."""
+    """Warns, file by file, of the calls in functions of the tasks' Python that need the network."""
     owners: dict[str, list[str]] = {}
     for name, task in tasks.items():
         for file in _files(task):

@@ -258,7 +258,7 @@ def _mistakes_of_model(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
     if not kind:
         yield MissingError("missing: give 'HfModel' or 'ONNXModel', for instance", "input_model.type")
     elif path is None and kind in _TYPES_WITH_PATH:
-        near = difflib.get_close_matches("model_path", keys.keys() - {"model_path"}, n=1)
+        near = difflib.get_close_matches("model_path", [key for key in keys if key != "model_path"], n=1)
         hint = f"did you mean it by '{near[0]}'?" if near else "give a folder, a file or a name on the hub"
         yield MissingError(f"missing: {hint}", "input_model.model_path")
     elif problem := why_missing(kind, path, keys.get("onnx_file_name")):

@@ -69,7 +69,7 @@ def evaluator_settings() -> Mapping[str, type[WorkflowSettings | EvaluatorSettin
 
 
 def settled_recipe(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The recipe as Olive takes it, of what plug-ins let be written otherwise. Raises `ConfigError`."""
+    """The recipe as Olive takes it: plug-ins replace the forms that they add. Raises `ConfigError`."""
     for settle in hooks("settle_recipe").values():
         recipe = settle(recipe)
     return recipe

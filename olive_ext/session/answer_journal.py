@@ -67,7 +67,7 @@ def in_chunks(
     What the journal knows is left out of its chunk. Equal requests of a slice are computed once, with a journal those
     of all slices. What is computed in which chunk follows from slices and journal, not from progress."""
     numbers, under_way = itertools.count(), dict[int, tuple[list[KeyedResult], dict[bytes, list[Hashable]]]]()
-    """Of each chunk the results that the journal has, and by a request's digest the keys that its result answers."""
+    """For each chunk the results that the journal has, and by a request's digest the keys that its result answers."""
 
     asked: dict[bytes, list[Hashable]] = {}  # of all slices, where there is a journal
 

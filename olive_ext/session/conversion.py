@@ -407,7 +407,7 @@ class Call:
     """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
 
     def __init__(self, model: OpenModel, name: str, ask: Callable[[Any], SessionRequest]) -> None:
-        """`ask` makes a session's request of what a caller of the method `name` gives for one."""
+        """`ask` converts one argument of the method `name` to a session's request."""
         self._model, self.name, self._ask = model, name, ask
         self._waiting: dict[int, tuple[SessionRequest, tuple[Request, ...]]] = {}
         self._results: dict[int, dict[int, Result]] = {}

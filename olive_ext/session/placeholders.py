@@ -1,4 +1,4 @@
-"""Pictures and sounds in a prompt: one marker for each, in whose place its placeholders are put.
+"""Pictures and sounds in a prompt: each has one marker there, which its placeholders replace.
 
 Knows no pixels and no samples. A run of placeholders is never cut.
 """
@@ -87,12 +87,12 @@ class MediaText:
 
     @cached_property
     def placeholders(self) -> Mapping[int, Modality]:
-        """The modality of each token in whose place the model reads features."""
+        """The modality of each placeholder, a token that the model reads features for."""
         return {taken.placeholder: taken.modality for taken in self.processor.spec.inputs}
 
     def refuse_placeholders(self, text: Iterable[int]) -> None:
         """Raises `MediaError` where tokens of a text are placeholders. An embedding graph has features for them or
-        nothing: the numbers after them would not be those of the text."""
+        nothing, so that the text would get other numbers."""
         for token in self.placeholders.keys() & set(text):
             raise MediaError(
                 f"a text holds '{self.tokenizer.decode([token], skip_special_tokens=False)}' (token {token}), in whose "

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar
 from olive.model import ONNXModelHandler
 from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
+from pydantic.fields import FieldInfo
 
 from olive_ext.config import PASS_TYPE, PassSettings, Strict, WorkflowSettings
 from olive_ext.errors import RequirementError
@@ -52,8 +53,7 @@ class OwnPass(Pass):  # type: ignore[misc]
         """Olive's parameters of the pass, one for each field of its settings, described by its docstring."""
         own = {
             name: PassConfigParam(
-                # The type with its validators: a reference, for instance, may be written as a path.
-                type_=Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation,
+                type_=_annotated(field),
                 required=field.is_required(),
                 default_value=None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
                 description=" ".join((field.description or "").split()),
@@ -151,6 +151,12 @@ def _under_free_names(paths: Sequence[Path], carried: Sequence[Path]) -> list[Pa
 
 def _numbered(path: Path, number: int) -> Path:
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _annotated(field: FieldInfo) -> Any:
+    """The field's type with its validators: a reference, for instance, may be written as a path."""
+    parts: Any = (field.annotation, *field.metadata)
+    return Annotated[parts] if field.metadata else field.annotation
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -25,26 +25,33 @@ from tests.session.workers.fake_model import CRASH, FAIL, FakeServed
 
 
 class FakeWorker:
-    """A worker in a thread, which is lost in the calls whose numbers are in `losses`, and by requests with `CRASH`."""
+    """A worker in a thread, which is lost in the calls whose numbers are in `losses`, and by requests with `CRASH`.
+    `opening` is called with each opening's number, `running` before each chunk."""
 
-    def __init__(self, name: str, losses: Sequence[int] = (), failed_openings: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        losses: Sequence[int] = (),
+        opening: Callable[[int], object] = lambda number: None,
+        running: Callable[[], object] = lambda: None,
+    ) -> None:
         self.name = name
         self.num_calls = 0
         self.num_openings = 0
         self.asked: list[Request] = []
         self._losses = set(losses)
-        self._failed_openings = failed_openings
+        self._opening, self._running = opening, running
         self._served: FakeServed | None = None
 
     def open(self) -> Served:
         self.num_openings += 1
-        if 1 < self.num_openings <= 1 + self._failed_openings:
-            raise RunError("no memory")
+        self._opening(self.num_openings)
         self._served = FakeServed(None)
         return self._served.facts
 
     def run(self, which: str, requests: Sequence[Request]) -> Reply:
         self.num_calls += 1
+        self._running()
         if self._served is None:
             raise WorkerLostError("not running")
         if self.num_calls in self._losses or any(CRASH in request.tokens for request in requests):
@@ -58,6 +65,16 @@ class FakeWorker:
 
     def stop(self) -> None:
         self._served = None
+
+
+def failing(error: BaseException, numbers: Iterable[int] = range(1, 99)) -> Callable[..., None]:
+    """Raises the error in the openings of these numbers, and in each chunk."""
+
+    def fail(number: int = 1) -> None:
+        if number in numbers:
+            raise error
+
+    return fail
 
 
 def requests_of(count: int, crashing: Sequence[int] = ()) -> list[Request]:
@@ -114,16 +131,9 @@ def test_requests_that_crash_are_named_and_all_others_answered(
     assert sum(len(worker.asked) for worker in workers) == sum(sizes) - len(crashing)
 
 
-class SlowWorker(FakeWorker):
-    """Takes as long to be opened as the caller to see that it was lost."""
-
-    def open(self) -> Served:
-        time.sleep(0.05)
-        return super().open()
-
-
 def test_a_chunk_of_which_every_request_crashes_costs_few_workers() -> None:
-    crew = Crew([SlowWorker("worker")])
+    slow = FakeWorker("worker", opening=lambda _: time.sleep(0.05))  # as long as the caller takes to see its loss
+    crew = Crew([slow])
     found = run(crew, [requests_of(50, range(50)), requests_of(3)])
     assert [isinstance(result, Lost) for result in (*found[0], *found[1])] == [True] * 50 + [False] * 3
     assert crew.num_lost == 2 + MOST_GUILTY
@@ -174,60 +184,39 @@ def test_a_caller_that_stops_reading_ends_the_call() -> None:
 
 
 def test_a_worker_that_does_not_come_up_again_is_left_out_until_none_is_left() -> None:
-    broken = [FakeWorker(name, losses=[1], failed_openings=len(PAUSES_S)) for name in ("one", "two")]
-    at_once = [0.0] * len(PAUSES_S)
-    found = run(Crew([broken[0], FakeWorker("good")], at_once), [requests_of(3), requests_of(4), requests_of(5)])
+    at_once, again = [0.0] * len(PAUSES_S), range(2, 2 + len(PAUSES_S))
+    broken = FakeWorker("one", losses=[1], opening=failing(RunError("no memory"), again))
+    found = run(Crew([broken, FakeWorker("good")], at_once), [requests_of(3), requests_of(4), requests_of(5)])
     assert [len(found[number]) for number in range(3)] == [3, 4, 5]
     with pytest.raises(RunError, match="cannot be started again: no memory"):
-        run(Crew([FakeWorker("one", losses=[1], failed_openings=9)], at_once), [requests_of(3)])
+        run(
+            Crew([FakeWorker("one", losses=[1], opening=failing(RunError("no memory"), range(2, 11)))], at_once),
+            [requests_of(3)],
+        )
 
 
-class PoorWorker(FakeWorker):
-    """Lost in its first call; the machine then refuses to start it `num_refusals` times."""
-
-    def __init__(self, name: str, num_refusals: int) -> None:
-        super().__init__(name, losses=[1])
-        self._num_refusals = num_refusals
-
-    def open(self) -> Served:
-        if 1 <= self.num_openings <= self._num_refusals:
-            self.num_openings += 1
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return super().open()
+def poor(num_refusals: int) -> FakeWorker:
+    """Lost in its first call; the machine then refuses to start it so many times."""
+    error = OSError(errno.ENOMEM, "Cannot allocate memory")
+    return FakeWorker("poor", losses=[1], opening=failing(error, range(2, 2 + num_refusals)))
 
 
 def test_a_worker_that_the_machine_refuses_to_start_is_tried_again_and_then_named() -> None:
     """As `fork` fails where memory is short, just after the system has killed the worker for it."""
     at_once = [0.0] * len(PAUSES_S)
-    assert len(run(Crew([PoorWorker("poor", len(PAUSES_S) - 1)], at_once), [requests_of(3)])[0]) == 3
+    assert len(run(Crew([poor(len(PAUSES_S) - 1)], at_once), [requests_of(3)])[0]) == 3
     with pytest.raises(RunError, match=r"poor cannot be started again: OSError: .*Cannot allocate memory"):
-        run(Crew([PoorWorker("poor", 99)], at_once), [requests_of(3)])
-    found = run(Crew([PoorWorker("poor", 99), FakeWorker("good")], at_once), [requests_of(3)] * 9)
+        run(Crew([poor(99)], at_once), [requests_of(3)])
+    found = run(Crew([poor(99), FakeWorker("good")], at_once), [requests_of(3)] * 9)
     assert [len(results) for results in found.values()] == [3] * 9
-
-
-class OddWorker(FakeWorker):
-    """Raises what no worker should: from its first opening, or from its first chunk."""
-
-    def __init__(self, name: str, error: BaseException, when: str) -> None:
-        super().__init__(name)
-        self._error, self._when = error, when
-
-    def open(self) -> Served:
-        if self._when == "opening":
-            raise self._error
-        return super().open()
-
-    def run(self, which: str, requests: Sequence[Request]) -> Reply:
-        raise self._error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), SystemExit(3), KeyError(1)])
 def test_whatever_ends_the_thread_of_a_worker_ends_the_call(error: BaseException) -> None:
     with pytest.raises(type(error) if isinstance(error, Exception) else RunError):
-        run(Crew([OddWorker("odd", error, "chunk"), OddWorker("odd", error, "chunk")]), [requests_of(3)] * 9)
+        run(Crew([FakeWorker("odd", running=failing(error)) for _ in range(2)]), [requests_of(3)] * 9)
     with refused(RunError, "worker", holds=(f"{type(error).__name__}",)):
-        Crew([FakeWorker("good"), OddWorker("odd", error, "opening")])
+        Crew([FakeWorker("good"), FakeWorker("odd", opening=failing(error))])
 
 
 def test_a_machine_without_a_thread_left_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,21 +285,14 @@ class HomelessWorker(FakeWorker):
         self.is_stopped.set()
 
 
-class PatientWorker(FakeWorker):
-    """Begins when another one is lost."""
-
-    def __init__(self, name: str, other: HomelessWorker) -> None:
-        super().__init__(name)
-        self._other = other
-
-    def run(self, which: str, requests: Sequence[Request]) -> Reply:
-        assert self._other.is_lost.wait(60)
-        return super().run(which, requests)
+def patient(other: HomelessWorker) -> FakeWorker:
+    """Begins when the other one is lost."""
+    return FakeWorker("good", running=lambda: other.is_lost.wait(60))
 
 
 def test_a_worker_without_room_is_not_waited_for_where_others_do_the_work() -> None:
     gone = HomelessWorker("gone")
-    crew = Crew([gone, PatientWorker("good", gone)])
+    crew = Crew([gone, patient(gone)])
     for _ in range(2):
         found = run(crew, [requests_of(3), requests_of(4), requests_of(5)])
         assert [len(found[number]) for number in range(3)] == [3, 4, 5]
@@ -324,7 +306,7 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
 ) -> None:
     """A bar over three calls of a chunk each: one loses a worker, the next goes on without it, then it is back."""
     gone = HomelessWorker("gone")
-    pool = WorkerPool(crew := Crew([gone, PatientWorker("good", gone)]))
+    pool = WorkerPool(crew := Crew([gone, patient(gone)]))
     states: list[str] = []
     seconds = iter(range(0, 1000, 60))
     token = shown.set(True)
