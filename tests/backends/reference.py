@@ -4,7 +4,7 @@ full forward pass for every question."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.engine.requests import Counters, Request, Result
+from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Request, Result
 from olive_ext.session import Session
 from tests.session.fake_engine import FakeEngine
 from tests.session.tiny import BOS, EOS, IM_END, TEMPLATE, byte_level
@@ -49,6 +49,10 @@ class ForwardEngine(FakeEngine):
         self.fails_after: int | None = None
         self.error: BaseException = KeyboardInterrupt()
         self.script: Callable[[Request], Sequence[int]] | None = None
+
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """One by one, as the results are read."""
+        yield from ((key, self._answer(request)) for items in slices for key, request in reversed(items))
 
     def describe(self) -> dict[str, Any]:
         return {"providers": ["CPUExecutionProvider"], "num_slots": 1}
