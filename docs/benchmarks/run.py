@@ -79,14 +79,8 @@ def options(row: BenchRow, given: argparse.Namespace) -> list[object]:
     """The options of `bench` for one row."""
     documents = row.documents if given.documents is None else min(row.documents, given.documents)
     made: list[object] = ["--tasks", given.prefix + row.task, "--limit", documents, *row.options]
-    made += [
-        "--rounds",
-        given.rounds,
-        "--peers",
-        ",".join(row.goals),
-        "--batch-sizes",
-        ",".join(map(str, row.batch_sizes)),
-    ]
+    made += ["--rounds", given.rounds, "--peers", ",".join(row.goals)]
+    made += ["--batch-sizes", ",".join(map(str, row.batch_sizes))]
     made += ["--probe", given.probe] if given.probe else []
     made += ["--once", ",".join(row.once)] if row.once else []
     made += ["--include-path", given.include_path] if given.include_path else []

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def facts_key(facts: Mapping[str, Any]) -> str:
-    """Digest (16 hex digits) of what decides answers, by which a journal's file is named."""
+    """Digest (16 hex digits) of the facts that decide answers: part of the name of a journal's file."""
     return hashlib.sha256(_line(facts)).hexdigest()[:16]
 
 
@@ -117,8 +117,8 @@ class Journal:
             self._lock.release()
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready facts with stable names. `answers_known`: those of earlier runs in the file, whichever requests
-        they are of; `answers_used`: those of them that this run did not compute again."""
+        """JSON-ready facts with stable names. `answers_known`: answers of earlier runs in the file, to any requests;
+        `answers_used`: the ones of these that this run did not compute again."""
         counts = {"known": self.num_known, "used": len(self._used), "written": self.num_written}
         return {"file": str(self.path), **{f"answers_{name}": count for name, count in counts.items()}}
 
@@ -163,7 +163,7 @@ class Journal:
         return content
 
     def _content(self, line: bytes, where: str) -> Mapping[str, Any] | None:
-        """What a line holds; None where it is cut or changed. `RecordsError` where nobody wrote it here."""
+        """The content of a line; None where it is cut or changed. `RecordsError` where it was not written here."""
         checksum, _, body = line[:-1].partition(b" ")
         if checksum != b"%08x" % zlib.crc32(body):
             return None

@@ -70,7 +70,7 @@ class Form:
     def choose(cls, vocab_size: int, top: int | None = None, drawn: int | None = None, seed: int = 0) -> Form:
         """The form for a vocabulary. By default 64 + 32 tokens, fewer where these would take more than 2 % of the
         logits (below 10,000 tokens), never fewer than 16 + 16. A vocabulary of at most 2048 tokens is
-        kept whole, and so is one of which more than half would be kept."""
+        kept whole, and so is a vocabulary if more than half of it would be kept."""
         for name, value, least in (("top", top, 1), ("drawn", drawn, 2)):
             if value is not None and value < least:
                 raise ConfigError(f"a number of at least {least}", name, value)

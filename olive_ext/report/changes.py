@@ -1,4 +1,4 @@
-"""What changed from reference to candidate, each with the figure that a reader sees and the interval that decides.
+"""The changes from reference to candidate, each with the figure that a reader sees and the interval that decides.
 
 Answers come in points, perplexities of whole texts in per cent; more is always better. Knows no verdict.
 """
@@ -30,7 +30,7 @@ LEVEL = 0.05
 """Probability of a difference by chance below which one is certain."""
 
 CUT_OFF = LENGTHS[-1]
-"""The share of answers that run to their limit, of which the verdict finds losses alone."""
+"""The share of answers that run to their limit. It can be a loss for the verdict, never a gain."""
 
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Change:
-    """Candidate's less reference's of something of which more is better, with its 95 % interval."""
+    """The candidate's value minus the reference's, where more is better, with its 95 % interval."""
 
     task: str
     metric: str
@@ -67,7 +67,7 @@ class Change:
 
     figure: Figure
     advice: str
-    """What would exclude a loss that matters, or why nothing does; empty where that is unknown."""
+    """The documents or the bound that would exclude a loss that matters, or why nothing does; may be empty."""
 
     outcome: Outcome | None = None
     """None of a perplexity."""
@@ -107,9 +107,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
     """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
     to their limit.
 
-    A change is certain where its exact p-value stands a correction: that of all answers together (of a single task
-    with right and wrong answers its own) is below 5 %, any other below 5 % by Holm's step-down procedure (1979) for
-    their number. A loss is one of two signs, so that of equal models at most 2.5 % + 2.5 % are called a loss.
+    A change is certain if its exact p-value stands a correction. The change over all answers (or of the single task
+    with right and wrong answers) needs p below 5 %, all others below 5 % by Holm's step-down procedure (1979) for
+    their number. A loss is one of two signs, so at most 2.5 % + 2.5 % of equal models are called a loss.
     """
     leading = comparison.overall_outcome()
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]

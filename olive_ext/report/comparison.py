@@ -27,7 +27,7 @@ LEAST_ANSWERS = 20
 20 in 92 to 95."""
 
 NAME = "name"
-"""Key of what people call a model, among its facts; else its path stands for it."""
+"""Key of a model's facts: the name that people use. Without it the path is the name."""
 
 
 class _OverDocuments:
@@ -220,7 +220,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Certainty:
-    """What the drawn documents make certain of all documents, and why the evaluation stopped."""
+    """The claim about all documents that the drawn ones decide, and why the evaluation stopped."""
 
     metric: str
     """The metric of the comparison that the claim is about, over all tasks."""
@@ -253,7 +253,7 @@ class Certainty:
     """The most of a position's KL that counts in the claim, in nats; None where all does."""
 
     beyond_cut: Number = 0.0
-    """What positions have beyond the cut, as a part of the mean KL of the drawn documents."""
+    """The part of the mean KL of the drawn documents that lies beyond the cut."""
 
     @property
     def is_above(self) -> bool:
@@ -398,7 +398,7 @@ class Comparison:
     """Requests for which either model's output was NaN or infinite."""
 
     certainty: Certainty | None = None
-    """What the drawn documents make certain; None where all documents were evaluated."""
+    """The claim that drawn documents decide; None where all documents were evaluated."""
 
     damaged: Mapping[str, str] = field(default_factory=dict)
     """Constants that are not the reference's where they should be, or no numbers, whatever the tasks reached: how."""
@@ -420,13 +420,13 @@ class Comparison:
     """The loss that matters: in points of an answers' metric, in per cent of a perplexity."""
 
     asked: Asked | None = None
-    """What differs where each model's own files ask it otherwise; None where both are asked alike."""
+    """The differences where each model's own files ask it otherwise; None where both are asked alike."""
 
     stops: Stops | None = None
     """Where both models end their answers; None where that is not known of both."""
 
     changed_answers: int = 0
-    """Documents to which the models generate other texts, or of which a limit ends one answer alone."""
+    """Number of documents whose generated texts differ, or where a limit ends one model's answer alone."""
 
     texts: tuple[TextChange, ...] = ()
     """The changes of tasks of whole texts, where no distributions were compared."""

@@ -20,9 +20,9 @@ COMPARISON_NAMES = (
 these."""
 
 LENGTHS = ("generated_tokens", "thinking_tokens", "thinking_forced", "cut_off")
-"""Metrics of generated answers that are separated from their reasoning, means over a document's answers: tokens of all
-of it, those of the reasoning, the shares that the thinking budget and the length cut off. Neither loss nor
-gain, but that a verdict counts answers of which certainly more are cut off, by more than what matters, as a loss."""
+"""Metrics of generated answers that are separated from their reasoning, means over a document's answers: all tokens,
+tokens of the reasoning, shares that the thinking budget and the length cut off. They are neither loss nor gain, with
+one exception: if certainly more answers are cut off, by more than what matters, the verdict is a loss."""
 
 MEANS = ("mean", "nanmean")
 """lm-eval's names of the aggregations that are means over documents."""
@@ -137,8 +137,8 @@ def _count(task: str, key: str, results: Mapping[str, Any]) -> int | None:
 
 
 def comparison_metrics(comparison: Comparison) -> tuple[Metric, ...]:
-    """The metrics `COMPARISON_NAMES`, so that goals, bounds and tables can name a comparison's numbers: of each task
-    those of its divergence, and of the metric that speaks for it (`telling`) those of flips and accuracy.
+    """The metrics `COMPARISON_NAMES`, so that goals, bounds and tables can name a comparison's numbers. Each task has
+    the metrics of its divergence, and the flips and accuracy of the metric that speaks for it (`telling`).
 
     The task "all" has them over all tasks; where only one task has them, they are that task's.
     """

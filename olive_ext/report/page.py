@@ -1,4 +1,4 @@
-"""What a page shows, before it has a form: models, comparisons of pairs of them, and whether their tasks are alike.
+"""The content of a page: models, comparisons of pairs of them, and whether their tasks are alike.
 
 Plain data and pure functions of reports; knows no table and no file.
 """
@@ -45,7 +45,7 @@ class Column:
     name: str
     metrics: tuple[Metric, ...]
     report: Report | None = None
-    """The model's report; None for a reference of which only the metrics are known."""
+    """The model's report; None for a reference with known metrics and no report."""
 
     size: float | None = None
     """Bytes of the model's files, where they are known."""
@@ -59,7 +59,7 @@ class Contrast:
     reference: str
     comparison: Comparison
     note: str = ""
-    """What a reader must know to read the comparison rightly; empty where there is nothing."""
+    """A remark that the reader needs to read the comparison rightly; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _problems(task: str, reports: Sequence[tuple[str, Report]]) -> Iterator[str]
 
 
 def _facts(task: str, report: Report) -> Iterator[tuple[str, Any]]:
-    """What decides about the task's requests and their scoring; a fact that a report may lack is left out."""
+    """The facts that decide the task's requests and their scoring; a fact that a report may lack is left out."""
     results = report.results
     yield "version", results.get("versions", {}).get(task)
     shots = results.get("n-shot", {}).get(task)

@@ -18,7 +18,7 @@ PlaceKind = Literal["same", "kernels", "different", "cannot_tell"]
 
 @dataclass(frozen=True)
 class Noise:
-    """What one other way of running the model in one place changes: distances of log-probabilities in nats."""
+    """The noise of one place: distances, in nats, between log-probabilities of two ways to run the model there."""
 
     place: str
     form: str
@@ -75,7 +75,7 @@ class Place:
     """The same of the rounding of kernels."""
 
     ratio: Number = 0.0
-    """The pair's distances over those of kernels' rounding, the geometric mean over documents."""
+    """Ratio of the pair's distances to the distances by kernels' rounding, the geometric mean over documents."""
 
     first: FirstPosition | None = None
     reason: str = ""

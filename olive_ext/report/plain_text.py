@@ -90,7 +90,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~&$]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
-"""What GitHub's markdown takes for markup within a line, addresses of pages that become links by themselves included.
+"""Markup of GitHub's markdown within a line, with addresses of pages, which become links by themselves.
 Between letters and digits `_` is none."""
 
 _REFERENCE = re.compile(r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=GH-)(?=\d)", re.IGNORECASE)

@@ -32,8 +32,8 @@ def certain_comparison(comparison: Comparison, certainty: Certainty) -> Comparis
 
 
 def _decided(outcome: Outcome, certainty: Certainty) -> Outcome:
-    """With the claim's interval, wider on both sides by the error that all documents have: those of a task are a sample
-    of what it asks, too. Where all are known the outcome has that error already."""
+    """The outcome with the claim's interval, wider on both sides by the error of all documents: a task's documents are
+    a sample, too. An outcome of all documents has that error already."""
     if certainty.outcome != (outcome.task, outcome.metric, outcome.filter) or outcome.num_population is None:
         return outcome
     sign, total = 1 if outcome.higher_is_better else -1, certainty.num_documents

@@ -28,7 +28,7 @@ _SMALL_PART = 0.1
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage between reference and candidate did; `finding` says where in the model, where that is known."""
+    """One stage between reference and candidate; `finding` says where in the model it changed, if that is known."""
 
     name: StageName
     kl_mean: Number

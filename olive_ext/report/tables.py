@@ -17,7 +17,7 @@ from olive_ext.report.view import COSTS, SIGNS, cost_rows, with_filter
 
 _CHAIN_COSTS = ("size_on_disk", "tokens_per_second", "peak_memory")
 _CHAIN_DISTANCES = ("kl_mean", "top1_agreement", "perplexity_ratio")
-"""Columns of a chain that stand before those of its tasks; the distances are over all tasks."""
+"""Columns of a chain that stand before its tasks' columns; the distances are over all tasks."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ Code = Literal[
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
     "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
 ]  # fmt: skip
-"""Codes of reasons, the worst first; those of the last line are only evidence."""
+"""Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
@@ -239,7 +239,7 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def worst_status(comparisons: Iterable[Comparison]) -> int:
-    """The exit status of a command that compared: that of a loss, else of what is not known, else 0."""
+    """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
     statuses = {EXIT_STATUS[verdict(comparison).status] for comparison in comparisons}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
@@ -287,7 +287,7 @@ def _damaged(comparison: Comparison) -> Iterator[Reason]:
 
 
 def _shorter(comparison: Comparison) -> tuple[list[Reason], bool]:
-    """That the candidate's context is shorter, and whether texts filled it: what it costs beyond is not known."""
+    """The reason that the candidate's context is shorter, and whether texts filled it: the cost beyond is not known."""
     if comparison.contexts is None:
         return [], False
     own, other = comparison.contexts
@@ -370,7 +370,7 @@ def _other_ends(comparison: Comparison) -> str:
 
 
 def _non_finite(comparison: Comparison) -> list[str]:
-    """Names of what is NaN or infinite and must be neither."""
+    """Names of the numbers that are NaN or infinite and must be neither."""
     distances = [f"KL of {item.task}" for item in comparison.divergences if not math.isfinite(item.kl.mean)]
     texts = [item.name for item in changes_of(comparison) if not (item.outcome or math.isfinite(item.estimate))]
     ends = [(item, (item.difference, item.low, item.high)) for item in comparison.outcomes]

@@ -1,4 +1,4 @@
-"""What a model costs: size, memory and speed as metrics, which a user lists among the tasks. Knows no lm-eval."""
+"""A model's costs: size, memory and speed as metrics, which a user lists among the tasks. Knows no lm-eval."""
 
 from __future__ import annotations
 

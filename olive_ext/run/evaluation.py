@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Names:
-    """What people call the models, where that is not their paths."""
+    """The names that people use for the models, where these are not their paths."""
 
     model: str | None = None
     reference: str | None = None
@@ -110,7 +110,7 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
 
 
 def _compared(config: EvaluationConfig, models: Models, weights: Weights | None) -> Comparison | None:
-    """The comparison of an evaluation that is a part of that of `models`, on the documents that this one has drawn."""
+    """The comparison of a part of the evaluation of `models`, on the documents that the whole has drawn."""
     return _evaluate(Models(config, models.progress, models.clock), None, None, weights).report.comparison
 
 
@@ -129,7 +129,7 @@ class _Evaluated(NamedTuple):
     """How many documents each one stands for, where some were drawn."""
 
     observers: tuple[Observer | None, Observer | None] = (None, None)
-    """What was seen of the comparison, and of the reference alone."""
+    """The observer of the comparison, and the observer of the reference alone."""
 
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:

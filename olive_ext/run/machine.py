@@ -1,4 +1,4 @@
-"""What this machine is, for a report's reader, and the most memory that a piece of work takes. Knows no model."""
+"""Facts about this machine for a report's reader, and the peak memory of a piece of work. Knows no model."""
 
 from __future__ import annotations
 

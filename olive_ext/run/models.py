@@ -154,7 +154,7 @@ class Models:
             return {}
 
     def names(self) -> Iterator[str]:
-        """What was written for the models and their tokenizers: paths, or names on the hub."""
+        """The models and tokenizers as written: paths, or names on the hub."""
         for model in self.on_disk:
             yield from (model.settings.model, str(model.files.tokenizer))
 
@@ -173,7 +173,7 @@ class Models:
         return self._exports[key].model
 
     def export_note(self, path: str) -> dict[str, str]:
-        """What a report says of the export of the model at `path`; empty where there was nothing to export."""
+        """The report's note on the export of the model at `path`; empty where there was nothing to export."""
         notes = [made.note for key, made in self._exports.items() if key[0] == path]
         return {"export": notes[0]} if notes else {}
 
@@ -258,8 +258,7 @@ class Models:
 
     @property
     def _places(self) -> dict[str, Any]:
-        """What makes two places of one model two: all settings of both, which other keys leave out where they change
-        rounding alone."""
+        """All settings of both places of one model: the other keys leave out settings that change rounding alone."""
         return {"places": [model.settings.model_dump(mode="json", exclude_unset=True) for model in self.on_disk]}
 
     def keep_answers(self, lm: LM) -> None:
@@ -338,7 +337,7 @@ class Models:
         return load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code, **texts)
 
     def stops(self, lm: LM) -> Stops | None:
-        """Where both models end their answers, of which `lm` is the evaluated one; None where `lm` is a model of
+        """Where both models end their answers. `lm` is the evaluated one; None where it is a model of
         lm-eval's own, or the reference's records do not say."""
         if (session := getattr(lm, "session", None)) is None:
             return None
@@ -357,7 +356,7 @@ STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 
 
 def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
-    """Both contexts, where that of a model is known to be shorter than its reference's."""
+    """Both contexts, where the model's is known to be shorter than its reference's."""
     return (own, other) if own and other and own < other else None
 
 
@@ -410,7 +409,7 @@ class Clock:
         return {"seconds": self._now() - self._begin, **spent}
 
     def state(self) -> str:
-        """What is done now, and for how long the evaluation has run."""
+        """The phase that runs now, and how long the evaluation has run."""
         doing = PHASES[self._open[-1]] if self._open else "working"
         return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
 
@@ -449,7 +448,7 @@ class RecordsFile:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """What the records were made of, by what, and on which machine."""
+        """The recorded model, the versions that recorded it, and the machine."""
         root = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="olive-ext-"))
         self._folder, manifest = unpack(Path(self.path), Path(root))
         return manifest

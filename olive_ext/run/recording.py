@@ -58,7 +58,7 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
 
 
 def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
-    """What was recorded, of which model, by what and where."""
+    """The facts of a recording: model, versions, machine, tasks, and how the model was asked."""
     facts = (read_index(folder) or {})["facts"]
     shared = {name: plain(getattr(report, name)) for name in ("versions", "providers", "hardware", "created", "config")}
     shared["config"].pop("reference", None)

@@ -21,7 +21,6 @@ from olive_ext.stats.compared_fields import CLASSES, Positions
 
 FloatArray = npt.NDArray[np.float64]
 
-_QUANTILES = (0.5, 0.9, 0.99, 0.999)
 HISTOGRAM_EDGES: FloatArray = np.concatenate([[0.0], 10 ** (np.arange(-18, 4) / 3)])
 """Lower edges in nats: one bin below 1e-6 (float32's rounding), then three bins a decade up to 10 and more."""
 
@@ -50,11 +49,12 @@ def measure_divergence(
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
     by_size = np.maximum(np.searchsorted(HISTOGRAM_EDGES, kl, side="right") - 1, 0)  # estimates may be below zero
     is_known = rows["token_class"] >= 0
+    median, p90, p99, p999 = np.quantile(kl, [0.5, 0.9, 0.99, 0.999]).tolist()
     return Divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
         num_positions=len(rows),
-        kl=Spread(*clustered_mean(kl, documents, weights), *np.quantile(kl, _QUANTILES).tolist(), float(kl.max())),
+        kl=Spread(*clustered_mean(kl, documents, weights), median, p90, p99, p999, float(kl.max())),
         kl_lower=float(mean(_float64(rows, "kl_lower"))),
         kl_sampling_error=math.sqrt(float(np.sum(weights**2 * _float64(rows, "kl_variance")))) / float(weights.sum()),
         top1_agreement=agreement,
@@ -153,7 +153,7 @@ def _by_position(positions: npt.NDArray[np.int32], kl: FloatArray) -> tuple[Bin,
 
 
 def _steps(rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """How many targets of the same request are in front of each [N]: those of a request stand together, in order."""
+    """The number of targets of the same request in front of each target [N]. A request's targets stand in order."""
     positions = rows["position"]
     goes_on = (np.diff(positions) == 1) & (np.diff(rows["document"]) == 0)
     begins = np.concatenate([[0], np.flatnonzero(~goes_on) + 1])

@@ -72,8 +72,8 @@ def sampled_outcome(
     those drawn. There is no p-value, and no number of documents needed, because the flips
     decided when to stop.
     """
-    values = (np.asarray(item, np.float64) for item in (whole, reference, candidate, weights))
-    return _outcome((task, metric, filter_name), *values, higher_is_better)
+    everything, first, second, drawn = (np.asarray(item, np.float64) for item in (whole, reference, candidate, weights))
+    return _outcome((task, metric, filter_name), everything, first, second, drawn, higher_is_better)
 
 
 def _outcome(

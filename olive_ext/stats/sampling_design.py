@@ -109,8 +109,8 @@ def mean_population(num_positions: npt.ArrayLike, highest: float, sureness: npt.
 class Queues:
     """The documents of each stratum in the random order in which they will be drawn.
 
-    An order by E / weight with E exponential is that of drawing one after the other in proportion to weight from what
-    is left (Efraimidis and Spirakis 2006, Information Processing Letters 97); with equal weights it is a shuffle.
+    An order by E / weight with E exponential is the order of draws, one after the other, in proportion to weight from
+    the rest (Efraimidis and Spirakis 2006, Information Processing Letters 97); with equal weights it is a shuffle.
     """
 
     def __init__(self, population: Population, random: np.random.Generator) -> None:

@@ -133,7 +133,7 @@ class Sampler:
         self._pending = None
 
     def _margin(self, weight: float, error: float) -> float:
-        """What a share with a standard `error` adds to that of the mean so far, as a share of its document."""
+        """The growth of the mean's error by a share with a standard `error`, as a share of its document."""
         before = math.sqrt(self._variance)
         self._variance += (weight * error) ** 2
         return _ERRORS * (math.sqrt(self._variance) - before) / weight
@@ -208,7 +208,7 @@ _MOST_LOST = 0.9
 """Portion of its wealth that a bet loses at most in one draw: the surest document may flip, too."""
 
 _GUARDS = (0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-"""Least scores of strata where any share can still be harmful; those of the least certain strata are at most 0.5."""
+"""Least scores of strata where any share can still be harmful. The least certain strata have at most 0.5."""
 
 _LEAST_SPREAD = 0.03
 """Least score of every stratum: beliefs can be wrong about the harmless ones, too."""
@@ -230,7 +230,7 @@ class Bet:
 
 @dataclass(frozen=True)
 class _Odds:
-    """What is known of Z before a draw."""
+    """The distribution of Z before a draw."""
 
     centres_R: FloatArray
     """Its mean where the guesses are right."""

@@ -46,26 +46,10 @@ def test_every_row_is_a_valid_comparison(run_script: ModuleType) -> None:
 
 @pytest.mark.long
 def test_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    sizes = "--precisions fp32 --questions 4 --checked 2 --rounds 1 --batch-sizes 4 --whole 6 --generations 4"
+    sizes += " --new-tokens 8 --many 4 --long 2 --long-tokens 40"
     command = [sys.executable, str(SCRIPTS / "gpu_table.py"), str(tmp_path), "--device", "cpu", "--shapes", "tiny"]
-    command += [
-        "--precisions",
-        "fp32",
-        "--questions",
-        "4",
-        "--checked",
-        "2",
-        "--rounds",
-        "1",
-        "--batch-sizes",
-        "4",
-        "--whole",
-        "6",
-        "--generations",
-        "4",
-        "--new-tokens",
-        "8",
-        *("--many", "4", "--long", "2", "--long-tokens", "40"),
-    ]
+    command += sizes.split()
     root = str(SCRIPTS.parents[1])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

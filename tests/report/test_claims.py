@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -168,19 +168,7 @@ def sampled(
     decision, weights = sampler.decision(), sampler.representation()
     whole = compare_outcomes(ALL, "accuracy", "none", reference, candidate)
     part = sampled_outcome(*WHOLE, reference, reference[drawn], candidate[drawn], [weights[item] for item in drawn])
-    claim = Certainty(
-        *(
-            "accuracy_difference",
-            "above",
-            -bound,
-            0.95,
-            decision.verdict,
-            decision.estimate,
-            decision.low,
-            decision.high,
-        ),
-        *(decision.num_evaluated, decision.num_documents, "a", WHOLE),
-    )
+    claim = Certainty("accuracy_difference", "above", -bound, 0.95, **asdict(decision), sample="a", outcome=WHOLE)
     outcome = whole if len(drawn) == len(reference) else part
     return Comparison({}, (), (whole,)), certain_comparison(Comparison({}, (), (outcome,)), claim), drawn
 

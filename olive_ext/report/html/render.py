@@ -425,7 +425,7 @@ class FlipData:
 
 
 def flip_data(contrasts: Sequence[Contrast]) -> FlipData:
-    """Every flip of the contrasts, those of one comparison together."""
+    """Every flip of the contrasts, one comparison after the other."""
     flips = [(pair, flip) for pair, contrast in enumerate(contrasts) for flip in contrast.comparison.flips]
     names = list(dict.fromkeys((flip.task, flip.metric, flip.filter) for _, flip in flips))
     indexes = {name: index for index, name in enumerate(names)}

@@ -126,7 +126,7 @@ def telling_answers(reference: Sequence[Answers]) -> dict[str, tuple[Answers, st
 
 
 def changed_answers(reference: Sequence[Answers], candidate: Sequence[Answers]) -> int:
-    """The number of documents to which two models generate other texts, or of which a limit ends one answer alone."""
+    """The number of documents whose generated texts differ, or where a limit ends one model's answer alone."""
     theirs = {(item.task, number): answer for item in reference for number, answer in item.by_document.items()}
     ours = {(item.task, number): answer for item in candidate for number, answer in item.by_document.items()}
     return sum(_generated(ours[key]) != _generated(theirs[key]) for key in ours.keys() & theirs.keys())
@@ -182,7 +182,7 @@ def _is_value(value: object) -> bool:
 
 
 def _of_text(value: Any) -> dict[str, float]:
-    """A text's log-likelihood in nats and its length; empty of what is no such pair."""
+    """A text's log-likelihood in nats and its length; empty for a value that is no such pair."""
     pair = [float(item) for item in value if _is_value(item)] if isinstance(value, list | tuple) else []
     is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
     return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}

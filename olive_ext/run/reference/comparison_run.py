@@ -54,17 +54,17 @@ MEMORY_FACTOR = 2.0
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What is kept of lm-eval's run of the reference."""
+    """The kept results of lm-eval's run of the reference."""
 
     results: Mapping[str, Any]
     """lm-eval's results without the samples."""
 
     answers: list[Answers]
     observer: Observer | None
-    """What the engine saw of the run; None of lm-eval's own models."""
+    """The engine's observer of the run; None for lm-eval's own models."""
 
     lost: Collection[Document] = ()
-    """Documents of which a request has no answer."""
+    """Documents with a request that has no answer."""
 
     prompt: str = ""
     """A document's prompt as the model was asked it."""
@@ -86,10 +86,10 @@ class Comparer:
 
         self._models, self._mode, self._tasks, self._seeds = models, mode, tasks, seeds
         self.reference: ReferenceRun | None = None
-        """What is kept of its run, after `finish`."""
+        """The reference's run, after `finish`."""
 
         self.observer: Observer | None = None
-        """What has been seen of the model that `open` gave."""
+        """The observer of the model that `open` gave."""
 
         self._lost: list[Any] = []
         """Requests that the reference could not answer where it ran alone."""
@@ -202,7 +202,7 @@ class Comparer:
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
     def fields(self) -> Fields:
-        """What is added to the sample logs, after `finish`."""
+        """Our fields of the sample logs, after `finish`."""
         answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
         return sample_fields(self._tasks.tasks, answers, by_document, self._own)

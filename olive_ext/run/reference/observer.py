@@ -120,10 +120,10 @@ class Observer:
 
         self._generated: dict[tuple[Any, ...], Generated] = {}
         self.greedy: dict[Answered, tuple[int, ...]] = {}
-        """The tokens of every greedy generation; those of a stop among them, a stop id not."""
+        """The tokens of every greedy generation, with the tokens of a stop string and without a stop id."""
 
         self._tokens: set[int] = set()
-        """All that were read or scored, where they are known."""
+        """All tokens that were read or scored, where they are known."""
 
         self._longest = 0
         """Tokens before and of the longest request's targets."""
@@ -223,7 +223,7 @@ class Observer:
         return output.compared
 
     def reach(self, context: int | None, vocab_size: int | None) -> Reach | None:
-        """What the compared targets have reached of a model; None without any."""
+        """How far into the context and the vocabulary the compared targets reached; None without any."""
         if not self._longest:
             return None
         share = len(self._tokens) / vocab_size if vocab_size and self._tokens else None

@@ -158,7 +158,7 @@ def _pairs(
 
 
 def _over_all(pairs: Sequence[_Pair], undrawn: Sequence[FloatArray], weights: Weights | None) -> Outcome:
-    """The outcome over all documents, those of `undrawn` tasks among them, where a right answer counts 1 always."""
+    """The outcome over all documents, with the documents of `undrawn` tasks. A right answer always counts 1."""
     names = ALL, ACCURACY, "none"
     first = np.concatenate([_right(pair.reference_values, pair) for pair in pairs])
     second = np.concatenate([_right(pair.candidate_values, pair) for pair in pairs])

@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -42,8 +42,8 @@ CUT_NATS = 1.0
 
 @dataclass(frozen=True)
 class BatchAnswers:
-    """What the candidate said to some documents: its answers to them, all positions compared so far, and the documents
-    of which it left a request without an answer."""
+    """The candidate's answers to some documents, all positions compared so far, and the documents with a request that
+    has no answer."""
 
     documents: Sequence[Document]
     answers: Sequence[Answers]
@@ -53,7 +53,7 @@ class BatchAnswers:
 
 @dataclass(frozen=True)
 class Values:
-    """What a batch's documents say of the claim, in their order; see `Sampler.update`."""
+    """The values of a batch's documents, in their order; see `Sampler.update`."""
 
     values: FloatArray
     lows: FloatArray | None = None
@@ -286,26 +286,14 @@ class SampledRun:
 
 
 def lost_documents(lm: Any) -> set[Document]:
-    """The documents of which `lm` left a request without an answer."""
+    """The documents with a request that `lm` left without an answer."""
     return {(item.task, item.doc_id) for item in getattr(lm, "lost", ())}
 
 
 def _certainty(certain: Certain, decision: ClaimDecision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
     numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
-    estimate, low, high = decision.estimate, decision.low, decision.high
+    claim: dict[str, Any] = {name: getattr(certain, name) for name in ("metric", "side", "bound", "confidence")}
+    decided: dict[str, Any] = asdict(decision)
     if certain.metric == "top1_agreement":  # asked as disagreement
-        estimate, low, high = 1 - estimate, 1 - high, 1 - low
-    return Certainty(
-        metric=certain.metric,
-        side=certain.side,
-        bound=certain.bound,
-        confidence=certain.confidence,
-        verdict=decision.verdict,
-        estimate=estimate,
-        low=low,
-        high=high,
-        num_evaluated=decision.num_evaluated,
-        num_documents=decision.num_documents,
-        num_unknown=decision.num_unknown,
-        sample=hashlib.sha256(numbers.encode()).hexdigest()[:16],
-    )
+        decided |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
+    return Certainty(**claim, **decided, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
