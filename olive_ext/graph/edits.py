@@ -22,7 +22,7 @@ from olive_ext.graph.nodes import (
     attribute,
     default_opset,
     delete_at,
-    nodes_behind,
+    makers_of,
     reads,
     remove_dead,
     subgraphs,
@@ -33,8 +33,6 @@ ATTRIBUTE = "sliding_window_cache"
 PAST_LENGTH = "past_sequence_length"
 TOTAL_LENGTH = "total_sequence_length"
 """The names that exporters give to the lengths of full caches."""
-
-_ITEM_BYTES: dict[int, int] = {onnx.TensorProto.FLOAT: 4, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
 
 _HAS_PAST = "use_cache_branch"
 """The input by which a merged decoder chooses between its two graphs."""
@@ -107,7 +105,7 @@ def with_attention_bias(model: onnx.ModelProto) -> onnx.ModelProto:
             continue
         bias = onnx.TensorProto(name=f"{weight.name}/olive_ext_no_bias", data_type=weight.data_type)
         bias.dims.append(weight.dims[-1])
-        bias.raw_data = bytes(math.prod(bias.dims) * _ITEM_BYTES[weight.data_type])
+        bias.raw_data = bytes(math.prod(bias.dims) * helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize)
         graph.initializer.append(bias)
         node.input[:] = [*node.input[:2], bias.name, *node.input[3:]]
     return model
@@ -122,7 +120,7 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
     nodes = [inlined for node in graph.node for inlined in _without_past(node)]
     weights = [*graph.initializer, *(item for body in _bodies(graph.node) for item in body.initializer)]
     wanted = set(outputs)
-    kept = nodes_behind(nodes, wanted)
+    kept = makers_of(nodes, wanted)
     needed = wanted.union(reads(kept))
     returned = [output for output in graph.output if output.name in wanted]
     cut = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)

@@ -234,14 +234,14 @@ def reads(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     yield from (name for node in chain(nodes, inner) for name in node.input if name)
 
 
-def nodes_behind(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
+def makers_of(nodes: Iterable[onnx.NodeProto], values: Iterable[str]) -> list[onnx.NodeProto]:
     """The nodes that make `values`, in the order of `nodes`, which is that of execution."""
-    wanted, behind = set(values), []
+    wanted, makers = set(values), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.output):
             wanted.update(reads([node]))  # names made inside subgraphs do no harm
-            behind.append(node)
-    return behind[::-1]
+            makers.append(node)
+    return makers[::-1]
 
 
 def remove_dead(graph: onnx.GraphProto, value: str) -> None:

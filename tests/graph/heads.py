@@ -206,7 +206,7 @@ def _quantized(p: Parts) -> tuple[str, str]:
 
 
 def qdq(p: Parts) -> None:
-    """Activation, weight and logits each behind a pair of QuantizeLinear and DequantizeLinear."""
+    """Activation, weight and logits each after a pair of QuantizeLinear and DequantizeLinear."""
     zero, weight = _quantized(p)
     p.node("DequantizeLinear", ["hq", "a_scale", zero], "hd")
     p.node("DequantizeLinear", [weight, "w_scale", zero], "wd")

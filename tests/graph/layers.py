@@ -152,7 +152,7 @@ def parallel(p: Parts) -> None:
 
 
 def per_layer_embedding(p: Parts) -> None:
-    """As Gemma 3n: one layer's part of a value [B, S, layers, D] comes in behind the attention."""
+    """As Gemma 3n: one layer's part of a value [B, S, layers, D] comes in after the attention."""
     p.input("per_layer", ["B", "S", 3, 8])
     p.node("Gather", ["per_layer", p.weight("two", 2, np.int64)], "mine", axis=2)
     p.node("Add", ["hidden", "o"], "r")

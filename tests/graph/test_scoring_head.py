@@ -232,7 +232,7 @@ _MOST = helper.make_graph(
 INNER = helper.make_node("If", ["yes"], ["peak"], then_branch=_MOST, else_branch=_MOST)
 ALSO_READ: dict[str, tuple[onnx.ModelProto, list[onnx.NodeProto], str, list[tuple[int, int]]]] = {
     "logits of a head": (decoder(heads.bias), [PEAK], "peak", []),
-    "logits behind a layer": (layer(layers.skip_norms), [PEAK], "peak", []),
+    "logits after a layer": (layer(layers.skip_norms), [PEAK], "peak", []),
     "a value in a subgraph": (layer(layers.skip_norms), [INNER], "peak", [UP, DOWN]),
     "a value that is an output": (layer(layers.skip_norms), [], "m", [UP, UP, DOWN]),
     "the last hidden states": (layer(layers.skip_norms), [], "f", []),

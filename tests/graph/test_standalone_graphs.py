@@ -139,7 +139,7 @@ def _candidates() -> Case:
 
 
 def _attention() -> Case:
-    """One token behind nothing has its own value."""
+    """One token after nothing has its own value."""
     tokens, past = _random(1, 1, 128), np.zeros((1, 2, 0, 64), np.float32)
     values = [tokens, tokens, tokens, past, past, _ints(0, kind=np.int32), np.array(1, np.int32)]
     present = tokens.reshape(1, 2, 1, 64)

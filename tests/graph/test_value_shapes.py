@@ -12,7 +12,7 @@ from tests.graph.heads import Parts
 
 
 def shapes_of(build, *names: str):
-    """Shapes behind `x` [B, S, 12] and `cache` [B, 3, P, 4]."""
+    """Shapes after `x` [B, S, 12] and `cache` [B, 3, P, 4]."""
     parts = Parts()
     build(parts)
     value = helper.make_tensor_value_info

@@ -116,7 +116,7 @@ def test_half_written_context_is_not_kept(tmp_path: Path) -> None:
     assert counts(run(tmp_path, QNN, Compiler())) == (1, 0)
 
 
-def test_files_are_kept_behind_each_bucket_and_counted_in_its_line(
+def test_files_are_kept_after_each_bucket_and_counted_in_its_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="olive_ext")

@@ -57,7 +57,7 @@ from olive_ext.engine.step import (
     visible_cells,
 )
 from olive_ext.graph.edits import WHOLE_LENGTH
-from olive_ext.graph.nodes import all_names, attribute, nodes_behind, reads, take_attribute
+from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import DEFAULT_CHUNK, Decision, against_buckets
@@ -447,7 +447,7 @@ def _doubled(graph: onnx.GraphProto, table: str, made: dict[str, str]) -> str:
     though no position is that large."""
     if table not in made:
         known = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
-        read = {table, *reads(nodes_behind(graph.node, [table]))}
+        read = {table, *reads(makers_of(graph.node, [table]))}
         given = read.intersection(value.name for value in graph.input)
         if table not in known or not given <= {WHOLE_LENGTH}:
             raise NoTreeAttentionError(f"the rotary table '{table}' is computed from the number of cells")

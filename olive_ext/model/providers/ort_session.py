@@ -109,11 +109,11 @@ def reason_of(error: BaseException) -> str:
     without the middle of a long one: what is wrong with a graph stands after the node that it is wrong with."""
     text = _CODES.sub("", joined_lines(error, width=4000))
     while (match := _SOURCE.search(text)) is not None:
-        text = f"{text[: match.start()]}{_behind_signature(text[match.end() :])}"
+        text = f"{text[: match.start()]}{_after_signature(text[match.end() :])}"
     return text if len(text) <= 400 else f"{text[:240]} ... {text[-155:]}"
 
 
-def _behind_signature(text: str) -> str:
+def _after_signature(text: str) -> str:
     """`text` without the C++ signature in front: up to the bracket that closes its parameters."""
     depth = 0
     for index, letter in enumerate(text):

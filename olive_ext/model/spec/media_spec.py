@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.errors import ModelError, listed
-from olive_ext.graph.nodes import nodes_behind, reads
+from olive_ext.graph.nodes import makers_of, reads
 from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 from olive_ext.model.spec.encoder_spec import width_fits
 from olive_ext.model.spec.media_types import (
@@ -52,8 +52,8 @@ def read_item_masks(
     num_tokens = min(num_tokens, MOST_TOKENS)
     attentions = [node for node in model.graph.node if node.op_type in _MASK_AT]
     inputs = [[*node.input[_MASK_AT[node.op_type] :], ""][0] for node in attentions]
-    nodes = {name: nodes_behind(model.graph.node, [name]) for name in {*inputs} - {""}}
-    made = [name for name, behind in nodes.items() if tokens in reads(behind) and not any(map(repeats, behind))]
+    nodes = {name: makers_of(model.graph.node, [name]) for name in {*inputs} - {""}}
+    made = [name for name, makers in nodes.items() if tokens in reads(makers) and not any(map(repeats, makers))]
     layers = [(layer, name) for layer, name in enumerate(inputs) if name in made]
     seen: list[dict[str, Array]] = []
     for number in (max(placeholders) + 1, *sorted(placeholders)):

@@ -153,17 +153,17 @@ class PositionalNodes:
 
     def count(self, wanted: Iterable[str]) -> int:
         """How many nodes compute the values `wanted`."""
-        return len(self._behind(set(wanted), set())[0])
+        return len(self._makers(set(wanted), set())[0])
 
     def reads_tokens(self, wanted: Iterable[str]) -> bool:
         """Whether the values `wanted` follow from token ids."""
-        return not self._tokens.isdisjoint(self._behind(set(wanted), set())[1] - set(wanted))
+        return not self._tokens.isdisjoint(self._makers(set(wanted), set())[1] - set(wanted))
 
     def values(self, wanted: Iterable[str]) -> list[str]:
         """The outputs of the nodes that make the values `wanted`."""
-        return [name for node in reversed(self._behind(set(wanted), set())[0]) for name in node.output if name]
+        return [name for node in reversed(self._makers(set(wanted), set())[0]) for name in node.output if name]
 
-    def _behind(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    def _makers(self, wanted: set[str], given: set[str]) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes that compute the values `wanted`, the last first, and all values that these read or make."""
         needed, kept = wanted - given, []
         for node in reversed(self.nodes):
@@ -177,7 +177,7 @@ class PositionalNodes:
     def cut(self, wanted: Iterable[str], given: Iterable[str] = ()) -> Run:
         """What computes values of a step, where those `given` are one truth. Both may raise `UnrunnableError`."""
         wanted, given = list(wanted), set(given)
-        kept, needed = self._behind(set(wanted), given)
+        kept, needed = self._makers(set(wanted), given)
         shapes = [node for node in kept if node.output[0] in self._shapes]
         nodes, made_up = _without_weights([node for node in reversed(kept) if node not in shapes])
         weights = [tensor for tensor in self._model.graph.initializer if tensor.name in needed]
