@@ -1,5 +1,5 @@
 """What holds for the whole suite: one thread a session, because several workers run at a time, how many random examples
-a property test draws and by which seed, and which cases a sample has. Knows no test and no model."""
+a property test draws and by which seed, which cases a sample has, and what a device is needed for."""
 
 from __future__ import annotations
 
@@ -38,15 +38,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draws the sample of what `-m` and `-k` leave. What is drawn of a test does not depend on the others."""
+    """Draws the sample of what `-m` and `-k` leave, one case of each test, and of each group of a table whose cases'
+    names begin with "GROUP: ". What is drawn of a test does not depend on the others."""
     if (seed := config.getoption("--sample")) is None:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        test, _, case = item.nodeid.partition("[")
+        group, colon, _ = case.partition(": ")
+        cases.setdefault(f"{test}[{group}" if colon else test, []).append(item)
     drawn = {random.Random(f"{seed} {test}").choice(of_test) for test, of_test in cases.items()}
     config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
     items[:] = [item for item in items if item in drawn]
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture opens a model
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests marked `webgpu` where there is no such device, with the reason."""
+    if item.get_closest_marker("webgpu"):
+        from tests.device.open import why_no_webgpu
+
+        if reason := why_no_webgpu():
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def assert_says(
 ) -> None:
     """The same of an error that was not raised."""
     text = str(error)
-    assert (error.code, error.field) == (code, field), text
+    assert (error.code, error.field) == (code, field), f"{error.code} {error.field!r}: {text}"
     assert value is ... or error.value == value, text
     assert not [name for name in ([holds] if isinstance(holds, str) else holds) if name not in text], text
 

@@ -13,7 +13,7 @@ import olive_ext
 from olive_ext.errors import ConfigError
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.tokenizer import load_tokenizer
-from tests.agreement.reference import Reference
+from tests.agreement.references import causal
 from tests.exports import VOCAB, genai_export, hf_model
 from tests.refusals import refused
 
@@ -28,13 +28,8 @@ def _tokenizer() -> Any:
 
 
 @cache
-def _reference() -> Reference:
-    return Reference(hf_model("llama"))
-
-
-@cache
 def _free(prompt: tuple[int, ...]) -> list[int]:
-    return _reference().generate(prompt, NUM_NEW)
+    return causal(hf_model("llama")).generate(prompt, NUM_NEW)
 
 
 def _by_hand(prompt: tuple[int, ...], end: str | int, budget: int) -> tuple[list[int], bool]:
@@ -46,7 +41,7 @@ def _by_hand(prompt: tuple[int, ...], end: str | int, budget: int) -> tuple[list
         return _free(prompt), False
     marker = [end] if isinstance(end, int) else _tokenizer().encode(end, add_special_tokens=False)
     begun = [*thought, *marker]
-    return begun + _reference().generate([*prompt, *begun], NUM_NEW - len(begun)), True
+    return begun + causal(hf_model("llama")).generate([*prompt, *begun], NUM_NEW - len(begun)), True
 
 
 def _asked(num_prompts: int) -> list[tuple[tuple[int, ...], str | int, int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.step import Copy, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import ConfigError, ProviderError
-from olive_ext.model import resolve
+from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest
@@ -39,9 +38,11 @@ from tests.cuda_stub.counts import Counts, counts
 from tests.engine.runners.ort.test_block_tables import POOLS, Paged
 from tests.exports import VOCAB, export, genai_export
 from tests.graph.index_bytes import index_bytes
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
 
+LLAMA = "llama-genai-0.18-fp16-cuda"
 MODELS = {
     "llama-genai-0.18-fp16-cuda": {"rows": 36, "packed": 38},
     "qwen3-genai-0.14-fp16-cuda": {"rows": 38, "packed": 44},
@@ -82,13 +83,19 @@ def session(name: str, form: str) -> Iterator[Session]:
         yield session
 
 
+def _model(name: str, form: str = "packed") -> ResolvedModel:
+    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
+    return resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
+
+
 def _texts(count: int, length: int, seed: int = 1) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(4, VOCAB) for _ in range(length)] for _ in range(count)]
 
 
-def test_caches_are_written_in_place_on_the_device(session: Session) -> None:
+def test_texts_are_scored_in_the_form_that_was_chosen_and_caches_written_in_place(form: str, session: Session) -> None:
     facts = session.describe_execution()
+    assert facts["scoring"] == form, facts["notes"]
     assert facts["providers"][0] == "CUDAExecutionProvider"
     assert facts["kv_cache"] == "in_place"
     assert facts["num_slots"] == SLOTS
@@ -96,10 +103,7 @@ def test_caches_are_written_in_place_on_the_device(session: Session) -> None:
 
 def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
     """Nothing of their size lies in the host's memory or crosses."""
-    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
-    runner, _ = open_runner(
-        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
-    )
+    runner, _ = open_runner(_model(name, form))
     runner.reserve(64)
     counts()
     runner.reserve(256)
@@ -107,11 +111,6 @@ def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
     runner.close()
     assert found.bytes_to_device < 1_000
     assert found.launches > 0
-
-
-def test_texts_are_scored_in_the_form_that_was_chosen(form: str, session: Session) -> None:
-    facts = session.describe_execution()
-    assert facts["scoring"] == form, facts["notes"]
 
 
 def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, session: Session) -> None:
@@ -122,8 +121,7 @@ def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, 
     before = session.describe_execution()["counters"]["steps"]
     session.loglikelihood([(text[:60], text[60:]) for text in texts])
     num_steps = session.describe_execution()["counters"]["steps"] - before
-    found = counts()
-    num_targets = 20 * len(texts)
+    found, num_targets = counts(), 20 * len(texts)
     assert found.wrong_copies == 0
     assert num_steps == STEPS[form](len(texts))
     assert found.launches <= MODELS[name][form] * num_steps
@@ -135,10 +133,7 @@ def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, 
 
 
 def test_decoding_step_fed_with_the_last_ones_tokens_sends_a_token_a_row_to_the_host(name: str, form: str) -> None:
-    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
-    runner, _ = open_runner(
-        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
-    )
+    runner, _ = open_runner(_model(name, form))
     runner.reserve(16)
     prompts = [Row(slot, 0, (4, 5, 6)) for slot in range(SLOTS)]
     for rows in [prompts] if form == "packed" else [[row] for row in prompts]:
@@ -164,10 +159,7 @@ kernel, half filled blocks of four tensors by one run."""
 
 def test_step_of_beams_sends_candidates_to_the_host_and_forks_on_the_device(name: str, form: str) -> None:
     """Four sequences, three of which were forked from the first before it."""
-    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
-    runner, _ = open_runner(
-        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
-    )
+    runner, _ = open_runner(_model(name, form))
     runner.reserve(16)
     reads = tuple(LogitsRow(slot, 0) for slot in range(SLOTS))
 
@@ -215,7 +207,7 @@ def test_blocks_of_every_type_are_copied_in_short_rows_by_indices_made_on_the_de
 def test_packed_step_holds_many_questions_behind_one_prefix() -> None:
     prefix, *questions = _texts(1, 200, seed=6) + _texts(30, 150, seed=7)
     pairs = [(prefix + question, [answer]) for question in questions for answer in (5, 6, 7, 8)]
-    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda") as session:
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda") as session:
         session.loglikelihood(pairs)
         facts = session.describe_execution()
     counters = facts["counters"]
@@ -228,8 +220,7 @@ def test_packed_step_holds_many_questions_behind_one_prefix() -> None:
 def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     """Of a vocabulary that is worth a record: the tiny one is kept whole."""
     rows, form = 6, Form(4096, 64, 32, 0)
-    model = resolve(ModelSettings(model=str(export("llama-genai-0.18-fp16-cuda").path), execution_provider="cuda"))
-    runner, _ = open_runner(model)
+    runner, _ = open_runner(_model(LLAMA))
     divergence = DivergenceKernels.at(runner)
     logits = ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, form.vocab_size), np.float32), "cuda", 0)
     divergence.record(logits, form, np.random.default_rng(0))
@@ -246,7 +237,7 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
 def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shapes: str) -> None:
     text = _texts(4, 60, seed=5)
     engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": shapes}
-    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda", engine=engine) as session:
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine=engine) as session:
         session.loglikelihood([(one[:50], one[50:]) for one in text])
         session.gc()
         counts()
@@ -256,7 +247,7 @@ def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shap
 
 def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
     """The variable is read when the provider comes up: without the session's setting it would be absent."""
-    with olive_ext.open(export("llama-genai-0.18-fp16-cuda").path, execution_provider="cuda"):
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda"):
         assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
 
 
@@ -292,10 +283,7 @@ def _generate(session: Session, asked: list[GenerationRequest]) -> None:
 
 def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine of ten, with four times as many prompts as slots. The host reads a token of each row meanwhile."""
-    engine = {"num_slots": SLOTS, "scoring": "rows" if form == "rows" else "auto"}
-    runner, chunk_size = open_runner(
-        resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda", engine=engine))
-    )
+    runner, chunk_size = open_runner(_model(name, form))
     inner = runner.run
 
     def run(step: Step) -> StepOutput:
@@ -318,11 +306,9 @@ def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypa
 
 @pytest.mark.parametrize("export_name", ["llama-genai-0.18", "lfm2-genai-0.18", "gpt_oss-genai-0.18"])
 def test_attention_that_would_fall_to_the_cpu_is_refused_by_name(export_name: str) -> None:
-    with pytest.raises(ProviderError) as caught:
+    facts = ("GroupQueryAttention '", "of float32", "past_key_values.", "float16 and bfloat16")
+    with refused(ProviderError, "provider", holds=facts):
         olive_ext.open(export(export_name).path, execution_provider="cuda")
-    message = str(caught.value)
-    for words in ("GroupQueryAttention '", "of float32", "past_key_values.", "takes float16 and bfloat16"):
-        assert words in message
 
 
 def test_allowed_fallback_runs_the_whole_model_on_the_cpu_with_its_numbers() -> None:
@@ -352,7 +338,7 @@ def test_comparison_with_a_reference_keeps_rows_of_logits_on_the_device(name: st
     ("export_name", "words"),
     [
         (
-            "llama-genai-0.18-fp16-cuda",
+            LLAMA,
             ("placement", "predicted: by the types of attention", "tried: auto: if attention"),
         ),
         ("llama-genai-0.18", ("cannot run on the cuda device alone", "takes float16 and bfloat16")),
@@ -381,8 +367,7 @@ def test_trials_refuse_kernels_that_do_nothing(name: str, verdicts: list[str | N
 def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a trial finds becomes the note on the form, where its verdict is heard."""
     monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
-    name = "llama-genai-0.18-fp16-cuda"
-    with olive_ext.open(export(name).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
         facts = session.describe_execution()
     assert facts["batching"] != "packed"
     assert any("attention over a paged cache is" in note for note in facts["notes"]), facts["notes"]
@@ -391,8 +376,7 @@ def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.M
 def test_refused_trials_close_a_graph_that_has_no_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A paged export is held against numpy as a rewritten graph is, and refused by name."""
     monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
-    refused = "attention over a paged cache is .* off on this device.*the graph has no other attention"
-    with pytest.raises(ProviderError, match=refused):
+    with refused(ProviderError, "provider", holds=("attention over a paged cache is", "no other attention")):
         olive_ext.open(export("llama-genai-0.18-paged-cuda").path, execution_provider="cuda")
 
 
@@ -403,9 +387,7 @@ MOST_TRIAL_LAUNCHES = 56
 
 def test_trial_of_attention_takes_few_launches() -> None:
     """Counted around the trial alone, on an opened model."""
-    name = "llama-genai-0.18-fp16-cuda"
-    model = resolve(ModelSettings(model=str(export(name).path), execution_provider="cuda"))
-    found: list[Counts] = []
+    model, found = _model(LLAMA), list[Counts]()
 
     def counted(*given: Any) -> None:
         counts()
@@ -448,12 +430,12 @@ def test_refused_graph_leaves_rows_and_its_reason_once(
     """Whatever ONNX Runtime calls it, also where steps were to be captured; asked for by name it is an error."""
     monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
     _refusing(monkeypatch, error, is_trial=is_trial)
-    path = export("llama-genai-0.18-fp16-cuda").path
+    path = export(LLAMA).path
     for engine in ({}, {"graph_capture": "auto"}):
         with olive_ext.open(path, execution_provider="cuda", engine=engine) as session:
             facts = session.describe_execution()
         assert facts["providers"][0] == "CUDAExecutionProvider"
         assert facts["batching"] != "packed"
         assert len([note for note in facts["notes"] if str(error) in note]) == 1, facts["notes"]
-    with pytest.raises(ConfigError, match=r"'engine\.scoring' = \"packed\": .*" + re.escape(str(error))):
+    with refused(ConfigError, "wrong_value", "engine.scoring", "packed", holds=str(error)):
         olive_ext.open(path, execution_provider="cuda", engine={"scoring": "packed"})

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import olive_ext
 from olive_ext.check.model_check import check_model
 from olive_ext.config import EvaluationConfig
-from tests.cuda_stub.counts import counts
+from tests.cuda_stub.counts import Counts, counts
 from tests.cuda_stub.test_cuda import CHUNK, SLOTS, STEPS, TEXT, _texts
 from tests.exports import genai_export, hf_model
 from tests.exports.mobius import mobius_export
@@ -29,6 +30,19 @@ def _embedded(folder: Path) -> Path:
     return package
 
 
+def scored(path: Path, pairs: Sequence[Any], **engine: Any) -> tuple[dict[str, Any], int, Counts]:
+    """What is said of a session that scores pairs, once for what is allocated then; its steps of the second time, and
+    what they launch and send."""
+    with olive_ext.open(path, execution_provider="cuda", engine=engine) as session:
+        session.loglikelihood(pairs)
+        session.gc()
+        counts()
+        before = session.describe_execution()["counters"]["steps"]
+        session.loglikelihood(pairs)
+        facts = session.describe_execution()
+        return facts, facts["counters"]["steps"] - before, counts()
+
+
 FAMILIES: dict[str, Callable[[Path], Path]] = {
     "gemma3_text": lambda _: genai_export("gemma3_text", "0.18.0", "fp16", "cuda"),
     "gemma4_unified": lambda _: genai_export("gemma4_unified", "0.18.0", "fp16", "cuda"),
@@ -41,14 +55,7 @@ FAMILIES: dict[str, Callable[[Path], Path]] = {
 def test_family_is_scored_in_full_steps_and_nothing_large_crosses(family: str, tmp_path: Path) -> None:
     engine = {"num_slots": SLOTS, "chunk_size": CHUNK}
     pairs = [(text[:60], text[60:]) for text in _texts(6, TEXT)]
-    with olive_ext.open(FAMILIES[family](tmp_path), execution_provider="cuda", engine=engine) as session:
-        session.loglikelihood(pairs)
-        session.gc()
-        counts()
-        before = session.describe_execution()["counters"]["steps"]
-        session.loglikelihood(pairs)
-        facts, found = session.describe_execution(), counts()
-    num_steps = facts["counters"]["steps"] - before
+    facts, num_steps, found = scored(FAMILIES[family](tmp_path), pairs, **engine)
     assert facts["scoring"] == "packed", facts["notes"]
     assert num_steps == STEPS["packed"](len(pairs))
     assert found.wrong_copies == 0
@@ -73,16 +80,8 @@ def test_short_answers_share_steps_where_packed_ones_are_refused() -> None:
     pairs = [(context, end) for context in contexts for end in ends]
     steps, found = {}, {}
     for scoring in ("rows", "answers"):
-        engine = {"num_slots": slots, "scoring": scoring}
-        with olive_ext.open(path, execution_provider="cuda", engine=engine) as session:
-            session.loglikelihood(pairs)
-            session.gc()
-            counts()
-            before = session.describe_execution()["counters"]["steps"]
-            session.loglikelihood(pairs)
-            facts, found[scoring] = session.describe_execution(), counts()
+        facts, steps[scoring], found[scoring] = scored(path, pairs, num_slots=slots, scoring=scoring)
         assert facts["scoring"] == scoring, facts["notes"]
-        steps[scoring] = facts["counters"]["steps"] - before
     assert steps["rows"] == questions * answers
     assert steps["answers"] <= questions + 1.5 * questions * (answers - 1) * (tokens - 1) / slots
     assert found["answers"].launches < 0.7 * found["rows"].launches

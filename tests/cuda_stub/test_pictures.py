@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import olive_ext
+from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import ScoringRequest
 from tests.cuda_stub.counts import Counts, counts
@@ -18,10 +19,6 @@ from tests.families.sounds import sound
 
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
 
-PIXELS = 3 * 32 * 32 * 2
-"""Bytes of a picture's pixels as the encoder takes them, in fp16."""
-
-FEATURES = 16 * 64 * 2
 TEXT = 2_000
 """Bytes to the device at most of a short prompt's tokens, positions and places of rows."""
 
@@ -44,61 +41,39 @@ def _without_trial(session: Session) -> None:
         encoder._batches._tried |= {(count, False): range(1 << 20) for count in range(2, 64)}
 
 
-def test_a_picture_crosses_once_as_pixels_and_its_features_never() -> None:
-    package = plain_encoder_export("f16", "cuda")
-    with olive_ext.open(package, execution_provider="cuda", engine=ENGINE) as session:
-
-        def ask(seed: int, word: str) -> Counts:
-            text = f"{word} sees the <image> and the"
-            return _asked(session, ScoringRequest(text, " stone", images=[picture(seed, 40, 40)]))
-
-        ask(0, "Ann")
-        new, known = ask(1, "Ann"), ask(1, "Bob")
-        facts = session.describe_execution()
-    assert facts["image_encoder_device"] == "cuda"
-    assert (facts["images_encoded"], facts["image_cache_hits"]) == (2, 1)
-    assert PIXELS < new.bytes_to_device < PIXELS + FEATURES
-    assert known.bytes_to_device < FEATURES
-    assert new.bytes_to_host == known.bytes_to_host < 64
+CROSSING = [
+    ("llava", "sees the <image> and the", 1),
+    ("llava", "sees the <image>, <image> and <image> and the", 3),
+    ("gemma4_any", "hears the <|audio|> and <|audio|> and the", 2),
+]
 
 
-def test_several_pictures_of_a_prompt_are_joined_on_the_device() -> None:
-    package = plain_encoder_export("f16", "cuda")
+@pytest.mark.parametrize(("family", "text", "count"), CROSSING)
+def test_items_cross_once_and_their_features_never(family: str, text: str, count: int) -> None:
+    """They are joined on the device."""
+    is_sound = family in SOUND_FAMILIES
+    package = plain_items_export(family, "f16", "cuda") if is_sound else plain_encoder_export("f16", "cuda")
+    kind, given = ("sound", "audio") if is_sound else ("image", "images")
     engine = {**ENGINE, "encoder_batch_rows": 1}
     with olive_ext.open(package, execution_provider="cuda", engine=engine) as session:
 
         def ask(first: int, word: str) -> Counts:
-            text = f"{word} sees the <image>, <image> and <image> and the"
-            pictures = [picture(first + number, 40, 40) for number in range(3)]
-            return _asked(session, ScoringRequest(text, " stone", images=pictures))
-
-        ask(0, "Ann")
-        new, known = ask(10, "Ann"), ask(10, "Bob")
-        facts = session.describe_execution()
-    assert (facts["images_encoded"], facts["image_encoder_runs"], facts["image_cache_hits"]) == (6, 6, 3)
-    assert 3 * PIXELS < new.bytes_to_device < 3 * PIXELS + TEXT
-    assert known.bytes_to_device < TEXT
-    assert new.bytes_to_host == known.bytes_to_host < 64
-
-
-def test_sounds_cross_once_as_frames_and_their_features_never() -> None:
-    package, marker = plain_items_export("gemma4_any", "f16", "cuda"), SOUND_FAMILIES["gemma4_any"].marker
-    engine = {**ENGINE, "encoder_batch_rows": 1}
-    with olive_ext.open(package, execution_provider="cuda", engine=engine) as session:
-
-        def ask(seed: int, word: str) -> Counts:
-            text = f"{word} hears the {marker} and {marker} and the"
-            return _asked(session, ScoringRequest(text, " stone", audio=[sound(seed, 9000), sound(seed + 1, 9000)]))
+            numbers = range(first, first + count)
+            own = [sound(number, 9000) if is_sound else picture(number, 40, 40) for number in numbers]
+            return _asked(session, ScoringRequest(f"{word} {text}", " stone", **{given: own}))
 
         ask(0, "Ann")
         new, known = ask(10, "Ann"), ask(10, "Bob")
         facts = session.describe_execution()
         assert session.media is not None
-        item = session.media.processor.item(list(session.media.markers)[1], sound(10, 9000))
-        frames = item.load()["input_features"].size * 2
-    assert facts["sound_encoder_device"] == "cuda"
-    assert (facts["sounds_encoded"], facts["sound_cache_hits"]) == (4, 2)
-    assert 2 * frames < new.bytes_to_device < 2 * frames + TEXT
+        modality = next(one for one in session.media.markers if (one is Modality.AUDIO) == is_sound)
+        item = session.media.processor.item(modality, sound(10, 9000) if is_sound else picture(10, 40, 40))
+        size = count * item.load()["input_features" if is_sound else "pixel_values"].size * 2
+    assert facts[f"{kind}_encoder_device"] == "cuda"
+    assert [facts[f"{kind}{what}"] for what in ("s_encoded", "_encoder_runs", "_cache_hits")] == [2 * count] * 2 + [
+        count
+    ]
+    assert size < new.bytes_to_device < size + TEXT
     assert known.bytes_to_device < TEXT
     assert new.bytes_to_host == known.bytes_to_host < 64
 

@@ -18,7 +18,6 @@ from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.resolution import resolve_providers
 from olive_ext.model.spec.decoder_spec import read_spec
-from tests.device.open import open_on
 from tests.exports import VOCAB, genai_export
 
 pytestmark = pytest.mark.slow
@@ -113,16 +112,3 @@ def test_a_copy_moves_the_asked_positions_and_no_more() -> None:
         assert (new[:2] == old[:2]).all()
         assert (new[2, :, :17] == old[0, :, :17]).all()
         assert (new[2, :, 17:] == old[2, :, 17:]).all()
-
-
-@pytest.mark.parametrize(
-    ("device", "binding"),
-    [
-        ("cpu", "rows by pointer, past and present share one buffer"),
-        pytest.param("webgpu", "device values without address: a pool and a staging row", marks=pytest.mark.webgpu),
-    ],
-)
-def test_describe_execution_says_which_form_is_used(device: str, binding: str) -> None:
-    with open_on(device, genai_export("qwen3")) as session:
-        facts = session.describe_execution()
-    assert (facts["kv_cache"], facts["kv_binding"]) == ("in_place", binding)

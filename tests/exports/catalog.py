@@ -35,7 +35,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Export:
-    """An export that exists."""
+    """An export that exists; what is known of it as in its recipe."""
 
     name: str
     path: Path
@@ -43,12 +43,12 @@ class Export:
     hf: Path
     """The Hugging Face folder it was made from: the reference."""
     family: str
-    exporter: str
-    dtype: str
-    kv_dtype: str
-    not_on_cpu: str
-    differs: str
-    one_token: bool
+    exporter: str = ""
+    dtype: str = "fp32"
+    kv_dtype: str = "fp32"
+    not_on_cpu: str = ""
+    differs: str = ""
+    one_token: bool = False
 
 
 GENAI_14, GENAI_18 = "0.14.1", "0.18.0"

@@ -151,24 +151,56 @@ _GEMMA4_VISION = {
 }
 
 
-def _of_shape(values: dict[str, Any]) -> dict[str, Any]:
+def _of_shape(**values: Any) -> dict[str, Any]:
     """A text model's values, its heads as large as its width says."""
     return {**{key: value for key, value in _SHAPE.items() if key != "head_dim"}, **values}
+
+
+def _with_items(
+    config: str, text: dict[str, Any], vision: dict[str, Any], needs: tuple[str, ...] = (), **more: Any
+) -> Family:
+    """A model that takes pictures."""
+    values = {"text_config": text, "vision_config": vision, **more}
+    return Family(config, values, "AutoModelForImageTextToText", needs)
+
+
+def _gemma4(config: str, text: dict[str, Any], vision: dict[str, Any], audio: Any = None, **more: Any) -> Family:
+    return _with_items(config, text, vision, _OLDER, audio_config=audio, **more, **_GEMMA4_IDS)
+
+
+def _gemma3(vision: dict[str, Any], num_tokens: int) -> Family:
+    """SigLIP, whose rows are pooled to as many for every picture, which all see each other."""
+    return _with_items(
+        "Gemma3Config",
+        {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+        {**_SIGLIP, **vision, "patch_size": 4},
+        mm_tokens_per_image=num_tokens,
+        boi_token_index=MEDIA,
+        image_token_index=MEDIA + 1,
+        eoi_token_index=MEDIA + 2,
+    )
+
+
+def _llava(vision: dict[str, Any], num_tokens: int, layer: int = -1, select: str = "full", **text: Any) -> Family:
+    return _with_items(
+        "LlavaConfig",
+        {**_SHAPE, "model_type": "llama", **text},
+        {**_SIGLIP, **vision},
+        image_token_index=MEDIA,
+        image_seq_length=num_tokens,
+        vision_feature_layer=layer,
+        vision_feature_select_strategy=select,
+        tie_word_embeddings=False,
+    )
 
 
 FAMILIES = {
     "llama": Family("LlamaConfig", _SHAPE),
     "qwen3": Family("Qwen3Config", _SHAPE),
     # Biases on Q, K and V.
-    "qwen2": Family("Qwen2Config", {key: value for key, value in _SHAPE.items() if key != "head_dim"}),
+    "qwen2": Family("Qwen2Config", _of_shape()),
     # One weight for Q, K and V, one for gate and up.
-    "phi3": Family(
-        "Phi3Config",
-        {
-            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
-            "original_max_position_embeddings": CONTEXT,
-        },
-    ),
+    "phi3": Family("Phi3Config", _of_shape(original_max_position_embeddings=CONTEXT)),
     # Every layer looks back 16 tokens.
     "mistral": Family("MistralConfig", {**_SHAPE, "sliding_window": _WINDOW}),
     # Five layers of six look back 16 tokens (the builder's 0.14 knows no other pattern); one KV head.
@@ -204,198 +236,93 @@ FAMILIES = {
         },
     ),
     # Layers of two shapes: windowed with 2 KV heads of 16, full with 1 KV head of 32 whose keys are its values.
-    "gemma4_unified": Family(
+    "gemma4_unified": _gemma4(
         "Gemma4UnifiedConfig",
-        {
-            "text_config": _GEMMA4,
-            "vision_config": {"patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 16},
-            "audio_config": None,
-            **_GEMMA4_IDS,
-        },
-        auto="AutoModelForImageTextToText",
-        needs=_OLDER,
+        _GEMMA4,
+        {"patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 64, "mm_posemb_size": 16},
     ),
     # The same, and the last two layers use the KV of earlier ones.
     "gemma4_text": Family("Gemma4TextConfig", _GEMMA4_TEXT, needs=_OLDER),
-    "gemma4_vl": Family(
-        "Gemma4Config",
-        {
-            "text_config": _GEMMA4_TEXT,
-            "vision_config": _GEMMA4_VISION,
-            "audio_config": None,
-            "vision_soft_tokens_per_image": 16,
-            **_GEMMA4_IDS,
-        },
-        auto="AutoModelForImageTextToText",
-        needs=_OLDER,
-    ),
+    "gemma4_vl": _gemma4("Gemma4Config", _GEMMA4_TEXT, _GEMMA4_VISION, vision_soft_tokens_per_image=16),
     # The same, and a picture's tokens see each other, as in the larger ones.
-    "gemma4_seen": Family(
+    "gemma4_seen": _gemma4(
         "Gemma4Config",
-        {
-            "text_config": {**_GEMMA4_TEXT, "use_bidirectional_attention": "vision"},
-            "vision_config": _GEMMA4_VISION,
-            "audio_config": None,
-            "vision_soft_tokens_per_image": 16,
-            **_GEMMA4_IDS,
-        },
-        auto="AutoModelForImageTextToText",
-        needs=_OLDER,
+        {**_GEMMA4_TEXT, "use_bidirectional_attention": "vision"},
+        _GEMMA4_VISION,
+        vision_soft_tokens_per_image=16,
     ),
     # The same with sound; mobius 0.1.0 has the published numbers of heads and of frames that see each other built in.
-    "gemma4_any": Family(
+    "gemma4_any": _gemma4(
         "Gemma4Config",
+        _GEMMA4_TEXT,
+        _GEMMA4_VISION,
         {
-            "text_config": _GEMMA4_TEXT,
-            "vision_config": _GEMMA4_VISION,
-            "audio_config": {
-                "hidden_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 8,
-                "subsampling_conv_channels": [128, 4],
-                "output_proj_dims": 64,
-                "initializer_range": 0.2,
-            },
-            "vision_soft_tokens_per_image": 16,
-            **_GEMMA4_IDS,
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "subsampling_conv_channels": [128, 4],
+            "output_proj_dims": 64,
+            "initializer_range": 0.2,
         },
-        auto="AutoModelForImageTextToText",
-        needs=_OLDER,
+        vision_soft_tokens_per_image=16,
     ),
-    "qwen2_5_vl": Family(
+    "qwen2_5_vl": _with_items(
         "Qwen2_5_VLConfig",
-        {
-            "text_config": {**_SHAPE, "rope_parameters": _MROPE},
-            "vision_config": {**_VISION, "fullatt_block_indexes": [1], "window_size": 32},
-            **_QWEN_IDS,
-            **_IDS,
-            "tie_word_embeddings": False,
-        },
-        auto="AutoModelForImageTextToText",
+        {**_SHAPE, "rope_parameters": _MROPE},
+        {**_VISION, "fullatt_block_indexes": [1], "window_size": 32},
+        **_QWEN_IDS,
+        **_IDS,
+        tie_word_embeddings=False,
     ),
     # Features of inner layers of the tower are added to the decoder's first layers; mobius 0.1.0 leaves them out.
-    "qwen3_vl": Family(
+    "qwen3_vl": _with_items(
         "Qwen3VLConfig",
-        {
-            "text_config": {
-                **_SHAPE,
-                "tie_word_embeddings": True,
-                "rope_parameters": {**_MROPE, "mrope_interleaved": True},
-            },
-            "vision_config": {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-            **_QWEN_IDS,
-            **_IDS,
-            "tie_word_embeddings": True,
-        },
-        auto="AutoModelForImageTextToText",
+        {**_SHAPE, "tie_word_embeddings": True, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        {**_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        **_QWEN_IDS,
+        **_IDS,
+        tie_word_embeddings=True,
     ),
     # Three layers of four keep a convolution's and a recurrence's state instead of KV.
-    "qwen3_5": Family(
+    "qwen3_5": _with_items(
         "Qwen3_5Config",
-        {
-            "text_config": {
-                **_LINEAR,
-                "rope_parameters": {**_MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5},
-            },
-            "vision_config": {**_VISION, "num_position_embeddings": 16},
-            **_QWEN_IDS,
-            **_IDS,
-            "tie_word_embeddings": False,
-        },
-        auto="AutoModelForImageTextToText",
+        {**_LINEAR, "rope_parameters": {**_MROPE, "mrope_interleaved": True, "partial_rotary_factor": 0.5}},
+        {**_VISION, "num_position_embeddings": 16},
+        **_QWEN_IDS,
+        **_IDS,
+        tie_word_embeddings=False,
     ),
     # A projector over SigLIP's rows: mobius 0.1.0 gives CLIP no class token.
-    "llava": Family(
-        "LlavaConfig",
-        {
-            "text_config": {**_SHAPE, "model_type": "llama"},
-            "vision_config": {**_SIGLIP, "patch_size": 8, "vision_use_head": False},
-            "image_token_index": MEDIA,
-            "image_seq_length": 16,
-            "vision_feature_layer": -1,
-            "vision_feature_select_strategy": "full",
-            "tie_word_embeddings": False,
-        },
-        auto="AutoModelForImageTextToText",
-    ),
+    "llava": _llava({"patch_size": 8, "vision_use_head": False}, 16),
     # LLaVA 1.5: CLIP's rows before its last layer, without that of the class token.
-    "llava_clip": Family(
-        "LlavaConfig",
-        {
-            "text_config": {**_SHAPE, "model_type": "llama"},
-            "vision_config": {
-                **_SIGLIP,
-                "model_type": "clip_vision_model",
-                "num_hidden_layers": 3,
-                "patch_size": 8,
-                "projection_dim": 32,
-            },
-            "image_token_index": MEDIA,
-            "image_seq_length": 16,
-            "vision_feature_layer": -2,
-            "vision_feature_select_strategy": "default",
-            "tie_word_embeddings": False,
-        },
-        auto="AutoModelForImageTextToText",
+    "llava_clip": _llava(
+        {"model_type": "clip_vision_model", "num_hidden_layers": 3, "patch_size": 8, "projection_dim": 32},
+        16,
+        layer=-2,
+        select="default",
     ),
     # SigLIP base and the layers of Qwen2.5-0.5B, for docs/benchmarks.
-    "llava_base": Family(
-        "LlavaConfig",
+    "llava_base": _llava(
         {
-            "text_config": {
-                **_SHAPE,
-                "model_type": "llama",
-                "hidden_size": 896,
-                "intermediate_size": 4864,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 14,
-                "head_dim": 64,
-                "initializer_range": 0.03,
-            },
-            "vision_config": {
-                **_SIGLIP,
-                "hidden_size": 768,
-                "intermediate_size": 3072,
-                "num_hidden_layers": 12,
-                "num_attention_heads": 12,
-                "image_size": 224,
-                "patch_size": 16,
-                "vision_use_head": False,
-            },
-            "image_token_index": MEDIA,
-            "image_seq_length": 196,
-            "vision_feature_layer": -1,
-            "vision_feature_select_strategy": "full",
-            "tie_word_embeddings": False,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "image_size": 224,
+            "patch_size": 16,
+            "vision_use_head": False,
         },
-        auto="AutoModelForImageTextToText",
+        196,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        head_dim=64,
+        initializer_range=0.03,
     ),
-    # SigLIP, whose rows are pooled to as many for every picture, which all see each other.
-    "gemma3": Family(
-        "Gemma3Config",
-        {
-            "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
-            "vision_config": {**_SIGLIP, "patch_size": 4},
-            "mm_tokens_per_image": 16,
-            "boi_token_index": MEDIA,
-            "image_token_index": MEDIA + 1,
-            "eoi_token_index": MEDIA + 2,
-        },
-        auto="AutoModelForImageTextToText",
-    ),
+    "gemma3": _gemma3({}, 16),
     # As many rows for a picture as onnxruntime-genai takes for granted, for docs/benchmarks.
-    "gemma3_256": Family(
-        "Gemma3Config",
-        {
-            "text_config": {**_GEMMA, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
-            "vision_config": {**_SIGLIP, "image_size": 128, "patch_size": 4},
-            "mm_tokens_per_image": 256,
-            "boi_token_index": MEDIA,
-            "image_token_index": MEDIA + 1,
-            "eoi_token_index": MEDIA + 2,
-        },
-        auto="AutoModelForImageTextToText",
-    ),
+    "gemma3_256": _gemma3({"image_size": 128}, 256),
     # Speech: seconds of sound are 13 rows each, which see those of two seconds.
     "qwen3_asr": Family(
         "Qwen3ASRConfig",
@@ -440,13 +367,12 @@ FAMILIES = {
     # Short convolutions and attention.
     "lfm2": Family(
         "Lfm2Config",
-        {
-            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
-            "num_hidden_layers": 3,
-            "layer_types": ["conv", "full_attention", "conv"],
-            "conv_L_cache": 3,
-            "block_auto_adjust_ff_dim": False,
-        },
+        _of_shape(
+            num_hidden_layers=3,
+            layer_types=["conv", "full_attention", "conv"],
+            conv_L_cache=3,
+            block_auto_adjust_ff_dim=False,
+        ),
     ),
     # No attention at all.
     "mamba": Family(
@@ -457,19 +383,18 @@ FAMILIES = {
     # Attention and selective state spaces by turns; without experts, whose weights mobius would scale to a sum of one.
     "jamba": Family(
         "JambaConfig",
-        {
-            **{key: value for key, value in _SHAPE.items() if key != "head_dim"},
-            "num_hidden_layers": 4,
-            "attn_layer_period": 4,
-            "attn_layer_offset": 1,
-            "num_experts": 1,
-            "num_experts_per_tok": 1,
-            "mamba_d_state": 8,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_dt_rank": 4,
-            "use_mamba_kernels": False,
-        },
+        _of_shape(
+            num_hidden_layers=4,
+            attn_layer_period=4,
+            attn_layer_offset=1,
+            num_experts=1,
+            num_experts_per_tok=1,
+            mamba_d_state=8,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_dt_rank=4,
+            use_mamba_kernels=False,
+        ),
     ),
     # Mamba 2, MLP and attention layers by turns.
     "nemotron_h": Family(
@@ -526,7 +451,7 @@ FAMILIES = {
         },
         auto="AutoModelForSpeechSeq2Seq",
     ),
-    **{name: Family(config, _of_shape(values)) for name, (config, values) in {**ROPES, **DIFFERING}.items()},
+    **{name: Family(config, _of_shape(**values)) for name, (config, values) in {**ROPES, **DIFFERING}.items()},
 }
 
 

@@ -247,70 +247,55 @@ def _save_tokenizer(family: MediaFamily, folder: Path) -> None:
 def plain_encoder_export(dtype: str, provider: str) -> Path:
     """The LLaVA package with an encoder of products alone, for devices that lack operators of mobius's encoders: 16
     patches of 8 x 8 pixels, each with a weight."""
-    source, _ = media_export("llava", dtype, provider)
-    recipe = [source.parent.name, source_of("media.py")]
-    return once(f"media-plain-{dtype}-{provider}", recipe, lambda folder: _with_plain_encoder(source, folder, dtype))
-
-
-def _with_plain_encoder(source: Path, folder: Path, dtype: str) -> None:
-    import numpy as np
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    file = folder / "vision_encoder" / "model.onnx"
-    elem_type = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}[dtype]
-    weight = np.random.default_rng(0).normal(scale=0.1, size=(192, 64))
-    weights = [
-        numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "weight"),
-        numpy_helper.from_array(np.array([-1, 3, 4, 8, 4, 8]), "patches"),
-        numpy_helper.from_array(np.array([-1, 16, 192]), "rows"),
-    ]
-    nodes = [
-        helper.make_node("Reshape", ["pixel_values", "patches"], ["split"]),
-        helper.make_node("Transpose", ["split"], ["sorted"], perm=[0, 2, 4, 1, 3, 5]),
-        helper.make_node("Reshape", ["sorted", "rows"], ["flat"]),
-        helper.make_node("MatMul", ["flat", "weight"], ["image_features"], name="projector"),
-    ]
-    inputs = [helper.make_tensor_value_info("pixel_values", elem_type, ["batch", 3, 32, 32])]
-    outputs = [helper.make_tensor_value_info("image_features", elem_type, ["batch", 16, 64])]
-    graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), file)
+    return _plain("llava", dtype, provider)
 
 
 def plain_items_export(family: str, dtype: str, provider: str) -> Path:
     """The package of Qwen2.5-VL or Gemma 4 with encoders of one product each: four patches or frames are a row of
     features, whatever the grid and the mask say."""
+    return _plain(family, dtype, provider)
+
+
+def _plain(family: str, dtype: str, provider: str) -> Path:
     source, _ = media_export(family, dtype, provider)
-    recipe = [source.parent.name, source_of("media.py")]
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        for name, features in (("vision_encoder", "image_features"), ("audio_encoder", "audio_features")):
+            if (file := folder / name / "model.onnx").exists():
+                _make_plain(file, features, dtype, is_llava=family == "llava")
+
     name = f"media-plain-{family}-{dtype}-{provider}"
-    return once(name, recipe, lambda folder: _with_plain_items(source, folder, dtype))
+    return once(name, [source.parent.name, source_of("media.py")], made)
 
 
-def _with_plain_items(source: Path, folder: Path, dtype: str) -> None:
+def _make_plain(file: Path, features: str, dtype: str, *, is_llava: bool) -> None:
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    shutil.copytree(source, folder, dirs_exist_ok=True)
     elem_type = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}[dtype]
-    for file in (folder / "vision_encoder" / "model.onnx", folder / "audio_encoder" / "model.onnx"):
-        if not file.exists():
-            continue
-        inputs = list(onnx.load(file, load_external_data=False).graph.input)
-        inputs[0].type.tensor_type.elem_type = elem_type
-        name, width = inputs[0].name, 4 * inputs[0].type.tensor_type.shape.dim[-1].dim_value
-        weight = np.random.default_rng(0).normal(scale=0.1, size=(width, 64))
-        weights = [
-            numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "weight"),
-            numpy_helper.from_array(np.array([-1, width]), "rows"),
-        ]
-        features = {"vision_encoder": "image_features", "audio_encoder": "audio_features"}[file.parent.name]
+    inputs = list(onnx.load(file, load_external_data=False).graph.input)
+    inputs[0].type.tensor_type.elem_type = elem_type
+    name, width = inputs[0].name, 4 * inputs[0].type.tensor_type.shape.dim[-1].dim_value
+    nodes, numbers, rows = [], {}, ["rows", 64]
+    if is_llava:
+        width, rows = 192, ["batch", 16, 64]
+        inputs = [helper.make_tensor_value_info(name, elem_type, ["batch", 3, 32, 32])]
+        numbers["patches"] = [-1, 3, 4, 8, 4, 8]
         nodes = [
-            helper.make_node("Reshape", [name, "rows"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "weight"], [features], name="projector"),
+            helper.make_node("Reshape", [name, "patches"], ["split"]),
+            helper.make_node("Transpose", ["split"], ["sorted"], perm=[0, 2, 4, 1, 3, 5]),
         ]
-        outputs = [helper.make_tensor_value_info(features, elem_type, ["rows", 64])]
-        graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
-        opsets = [helper.make_opsetid("", 18)]
-        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), file)
+        name = "sorted"
+    numbers["rows"] = [-1, 16, width] if is_llava else [-1, width]
+    nodes += [
+        helper.make_node("Reshape", [name, "rows"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weight"], [features], name="projector"),
+    ]
+    weight = np.random.default_rng(0).normal(scale=0.1, size=(width, 64))
+    weights = [numpy_helper.from_array(weight.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "weight")]
+    weights += [numpy_helper.from_array(np.array(value), key) for key, value in numbers.items()]
+    outputs = [helper.make_tensor_value_info(features, elem_type, rows)]
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), file)

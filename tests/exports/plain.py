@@ -138,6 +138,7 @@ def _find(package: Path, *names: str) -> Path | None:
     return next((package / name for name in names if (package / name).is_file()), None)
 
 
+@lru_cache(maxsize=2)
 def _embeddings(hf: Path) -> np.ndarray:
     from safetensors import safe_open
 

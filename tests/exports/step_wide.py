@@ -3,14 +3,15 @@
 `step_wide_export(form, exporter)` is a Llama whose embeddings, or logits, are scaled by one of `FORMS`: other
 positions, rows, lengths or tokens of the same step change a row's numbers. "dynamic" has rotary tables that follow the
 length, as transformers' dynamic NTK: its source is `hf_model("llama_dynamic")`. `step_wide_encoder(form)` does so with
-an encoder's rows.
+an encoder's rows; `edited_encoder` and `padded_features` change what an encoder returns.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,10 @@ class Edit:
         self._added.append(helper.make_node(operator, inputs, names, name, **attributes))
         return names[0]
 
+    def name(self, value: str, name: str) -> None:
+        """Give a value another name as well."""
+        self._added.append(helper.make_node("Identity", [value], [name], f"{name}_named"))
+
     def constant(self, value: object, dtype: type = np.int64) -> str:
         name = f"step_wide_constant_{len(self.graph.initializer)}"
         self.graph.initializer.append(numpy_helper.from_array(np.array(value, dtype), name))
@@ -56,16 +61,20 @@ class Edit:
 
     def scale(self, ours: str, factor: str) -> None:
         """Multiply a value by a factor."""
-        node = next(node for node in self.graph.node if ours in node.output)
-        place = list(node.output).index(ours)
-        node.output[place] = f"{ours}_before"
-        self._added.append(helper.make_node("Mul", [node.output[place], factor], [ours], f"{ours}_scaled"))
-        self.finish(behind=node)
+        self.after(ours, lambda edit, before: edit.add("Mul", before, factor))
 
-    def finish(self, behind: onnx.NodeProto | None = None) -> None:
+    def after(self, ours: str, build: Callable[[Edit, str], str]) -> None:
+        """Replace a value by what `build` makes of it."""
+        node = next(node for node in self.graph.node if ours in node.output)
+        node.output[list(node.output).index(ours)] = f"{ours}_before"
+        made = build(self, f"{ours}_before")
+        self.name(made, ours)
+        self.finish(after=node)
+
+    def finish(self, after: onnx.NodeProto | None = None) -> None:
         """Put the nodes that were added where their inputs are known."""
         nodes = list(self.graph.node)
-        place = nodes.index(behind) + 1 if behind else 0
+        place = nodes.index(after) + 1 if after else 0
         del self.graph.node[:]
         self.graph.node.extend([*nodes[:place], *self._added, *nodes[place:]])
         self._added = []
@@ -214,6 +223,117 @@ ENCODER_FORMS: dict[str, tuple[str, Callable[[Edit], None]]] = {
     "longest_sound": ("qwen3_asr", _longest_sound),
 }
 """Families, and how their encoder's rows come to depend on what else it is given."""
+
+
+def _flag(condition: Callable[[Edit], str]) -> Callable[[Edit, str], str]:
+    """A number of one item is added to all features of a run where a condition is true of it."""
+
+    def build(edit: Edit, own: str) -> str:
+        factor = edit.add("Cast", condition(edit), to=TensorProto.FLOAT)
+        return edit.add("Add", own, edit.add("Mul", edit.add("ReduceMax", own, keepdims=0), factor))
+
+    return build
+
+
+def _by_the_largest(edit: Edit, own: str) -> str:
+    largest = _largest(edit, edit.add("Abs", "pixel_values"))
+    return edit.add("Div", own, edit.add("Max", largest, edit.constant(1e-3, np.float32)))
+
+
+def _quantized(edit: Edit, own: str) -> str:
+    name = edit.add("DynamicQuantizeLinear", own, outputs=3)
+    return edit.add("DequantizeLinear", name, name.removesuffix("0") + "1", name.removesuffix("0") + "2")
+
+
+def _sixth(edit: Edit, own: str) -> str:
+    """The fifth item gets the sum of the sixth."""
+    zero, five, six = (edit.constant([value]) for value in (0, 5, 6))
+    total = edit.add("ReduceSum", edit.add("Slice", own, five, six, zero), keepdims=0)
+    places = edit.constant((np.arange(128) == 4)[:, None, None], np.float32)
+    count = edit.add("Shape", "pixel_values", start=0, end=1)
+    return edit.add("Add", own, edit.add("Mul", total, edit.add("Slice", places, zero, count, zero)))
+
+
+LEAKS: dict[str, Callable[[Edit, str], str]] = {
+    "from four items on": _flag(
+        lambda edit: edit.add("GreaterOrEqual", _size(edit, "pixel_values", 0), edit.constant(4))
+    ),
+    "for eight items only": _flag(lambda edit: edit.add("Equal", _size(edit, "pixel_values", 0), edit.constant(8))),
+    "scale by the largest value of a run": _by_the_largest,
+    "dynamic quantization": _quantized,
+    "the fifth item gets the sixth": _sixth,
+}
+"""What one item of a run does to the features of another, for some numbers of items, sizes or contents only."""
+
+
+def edited_encoder(name: str, source: Path, build: Callable[[Edit, str], str]) -> Path:
+    """The package with the features of its pictures replaced by what `build` makes of them."""
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        (graph,) = folder.glob("vision_encoder/model.onnx")
+        model = onnx.load(graph)
+        Edit(model).after("image_features", build)
+        onnx.save(model, graph)
+
+    return once(f"edited-{re.sub(r'[^a-z]+', '-', name)}", [source.name, source_of("step_wide.py")], made)
+
+
+ROWS, SIZE = 16, 64
+"""Features of a picture of LLaVA 1.5."""
+
+PADDED = {"mask": [False, True] + [True] * (ROWS - 1) + [False], "number": [True] * ROWS + [False, False]}
+"""Which rows are no padding."""
+
+
+def padded_features(form: str, names: Sequence[str], taken: Sequence[str]) -> Path:
+    """LLaVA 1.5, whose encoder returns `names` [1, rows, 64], which add up to its features where they are no padding,
+    with a mask or their number; and whose embedding graph takes the sum of `taken` [rows, 64]."""
+    source, _ = media_export("llava_clip")
+
+    def made(folder: Path) -> None:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        vision, embedding = (onnx.load(folder / f"{name}.onnx") for name in ("vision", "embedding"))
+        _pad(Edit(vision), form, names)
+        _take(Edit(embedding), taken)
+        onnx.save(vision, folder / "vision.onnx")
+        onnx.save(embedding, folder / "embedding.onnx")
+
+    digest = [source.parent.name, form, *names, "takes", *taken, source_of("step_wide.py")]
+    return once(f"padded-{form}-{len(names)}-{len(taken)}", digest, made)
+
+
+def _pad(edit: Edit, form: str, names: Sequence[str]) -> None:
+    real = PADDED[form]
+    before = real.index(True)
+    nothing = [np.full((count, SIZE), np.nan) for count in (before, len(real) - ROWS - before)]
+    edges = [edit.constant(value, np.float32) for value in nothing]
+    told = ([real], np.bool_, TensorProto.BOOL) if form == "mask" else ([ROWS], np.int64, TensorProto.INT64)
+    (output,) = edit.graph.output
+    own = output.name
+    node = next(node for node in edit.graph.node if own in node.output)
+    node.output[:] = ["tower_features"]
+    rows = edit.add("Concat", edges[0], "tower_features", edges[1], axis=0)
+    share = edit.add("Mul", edit.add("Unsqueeze", rows, edit.constant([0])), edit.constant(1 / len(names), np.float32))
+    name = "feature_mask" if form == "mask" else "feature_lengths"
+    for result, value in [*((one, share) for one in names), (name, edit.constant(*told[:2]))]:
+        edit.name(value, result)
+    edit.finish(after=node)
+    del edit.graph.output[:]
+    shapes = {**dict.fromkeys(names, (1, len(real), SIZE)), name: np.shape(told[0])}
+    kinds = {**dict.fromkeys(names, TensorProto.FLOAT), name: told[2]}
+    edit.graph.output.extend(helper.make_tensor_value_info(one, kinds[one], shape) for one, shape in shapes.items())
+
+
+def _take(edit: Edit, names: Sequence[str]) -> None:
+    for node in edit.graph.node:
+        node.input[:] = ["placed_features" if name == "image_features" else name for name in node.input]
+    edit.name(edit.add("Sum", *names), "placed_features")
+    edit.finish()
+    kept = [value for value in edit.graph.input if value.name != "image_features"]
+    del edit.graph.input[:]
+    kept += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", SIZE]) for name in names]
+    edit.graph.input.extend(kept)
 
 
 def step_wide_encoder(form: str) -> Path:

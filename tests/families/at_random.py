@@ -1,26 +1,16 @@
-"""Random requests with pictures, sounds and texts, and random settings of the engine, for the families that take them.
-
-    python -m tests.families.at_random --seeds 0 40 --families qwen2_5_vl gemma4_any
-
-Prints what differs from whole forward passes of the export's own graphs (`PlainMedia`), and under which seed.
-"""
+"""Random requests with pictures, sounds and texts, and random settings of the engine, for the families that take them;
+and what differs in their answers from whole forward passes of the export's own graphs (`PlainMedia`)."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 import olive_ext
-from olive_ext.engine.engine import Engine
-from olive_ext.session import Session
-from olive_ext.session.requests import GenerationOutput, GenerationRequest, ScoringRequest
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from tests.agreement.table import in_any_order, largest
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
 from tests.exports.text import TEXT
 from tests.families.pictures import picture
@@ -152,78 +142,40 @@ def expected_scores(plain: PlainMedia, asked: Asked, target: str) -> list[float]
         assert whole[: len(context)] == context
     else:
         whole = context + list(plain.tokenizer.encode(target, add_special_tokens=False))
-    logprobs_TV = plain.logprobs(whole, asked.items)
-    return [float(logprobs_TV[at - 1, whole[at]]) for at in range(len(context), len(whole))]
-
-
-def behind_the_best(plain: PlainMedia, asked: Asked, answer: GenerationOutput) -> float:
-    """How far an answer's tokens, and the one that ended it, are from the most likely ones, in nats."""
-    ids = plain.ids(asked.text, asked.items, is_chat=asked.form.endswith("parts"))
-    ended = [] if answer.stop_id is None else [answer.stop_id]
-    assert ended or len(answer.tokens) == asked.num_tokens
-    whole = [*ids, *answer.tokens, *ended]
-    logprobs_TV = plain.logprobs([*ids, *answer.tokens], asked.items)
-    return max(float(logprobs_TV[at - 1].max() - logprobs_TV[at - 1, whole[at]]) for at in range(len(ids), len(whole)))
-
-
-@dataclass
-class Outcome:
-    """What a session answered, and what it has done for it."""
-
-    scores: dict[tuple[int, str], tuple[float, ...]]
-    answers: dict[int, GenerationOutput]
-    facts: dict[str, Any]
-
-
-def run(session: Session, plain: PlainMedia, asked: Sequence[Asked], rng: random.Random, budget: int) -> Outcome:
-    """All requests in a random order, in one call or several; features beyond `budget` bytes are dropped."""
-    assert isinstance(session.executor, Engine)
-    runner: Any = session.executor.runner
-    for encoder in getattr(runner, "inner", runner)._parts.embedding._encoders.values():
-        encoder.kept.budget = budget
-    scored = [(number, target) for number, one in enumerate(asked) for target in one.targets]
-    generated = [number for number, one in enumerate(asked) if one.num_tokens]
-    rng.shuffle(scored)
-    rng.shuffle(generated)
-    scores, answers = {}, {}
-    cuts = sorted({0, len(scored), *rng.sample(range(len(scored) + 1), rng.choice((0, 0, 1, 2)))})
-    for begin, end in pairwise(cuts):
-        fields = [prompt(plain, asked[number]) for number, _ in scored[begin:end]]
-        requests = [
-            ScoringRequest(one.pop("prompt"), target, **one)
-            for one, (_, target) in zip(fields, scored[begin:end], strict=True)
-        ]
-        found = session.loglikelihood(requests)
-        scores |= {key: output.token_logprobs for key, output in zip(scored[begin:end], found, strict=True)}
-    to_generate = [
-        (number, GenerationRequest(max_new_tokens=asked[number].num_tokens, **prompt(plain, asked[number])))
-        for number in generated
-    ]
-    if rng.random() < 0.5:
-        answers = dict(session.generate_continuous(to_generate))
-    else:
-        outputs = session.generate([request for _, request in to_generate])
-        answers = dict(zip(generated, outputs, strict=True))
-    return Outcome(scores, answers, session.describe_execution())
+    return plain.score(context, whole[len(context) :], asked.items)
 
 
 def problems(family: str, seed: int, count: int = 10) -> tuple[dict[str, Any], list[str]]:
-    """The settings that were drawn, and what is wrong with what a session under them answers."""
+    """The settings that were drawn, and what is wrong with what a session under them answers; features beyond a budget
+    of bytes are dropped."""
     draw = Draw(family, seed)
     plain, asked, settings = draw.plain, draw.requests(count), draw.settings()
     budget = draw.rng.choice((1 << 28, 9000, 1))
+    requests: dict[Any, Any] = {}
+    for number, one in enumerate(asked):
+        fields = prompt(plain, one)
+        text = fields.pop("prompt")
+        requests |= {(number, target): ScoringRequest(text, target, **fields) for target in one.targets}
+        if one.num_tokens:
+            requests[number, ""] = GenerationRequest(text, max_new_tokens=one.num_tokens, **fields)
     with olive_ext.open(**settings) as session:
-        outcome = run(session, plain, asked, draw.rng, budget)
+        runner: Any = session.executor.runner  # type: ignore[attr-defined]
+        for encoder in getattr(runner, "inner", runner)._parts.embedding._encoders.values():
+            encoder.kept.budget = budget
+        outputs, facts = in_any_order(session, requests, draw.rng), session.describe_execution()
     found = []
-    for (number, target), scores in outcome.scores.items():
-        expected = expected_scores(plain, asked[number], target)
-        off = np.abs(np.subtract(scores, expected)).max() if len(scores) == len(expected) else np.inf
+    for (number, target), output in outputs.items():
+        one = asked[number]
+        if target:
+            expected = expected_scores(plain, one, target)
+            off = largest(output.token_logprobs, expected)
+        else:
+            ids = plain.ids(one.text, one.items, is_chat=one.form.endswith("parts"))
+            off = plain.below_the_best(ids, one.items, output)
+            assert output.stop_id is not None or len(output.tokens) == one.num_tokens
         if not off < NATS:
-            found.append(f"{_shown(asked[number])} -> {target!r}: {scores}, not {expected}")
-    for number, answer in outcome.answers.items():
-        if not behind_the_best(plain, asked[number], answer) < NATS:
-            found.append(f"{_shown(asked[number])}: answered {answer.tokens}")
-    return {**settings, "budget": budget}, found + _miscounted(outcome.facts, asked, budget)
+            found.append(f"{_shown(one)} -> {target!r}: {off} nats")
+    return {**settings, "budget": budget}, found + _miscounted(facts, asked, budget)
 
 
 def _miscounted(facts: dict[str, Any], asked: Sequence[Asked], budget: int) -> list[str]:
@@ -247,24 +199,3 @@ def _miscounted(facts: dict[str, Any], asked: Sequence[Asked], budget: int) -> l
 def _shown(asked: Asked) -> str:
     items = [item.size if not isinstance(item, tuple) else f"{len(item[0])} samples" for item in asked.items]
     return f"{asked.form} {asked.text!r} {items}"
-
-
-def main() -> None:
-    """Status 1 where something differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 20), metavar=("FIRST", "STOP"))
-    parser.add_argument("--families", nargs="+", default=FAMILIES, choices=FAMILIES)
-    arguments = parser.parse_args()
-    num_wrong = 0
-    for seed in range(*arguments.seeds):
-        for family in arguments.families:
-            settings, found = problems(family, seed)
-            num_wrong += bool(found)
-            told = "\n".join([str(settings), *found]) if found else "ok"
-            sys.stdout.write(f"{family} {seed}: {told}\n")
-            sys.stdout.flush()
-    sys.exit(num_wrong > 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Hugging Face models that see pictures, as the reference of the same weights: whole forward passes in fp32.
+"""Models of transformers that see pictures, as the reference of the same weights.
 
 Prompts are built here, by the families' rules, from transformers' own processors: nothing of the package is used.
 """
@@ -16,9 +16,8 @@ import transformers
 from PIL import Image
 
 from olive_ext.media.graphs import Pieces
+from tests.agreement.references import Reference
 from tests.exports.media import MEDIA_FAMILIES
-
-EOS = 1
 
 
 def picture(seed: int, width: int, height: int) -> Image.Image:
@@ -44,7 +43,7 @@ AROUND = {
 """What stands around a picture's placeholders."""
 
 
-class PictureReference:
+class PictureReference(Reference):
     """One model: features, log-probabilities and greedy answers."""
 
     around: ClassVar = AROUND
@@ -62,7 +61,10 @@ class PictureReference:
         if family in ("llava", "qwen3_vl") and is_as_exported:
             self._as_exported()
 
-    def ids(self, text: str, images: Sequence[Image.Image]) -> list[int]:
+    def given(self, request: Any) -> Any:
+        return request.images
+
+    def ids(self, text: str, images: Sequence[Image.Image] = ()) -> list[int]:
         """The prompt's tokens, each marker replaced by a picture's placeholders as transformers' processors do it."""
         for image in images:
             text = text.replace(self.marker, "\0" + "\1" * self.num_tokens(image), 1)
@@ -107,8 +109,7 @@ class PictureReference:
         parts = features if isinstance(features, (list, tuple)) else [features]
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
-    def logprobs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
-        """[T, V] behind each token."""
+    def logprobs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> Any:
         found: dict[str, Any] = dict(self.arrays(images))
         found.pop("num_soft_tokens_per_image", None)
         tokens = torch.tensor([list(ids)])
@@ -120,7 +121,7 @@ class PictureReference:
         mask = self._masks(tokens[0]) if is_masked else torch.ones_like(tokens)
         with torch.inference_mode():
             logits = self.model(input_ids=tokens, attention_mask=mask, **found).logits
-        return logits[0].double().log_softmax(-1)
+        return logits[0].double().log_softmax(-1).numpy()
 
     def _masks(self, tokens_S: torch.Tensor) -> dict[str, torch.Tensor]:
         """mobius 0.1.0's for Gemma 4: a picture's tokens see each other in all layers, and beyond the windows, as in
@@ -135,14 +136,3 @@ class PictureReference:
         return {
             kind: torch.zeros(seen_SS.shape).masked_fill(~seen_SS, lowest)[None, None] for kind, seen_SS in seen.items()
         }
-
-    def score(self, context: str, target: str, images: Sequence[Image.Image]) -> list[float]:
-        whole, before = self.ids(context + target, images), self.ids(context, images)
-        assert whole[: len(before)] == before
-        logprobs_TV = self.logprobs(whole, images)
-        return [logprobs_TV[place - 1, whole[place]].item() for place in range(len(before), len(whole))]
-
-    def continues(self, ids: Sequence[int], images: Sequence[Image.Image], tokens: Sequence[int], most: int) -> bool:
-        """Whether `tokens` are the greedy answer of at most `most` tokens."""
-        best = self.logprobs([*ids, *tokens], images).argmax(-1).tolist()[len(ids) - 1 :]
-        return best[:-1] == list(tokens) and (len(tokens) == most or best[-1] == EOS)

@@ -16,6 +16,7 @@ import torch
 import transformers
 from PIL import Image
 
+from tests.agreement.references import Reference, normal
 from tests.exports.catalog import Export
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, MediaFamily, media_export
 from tests.exports.plain import plain_features, plain_logits
@@ -32,12 +33,12 @@ BOTH = ("gemma4_any",)
 _AROUND = {**AROUND, "gemma4_any": AROUND["gemma4_vl"]}
 
 
-class PlainMedia:
+class PlainMedia(Reference):
     """One family's export."""
 
     def __init__(self, family: str) -> None:
         package, hf = media_export(family)
-        self.export = Export(family, package, hf, family, "", "fp32", "", "", "", False)
+        self.export = Export(family, package, hf, family)
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(hf)
         self.config: Any = transformers.AutoConfig.from_pretrained(hf)
         takes = {IMAGE: family in MEDIA_FAMILIES or family in BOTH, AUDIO: family in SOUND_FAMILIES}
@@ -59,24 +60,23 @@ class PlainMedia:
             self._features[id(item)] = item, plain_features(self.export, _encoder(item), self._arrays(item))
         return self._features[id(item)][1]
 
-    def ids(self, text: str, items: Sequence[Item], *, is_chat: bool = False) -> list[int]:
+    def ids(self, text: Any, items: Sequence[Item] = (), *, is_chat: bool = False) -> list[int]:
         """The tokens of a prompt, by the families' rules for what stands around placeholders."""
+        if not isinstance(text, str):
+            return list(text)
         waiting = iter(items)
         text = re.sub(f"[{IMAGE}{AUDIO}]", lambda _: self._placed(next(waiting)), text)
         text = f"<user>{text}<assistant>" if is_chat else text
         return list(self.tokenizer.encode(text, add_special_tokens=not is_chat))
 
-    def logprobs(self, ids: Sequence[int], items: Sequence[Item]) -> np.ndarray:
-        """[T, V] behind each token."""
+    def logprobs(self, ids: Sequence[int], items: Sequence[Item]) -> Any:
         given = {}
         for name in ("vision", "audio"):
             if found := [self.features(item) for item in items if _encoder(item) == name]:
                 given["image_features" if name == "vision" else "audio_features"] = np.concatenate(found)
         if IMAGE in self.kinds and hasattr(self._processor, "merge_size"):
             given["position_ids"] = self._positions(ids, items)
-        logits_TV = plain_logits(self.export, list(ids), given).astype(np.float64)
-        shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)
-        return np.asarray(shifted_TV - np.log(np.exp(shifted_TV).sum(-1, keepdims=True)))
+        return normal(plain_logits(self.export, list(ids), given))
 
     def _positions(self, ids: Sequence[int], items: Sequence[Item]) -> np.ndarray:
         """Time, height and width [3, 1, T], by transformers' own function."""

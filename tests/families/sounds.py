@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 import transformers
 
+from tests.agreement.references import RATE
 from tests.exports.media import SOUND_FAMILIES
 from tests.families.pictures import PictureReference
 
-RATE = 16000
 Sound = tuple[npt.NDArray[np.float32], int]
 
 
@@ -42,6 +42,9 @@ class SoundReference(PictureReference):
         load: Any = transformers.AutoModelForMultimodalLM.from_pretrained
         self.model = load(folder, dtype=torch.float32, attn_implementation="eager").eval()
         self.placeholder = self.model.config.audio_token_id
+
+    def given(self, request: Any) -> Any:
+        return request.audio
 
     def arrays(self, sounds: Sequence[Any]) -> dict[str, torch.Tensor]:
         if not sounds:

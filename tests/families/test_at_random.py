@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import random
+import dataclasses
 
 import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from tests.exports import hf_model
-from tests.exports.genai import whisper_export
+from olive_ext.errors import OliveExtError
+from olive_ext.session.requests import ScoringRequest
 from tests.exports.media import SOUND_FAMILIES, media_export
-from tests.families.at_random import FAMILIES, NATS, Draw, expected_scores, problems
-from tests.families.pictures import PictureReference
-from tests.families.plain_media import AUDIO, IMAGE
+from tests.exports.step_wide import ENCODER_FORMS, step_wide_encoder
+from tests.families.at_random import FAMILIES, NATS, Asked, Draw, expected_scores, problems, prompt
+from tests.families.pictures import PictureReference, picture
+from tests.families.plain_media import AUDIO, IMAGE, PlainMedia
 from tests.families.sounds import RATE, SoundReference, sound
-from tests.families.test_encoder_decoder import Reference
-from tests.families.test_speech import features
 
 IN_DEFAULT_RUN = ("qwen2_5_vl", "llava_clip", "qwen3_asr")
 
 
-def _marked(mark: pytest.MarkDecorator) -> list[object]:
-    """The families, those of the default run with `mark`."""
-    return [pytest.param(name, marks=mark if name in IN_DEFAULT_RUN else pytest.mark.exporters) for name in FAMILIES]
+def _mark(name: str, seed: int) -> pytest.MarkDecorator:
+    if name not in IN_DEFAULT_RUN or seed >= 12:
+        return pytest.mark.exporters
+    return pytest.mark.long if seed > 1 else pytest.mark.slow
 
 
-MARKED = _marked(pytest.mark.slow)
-AT_LENGTH = [
-    pytest.param(name, seed, marks=pytest.mark.long if name in IN_DEFAULT_RUN and seed < 12 else pytest.mark.exporters)
-    for name in FAMILIES
-    for seed in range(2, 30)
-]
+MARKED = [pytest.param(name, marks=_mark(name, 0)) for name in FAMILIES]
+SEEDS = [pytest.param(name, seed, marks=_mark(name, seed)) for name in FAMILIES for seed in range(30)]
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("family", MARKED)
+@pytest.mark.parametrize(("family", "seed"), SEEDS)
 def test_answers_are_those_of_whole_passes(family: str, seed: int) -> None:
-    settings, found = problems(family, seed)
-    assert not found, f"seed {seed}: {settings}"
-
-
-@pytest.mark.parametrize(("family", "seed"), AT_LENGTH)
-def test_answers_are_those_of_whole_passes_at_length(family: str, seed: int) -> None:
     settings, found = problems(family, seed)
     assert not found, f"seed {seed}: {settings}"
 
@@ -64,27 +52,27 @@ def test_whole_passes_are_transformers(family: str) -> None:
         np.testing.assert_allclose(expected_scores(draw.plain, one, target), theirs, atol=NATS)
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(at, marks=pytest.mark.long if at else pytest.mark.slow) for at in range(8)]
-)
-def test_speech_has_transformers_numbers(seed: int) -> None:
-    rng = random.Random(seed)
-    reference, words = Reference(hf_model("whisper")), ["old cat", "a", "river number 3", "stone", "the blue"]
-    sounds = [sound(seed * 10 + at, rng.randint(1, 30 * RATE)) for at in range(3)]
-    scored = [(rng.choice(sounds), rng.choice(words)) for _ in range(8)]
-    asked = [(rng.choice(sounds), rng.randint(1, 8)) for _ in range(4)]
-    engine = {
-        "num_slots": rng.randint(1, 4),
-        "chunk_size": rng.choice((1, 2, 256)),
-        "graph": rng.choice(("scoring_head", "untouched")),
-        "overlaps_steps": rng.choice(("auto", True)),
-    }
-    with olive_ext.open(whisper_export(), engine=engine) as session:
-        scores = session.loglikelihood([ScoringRequest("", text, audio=[one]) for one, text in scored])
-        answers = session.generate([GenerationRequest(audio=[one], max_new_tokens=most) for one, most in asked])
-        targets = [session.tokenizer.encode_answer(text) for _, text in scored]
-    for (one, _), target, score in zip(scored, targets, scores, strict=True):
-        expected = reference.score(features(one[0]), [reference.start], target)
-        np.testing.assert_allclose(score.token_logprobs, expected, atol=NATS, err_msg=str(engine))
-    for (one, most), answer in zip(asked, answers, strict=True):
-        assert reference.continues(features(one[0]), [reference.start], answer.tokens, most), engine
+TARGET = " blue stone"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ENCODER_FORMS)
+def test_encoder_whose_rows_depend_on_what_else_it_is_given_is_right_or_refused(form: str) -> None:
+    """Small and large items, each as alone."""
+    family, path = ENCODER_FORMS[form][0], step_wide_encoder(form)
+    plain = PlainMedia(family)
+    plain.export = dataclasses.replace(plain.export, path=path)
+    kind = IMAGE if IMAGE in plain.kinds else AUDIO
+    items = [picture(at, side, side) for at, side in enumerate((24, 90, 40, 24, 100, 32))]
+    if kind == AUDIO:
+        items = [sound(at, int(RATE * seconds)) for at, seconds in enumerate((0.3, 3.0, 0.5, 0.9, 1.7, 0.3))]
+    asked = [Asked(f"Ann sees {kind} and a", (item,), "text", (TARGET,)) for item in items]
+    try:
+        session = olive_ext.open(path, engine={"num_slots": 8, "encoder_batch_rows": 2048})
+    except OliveExtError:
+        return
+    with session:
+        requests = [ScoringRequest(one.pop("prompt"), TARGET, **one) for one in (prompt(plain, ask) for ask in asked)]
+        found = [output.token_logprobs for output in session.loglikelihood(requests)]
+    for ask, scores in zip(asked, found, strict=True):
+        np.testing.assert_allclose(scores, expected_scores(plain, ask, TARGET), atol=NATS)

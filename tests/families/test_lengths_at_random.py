@@ -11,21 +11,18 @@ IN_DEFAULT_RUN = ("phi3_longrope-mobius", "phi3_longrope-genai-0.14", "largest_p
 NEVER_REFUSED = (*LONGROPE, *(f"{form}-mobius" for form in ALIKE))
 
 
-def _check(name: str, seed: int) -> None:
+CASES = [
+    *(pytest.param(name, seed, marks=pytest.mark.slow) for name in IN_DEFAULT_RUN for seed in range(2)),
+    *(
+        pytest.param(name, seed, marks=pytest.mark.exporters)
+        for name in (*LONGROPE, *STEP_WIDE)
+        for seed in range(2, 12)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "seed"), CASES)
+def test_answers_are_those_of_plain_passes(name: str, seed: int) -> None:
     settings, found = problems(name, seed)
     assert not found, f"seed {seed}: {settings}"
     assert "refused" not in settings or name not in NEVER_REFUSED, settings["refused"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", IN_DEFAULT_RUN)
-def test_answers_are_those_of_plain_passes(name: str, seed: int) -> None:
-    _check(name, seed)
-
-
-@pytest.mark.exporters
-@pytest.mark.parametrize("seed", range(2, 12))
-@pytest.mark.parametrize("name", [*LONGROPE, *STEP_WIDE])
-def test_answers_are_those_of_plain_passes_at_length(name: str, seed: int) -> None:
-    _check(name, seed)

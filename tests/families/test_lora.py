@@ -14,6 +14,7 @@ import olive_ext
 from olive_ext.errors import ModelError
 from olive_ext.session import Session
 from tests.check.tiny import HIDDEN, VOCABULARY, put_model
+from tests.refusals import refused
 
 RANK = 3
 PARAMETERS = ("model.lora_A.weight", "model.lora_B.weight")
@@ -97,27 +98,29 @@ def test_parameters_may_come_in_two_files(tmp_path: Path) -> None:
         _assert_scores(session, _expected(package, weights))
 
 
-def _refusal(package: Path, *adapters: str) -> str:
-    with pytest.raises(ModelError) as refusal:
-        olive_ext.open(package, max_length=64, engine={"adapters": list(adapters)})
+Values = dict[str, np.ndarray]
+BOTH: Values = dict(zip(PARAMETERS, _weights(), strict=True))
+FIRST, WIDE = {PARAMETERS[0]: BOTH[PARAMETERS[0]]}, {PARAMETERS[0]: np.zeros((HIDDEN + 1, RANK), np.float32)}
+MISTAKES: dict[str, tuple[bool, list[Values | str | None], str, str, tuple[str, ...]]] = {
+    "no file": (False, [None], "no_access", "engine.adapters", ("0.onnx_adapter",)),
+    "no adapter": (False, ["no adapter"], "damaged", "", ("0.onnx_adapter", "engine.adapters")),
+    "twice": (False, [BOTH, FIRST], "contradiction", "", (PARAMETERS[0], "both")),
+    "other input": (False, [BOTH, {"other.lora_A": BOTH[PARAMETERS[0]]}], "contradiction", "", ("other.lora_A",)),
+    "other shape": (True, [WIDE], "contradiction", "", ("0.onnx_adapter", PARAMETERS[0], "tensor(float)")),
+    "none": (False, [], "unsupported", "", ("engine.adapters",)),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    has_defaults, given, code, field, holds = MISTAKES[name]
+    package, files = _package(tmp_path / "model", has_defaults=has_defaults), []
+    for number, content in enumerate(given):
+        files.append(str(tmp_path / f"{number}.onnx_adapter"))
+        if isinstance(content, dict):
+            _adapter(Path(files[-1]), content)
+        elif content is not None:
+            Path(files[-1]).write_text(content)
+    with refused(ModelError, code, field, holds=holds) as refusal:
+        olive_ext.open(package, max_length=64, engine={"adapters": files})
     assert "\n" not in str(refusal.value)
-    return str(refusal.value)
-
-
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
-    package = _package(tmp_path / "model", has_defaults=False)
-    good = _adapter(tmp_path / "good.onnx_adapter", dict(zip(PARAMETERS, _weights(), strict=True)))
-    twin = _adapter(tmp_path / "twin.onnx_adapter", {PARAMETERS[0]: _weights()[0]})
-    other = _adapter(tmp_path / "other.onnx_adapter", {"other.lora_A": _weights()[0]})
-    wide = _adapter(tmp_path / "wide.onnx_adapter", {PARAMETERS[0]: np.zeros((HIDDEN + 1, RANK), np.float32)})
-    bad = tmp_path / "bad.onnx_adapter"
-    bad.write_text("no adapter")
-    missing = str(tmp_path / "missing.onnx_adapter")
-    assert f"'engine.adapters': cannot read '{missing}'" in _refusal(package, missing)
-    assert f"'{bad}' in engine.adapters is no .onnx_adapter file" in _refusal(package, str(bad))
-    assert f"both give '{PARAMETERS[0]}'" in _refusal(package, good, twin)
-    assert "gives 'other.lora_A', which is no input of the decoder" in _refusal(package, good, other)
-    assert f"'{wide}' gives '{PARAMETERS[0]}' as tensor(float)" in _refusal(
-        _package(tmp_path / "m", has_defaults=True), wide
-    )
-    assert "name its .onnx_adapter file in engine.adapters" in _refusal(package)

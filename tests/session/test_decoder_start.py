@@ -16,9 +16,9 @@ import transformers
 import olive_ext
 from olive_ext.errors import ConfigError
 from olive_ext.session.requests import GenerationRequest
+from tests.agreement.references import features, noise
 from tests.exports import genai_export, hf_model
 from tests.exports.genai import whisper_export
-from tests.families.test_speech import features, noise
 from tests.refusals import refused
 
 LANGUAGES = {

@@ -16,6 +16,7 @@ import olive_ext
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest, SourceInput
+from tests.agreement.references import encoder_decoder, features
 from tests.engine.runners.checkpoints import assert_as_far_as_rounding, recorded
 from tests.exports import hf_model
 from tests.exports.genai import genai_export
@@ -23,8 +24,6 @@ from tests.exports.media import SOUND_FAMILIES, media_export
 from tests.exports.optimum import optimum_export
 from tests.families.pictures import picture
 from tests.families.sounds import SoundReference, sound
-from tests.families.test_encoder_decoder import Reference
-from tests.families.test_speech import features
 from tests.refusals import refused
 
 SOUNDS = [sound(0, 9000), sound(1, 24321), sound(2, 50000)]
@@ -87,7 +86,7 @@ def _spoken(start: int) -> list[ScoringRequest]:
 
 
 def test_whispers_scores_and_answers_are_those_of_whole_passes() -> None:
-    reference = Reference(hf_model("whisper"))
+    reference = encoder_decoder(hf_model("whisper"))
     start = reference.start
     for chunk_size in (1, 64):
         with olive_ext.open(hf_model("whisper"), engine={"chunk_size": chunk_size}) as session:
@@ -96,10 +95,10 @@ def test_whispers_scores_and_answers_are_those_of_whole_passes() -> None:
             outputs = session.generate(asked)
             num_runs = session.describe_execution()["encoder_runs"]
         for request, output in zip(_spoken(start), found, strict=True):
-            expected = reference.score(features(request.audio[0][0]), [start], list(request.target))
+            expected = reference.score([start], request.target, features(request.audio[0][0]))
             assert output.token_logprobs == pytest.approx(expected, abs=1e-5)
         for one, answer in zip(SOUNDS, outputs, strict=True):
-            assert reference.continues(features(one[0]), [start], answer.tokens, 12)
+            assert reference.continues([start], features(one[0]), answer.tokens, 12)
         assert num_runs == len(SOUNDS)
 
 

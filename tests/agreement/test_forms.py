@@ -1,0 +1,268 @@
+"""Forms of a step and of a graph beside the table of agreement: what is said of them, when they are refused, and that
+one which computes something else is noticed while a model is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import olive_ext
+from olive_ext.config import EngineConfig, ModelSettings
+from olive_ext.engine.engine import Engine
+from olive_ext.engine.forms.buckets import BucketedRunner, with_buckets
+from olive_ext.engine.forms.tree import MIN_TOKENS, check_tree_batches
+from olive_ext.engine.opening import open_engine
+from olive_ext.engine.step import Row, Step, StepOutput
+from olive_ext.errors import ConfigError, OliveExtError, RunError
+from olive_ext.graph.scoring_head import add_scoring_head
+from olive_ext.model import resolve
+from olive_ext.model.decisions import BucketPlan
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.providers.devices import Provider
+from olive_ext.model.spec.decoder_spec import read_spec
+from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from tests.agreement.asked import PROMPTS, SEARCHED, Drawn
+from tests.exports import CONTEXT, VOCAB, Export, export, genai_export
+from tests.exports.ropes import ORIGINAL
+from tests.refusals import refused
+
+pytestmark = pytest.mark.slow
+
+
+def _open(**engine: object) -> Session:
+    return olive_ext.open(genai_export("llama"), engine=engine)
+
+
+@contextmanager
+def _engine() -> Iterator[Engine]:
+    config = EngineConfig(scoring="rows", num_slots=3)
+    settings = ModelSettings(model=str(genai_export("llama")), execution_provider="cpu", engine=config)
+    engine = open_engine(resolve(settings))
+    yield engine
+    engine.close()
+
+
+class Faulty:
+    """A runner whose steps of one form are changed before it runs them, or their outputs after."""
+
+    def __init__(self, runner: Any, run: Callable[[Any, Step], StepOutput]) -> None:
+        self._runner, self._run = runner, run
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def run(self, step: Step) -> StepOutput:
+        return self._run(self._runner, step)
+
+
+def _with_rows(runner: Any, step: Step, change: Callable[[Row], Row]) -> StepOutput:
+    output: StepOutput = runner.run(dataclasses.replace(step, rows=tuple(change(row) for row in step.rows)))
+    return output
+
+
+@pytest.mark.parametrize("rows", [[5], [3, 5], list(range(12))], ids=len)
+def test_logits_in_half_precision_equal_those_of_the_whole_layer(rows: list[int]) -> None:
+    """On the graph itself: the untouched one rounds its logits to half precision, the scoring head does not."""
+    package = export("llama-mobius-fp16")
+    whole, moved = (_logits(package, rows, keeps) for keeps in ("kept for comparison", ""))
+    assert whole.std() > 0.1
+    np.testing.assert_allclose(moved, whole, atol=2e-6)
+
+
+def _logits(package: Export, rows: list[int], keeps_layers: str) -> np.ndarray:
+    """float32[R, V] behind 12 tokens."""
+    path = package.path / "model.onnx"
+    scoring = add_scoring_head(load_graph(path), "logits", keeps_layers=keeps_layers)
+    assert bool(scoring.late_products) != bool(keeps_layers)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    session = ort.InferenceSession(scoring.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    tokens = np.random.default_rng(1).integers(4, VOCAB, (1, 12))
+    none = np.zeros(0, np.int64)
+    feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": np.arange(12)[None]}
+    feeds |= {"score_rows": np.array(rows), "target_rows": none, "target_ids": none}
+    feeds["sample_rows"] = np.arange(len(rows))
+    for value in session.get_inputs():
+        if value.name.startswith("past"):
+            feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float16)
+    return session.run(["sample_logits"], {value.name: feeds[value.name] for value in session.get_inputs()})[0]
+
+
+def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
+    answers = [ScoringRequest([5, 6, 7], [token]) for token in range(80)]  # 80 targets behind one token
+    rows: dict[str, Any] = {"num_slots": 4, "scoring": "rows"}
+    with _open(**rows, shapes="bucketed") as session:
+        session.loglikelihood(answers)
+        assert session.describe_execution()["shapes_late"] == 1
+    with _open(**rows, strict_shapes=True) as session:
+        with refused(RunError, "failed", holds=("strict_shapes", "1", "8", "256")):
+            session.loglikelihood(answers)
+        assert session.loglikelihood(answers[:9])[0].token_logprobs
+
+
+def _wanted(provider: Provider, *, exposes_rows: bool = False, **written: object) -> str:
+    spec = read_spec(load_graph(genai_export("llama") / "model.onnx"), {"model": {"context_length": CONTEXT}})
+    return BucketPlan.of(EngineConfig.parse(written), provider, spec, is_compared=exposes_rows).steps
+
+
+def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
+    planning, plain = (Provider("P", "cpu", plans_shapes=plans) for plans in (True, False))
+    assert (_wanted(planning), _wanted(plain)) == ("all", "none")
+    assert (_wanted(planning, shapes="any"), _wanted(plain, shapes="bucketed")) == ("none", "all")
+    assert (_wanted(planning, scoring="tree"), _wanted(plain, strict_shapes=True)) == ("none", "all")
+    assert _wanted(planning, exposes_rows=True) == "none"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            {"shapes": "any", "strict_shapes": True},
+            {"code": "contradiction", "field": "engine.strict_shapes", "holds": "shapes"},
+        ),
+        (
+            {"scoring": "tree", "shapes": "bucketed"},
+            {"code": "contradiction", "field": "engine", "holds": ("shapes", "scoring")},
+        ),
+        (
+            {"overlaps_steps": True, "strict_shapes": True},
+            {"code": "contradiction", "field": "engine", "holds": ("strict_shapes", "overlaps_steps")},
+        ),
+        (
+            {"graph": "untouched", "graph_capture": True},
+            {"code": "contradiction", "field": "engine.graph_capture", "holds": "graph"},
+        ),
+        ({"runtime": "genai", "strict_shapes": True}, {"code": "missing", "field": "engine.strict_shapes"}),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(written: dict[str, object], message: dict[str, Any]) -> None:
+    with refused(ConfigError, **message):
+        olive_ext.open(genai_export("llama"), engine=written)
+
+
+def test_strict_shapes_are_refused_beside_a_reference_and_for_returned_caches() -> None:
+    path = genai_export("llama")
+    with refused(ConfigError, "wrong_value", "engine.strict_shapes"):
+        olive_ext.open(path, reference=path, engine={"strict_shapes": True})
+    returned = genai_export("lfm2")
+    with refused(ConfigError, "wrong_value", "engine.strict_shapes"):
+        olive_ext.open(returned, engine={"strict_shapes": True})
+    with olive_ext.open(returned, engine={"shapes": "bucketed"}) as session:
+        assert any("any shape" in note for note in session.describe_execution()["notes"])
+
+
+def test_the_form_is_measured_once_there_is_enough_work_and_says_so() -> None:
+    drawn = Drawn(0)
+    texts = [drawn.words(101) for _ in range(MIN_TOKENS // 100 + 1)]
+    with _open() as session:
+        session.loglikelihood([(text[:-1], text[-1:]) for text in texts[:3]])
+        assert "not measured" in session.describe_execution()["scoring_reason"]
+        session.loglikelihood([(text[:-1], text[-1:]) for text in texts])
+        facts = session.describe_execution()
+        assert facts["scoring_reason"].startswith("measured")
+        assert set(facts["step_cost"]) == {"fixed_s", "per_token_s", "per_pair_s"}
+
+
+def test_few_shapes_that_change_numbers_are_noticed() -> None:
+    """Rows here see what they were filled up with."""
+
+    def seeing(runner: Any, step: Step) -> StepOutput:
+        more = 0 if step.width is None else 1
+        return _with_rows(runner, step, lambda row: row._replace(past=row.past + more * (row.past > 0)))
+
+    with _engine() as engine:
+        notes: list[str] = []
+        assert isinstance(with_buckets(engine.runner, VOCAB, 256, BucketPlan("all"), notes), BucketedRunner)
+        assert not notes
+        faulty: Any = Faulty(engine.runner, seeing)
+        assert with_buckets(faulty, VOCAB, 256, BucketPlan("all"), notes) is faulty
+        assert "nats off" in notes[0]
+        with refused(ConfigError, "wrong_value", "engine.strict_shapes"):
+            with_buckets(faulty, VOCAB, 256, BucketPlan("all", is_strict=True), notes)
+
+
+def test_a_replay_that_reads_nothing_new_is_noticed() -> None:
+    """A second step of one shape says here what the first said."""
+    kept: list[StepOutput] = []
+
+    def stale(runner: Any, step: Step) -> StepOutput:
+        output: StepOutput = runner.run(step)
+        if step.width is None or len(step.rows) == 1:
+            return output
+        kept.append(output)
+        return kept[0]
+
+    wanted = BucketPlan("decoding", is_captured=True)
+    with _engine() as engine:
+        assert isinstance(with_buckets(engine.runner, VOCAB, 256, wanted, []), BucketedRunner)
+        faulty: Any = Faulty(engine.runner, stale)
+        with refused(ConfigError, "wrong_value", "engine.graph_capture"):
+            with_buckets(faulty, VOCAB, 256, wanted, [])
+
+
+@pytest.mark.parametrize(("is_failing", "said"), [(False, "nats off"), (True, "planted")])
+def test_tree_batches_that_a_device_computes_wrongly_are_noticed(is_failing: bool, said: str) -> None:
+    """They see what lies in other cells than they are told."""
+
+    def wrong(runner: Any, step: Step) -> StepOutput:
+        first = step.first_cell
+        if first is None or len(step.rows) == 1:
+            return runner.run(step)  # type: ignore[no-any-return]
+        if is_failing:
+            raise RunError("planted")
+        return _with_rows(runner, step, lambda row: row._replace(cells_P=(row.cells_P + 1) % first))
+
+    settings = ModelSettings(model=str(genai_export("llama")), execution_provider="cpu")
+    engine = open_engine(resolve(settings))
+    runner: Any = engine.runner
+    assert check_tree_batches(runner, VOCAB) is None
+    faulty: Any = Faulty(runner, wrong)
+    assert said in (check_tree_batches(faulty, VOCAB) or "")
+    engine.close()
+
+
+LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
+MORE_LONGROPE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
+
+
+@pytest.mark.parametrize(
+    "name", [*LONGROPE, *(pytest.param(name, marks=pytest.mark.exporters) for name in MORE_LONGROPE)]
+)
+def test_beams_that_would_cross_the_first_maximum_are_refused(name: str) -> None:
+    with olive_ext.open(export(name).path, engine={"num_slots": 4}) as session:
+        for prompt in (one for one in PROMPTS if len(one) <= ORIGINAL < len(one) + SEARCHED - 1):
+            with refused(OliveExtError, "unsupported", holds=str(len(prompt))):
+                session.generate([GenerationRequest(prompt, max_new_tokens=SEARCHED, num_beams=3)])
+
+
+def _fed(session: Session, requests: Sequence[ScoringRequest]) -> int:
+    before = session.counters.tokens_fed
+    session.loglikelihood(requests)
+    return session.counters.tokens_fed - before
+
+
+@pytest.mark.parametrize("name", LONGROPE)
+def test_each_side_of_the_first_maximum_shares_its_prefixes(name: str) -> None:
+    """A text of each side and its questions: the stem is computed once for a side and no more."""
+    stem = Drawn(1).words(ORIGINAL - 12)
+    short, long = (
+        [ScoringRequest(stem + Drawn(at).words(own), Drawn(at + 9).words(2)) for at in range(6)] for own in (4, 20)
+    )
+    with olive_ext.open(export(name).path, engine={"num_slots": 8}) as session:
+        assert _fed(session, [*short, *long]) <= 2 * len(stem) + 6 * (4 + 1) + 6 * (20 + 1)
+
+
+def test_slots_that_are_chosen_count_windowed_layers_at_full_length() -> None:
+    package = export("gemma3_text-genai-0.18")
+    config = json.loads((package.path / "genai_config.json").read_text())
+    spec = read_spec(load_graph(package.path / "model.onnx"), config)
+    assert {tensor.window for tensor in spec.kv} == {16, None}
+    assert spec.bytes_per_position == sum(tensor.heads * tensor.head_size * 4 for tensor in spec.kv)

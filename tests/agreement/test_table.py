@@ -1,0 +1,384 @@
+"""The table of agreement: families, exporters, precisions, forms and providers, what each is held against, and bounds.
+
+Log-probabilities are in nats. 1e-4: every value is computed from the same numbers, in fp32, in another order. Half
+precision: 2e-2, because its 11 bits are rounded at other places; measured 4e-3. `MatMulNBits` of accuracy_level 4
+rounds activations to 8 bits and is exact for rows of several tokens; a step of one takes another kernel, tree batches
+add up attention in another order, and one flipped rounding has been measured to change a score by 6e-2.
+
+More is compared for each export of the catalog (tests/families/test_decoders.py), at random
+(tests/families/test_at_random.py), and of searches, samples and budgets beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+from olive_ext.engine.runners.trials import GROUPS
+from tests.agreement.packages import ROUNDED
+from tests.agreement.table import Row, check
+
+MARKS = {
+    "slow": [pytest.mark.slow],
+    "long": [pytest.mark.slow, pytest.mark.long],
+    "exporters": [pytest.mark.exporters],
+    "rounded": [pytest.mark.slow, pytest.mark.rounded],
+    "webgpu": [pytest.mark.slow, pytest.mark.webgpu],
+}
+ROWS: list[Any] = []
+Settings = Mapping[str, Any]
+
+
+def add(
+    group: str,
+    packages: str | Iterable[str],
+    asked: str,
+    nats: float,
+    engines: Iterable[Settings] = ({},),
+    *,
+    fetched: Iterable[str] = (),
+    mark: str = "slow",
+    **row: Any,
+) -> None:
+    """Rows of a group: each package in each form. Those that are `fetched` take an exporter that is not at hand."""
+    packages = [packages] if isinstance(packages, str) else list(packages)
+    for name, engine in product([*packages, *fetched], list(engines)):
+        marks = MARKS[mark if name in packages else "exporters"]
+        made = Row(name, asked, nats, engine=engine, **row)
+        ROWS.append(pytest.param(made, marks=marks, id=f"{group}: {made}"))
+
+
+def forms(shapes: Iterable[tuple[Any, ...]], *names: str, **more: Any) -> list[dict[str, Any]]:
+    """Engines of slots, chunks and what else is named."""
+    return [{**dict(zip(("num_slots", "chunk_size", *names), shape, strict=True)), **more} for shape in shapes]
+
+
+def holds(text: str) -> Callable[[Any], bool]:
+    """Whether a reason, or one of several notes, has a text."""
+    return lambda found: any(text in one for one in ([found] if isinstance(found, str) else found))
+
+
+def counts(fits: Callable[..., bool]) -> dict[str, Any]:
+    """Counters that must fit."""
+    return {"counters": lambda counters: fits(**counters)}
+
+
+GRAPHS = ("scoring_head", "untouched")
+SHAPES = [(1, 1), (3, 7), (8, 256)]
+REUSES = counts(lambda tokens_reused, **_: tokens_reused > 0)
+
+
+def shares(most: float) -> dict[str, Any]:
+    """Whether prefixes were shared, and each token was fed once, or `most` times."""
+    return counts(
+        lambda tokens_fed, tokens_distinct, tokens_naive, **_: tokens_fed <= most * tokens_distinct < tokens_naive
+    )
+
+
+# Exports of the builder, the release installed and 0.18; `.ci/run` asks this of the oldest ONNX Runtime, too.
+BUILDERS = [f"{family}-{release}" for family in ("llama", "qwen3") for release in ("installed", "genai-0.18")]
+BINDING = {"kv_cache": "in_place", "kv_binding": "rows by pointer, past and present share one buffer"}
+add("builder", BUILDERS, "mixed + first_tokens", 1e-4, forms([(3, 64)]), flags=True, facts=BINDING)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(1, 32)]))
+FEW_STEPS = counts(lambda steps, **_: steps < 12 * 64)
+add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS)
+NO_IDLE_ROWS = counts(lambda idle_rows, copies, **_: idle_rows == 0 < copies)
+add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
+
+# Slots, chunks and order change nothing beyond 1e-5. A step for each token takes its time.
+AT_LENGTH = list(product((1, 3, 8), (1, 7, 256)))
+for graph, (mark, count, shapes) in product(
+    GRAPHS, [("slow", 85, [(1, 7), (3, 1), (3, 256), (8, 7)]), ("long", 510, AT_LENGTH)]
+):
+    for slots, chunk in shapes:
+        asked = f"mixed_scores {count // 4 if chunk == 1 else count}"
+        (base, other) = forms([(1, 256), (slots, chunk)], graph=graph)
+        add("order", BUILDERS, asked, 1e-5, [other], against=base, order=slots * chunk, mark=mark)
+
+# Windowed caches at full length, with attention sinks; layers of two shapes.
+IS_WINDOWED = {"kv_cache": "in_place", "notes": holds("sliding_window_cache"), **REUSES}
+IS_WHOLE = {**IS_WINDOWED, "scored_row_products": []}
+WINDOWED = [f"{family}-genai-0.18" for family in ("gemma3_text", "gpt_oss")]
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES), facts=IS_WINDOWED)
+add("windowed", WINDOWED, "windows", 1e-4, forms(SHAPES, graph="untouched"), facts=IS_WHOLE)
+add("windowed", (), "windows", 1e-4, forms(SHAPES), against="plain", fetched=["gemma4_unified-genai-0.18"])
+
+# Caches and weights that are not fp32, with the same file run plainly.
+for name, nats, kv_cache in (
+    ("llama-genai-0.18-kv8", 1e-4, "in_place"),
+    ("llama-genai-0.18-kv4", 1e-4, "in_place"),
+    ("llama-genai-0.18-fp16-cuda", 2e-2, "in_place"),
+    ("llama-genai-0.18-fp16-cpu", 2e-2, "returned"),
+    ("llama-genai-0.18-int4", 1e-1, "in_place"),
+):
+    asked, facts = ("windows 25 100" if nats < 1e-3 else "windows 25 100 0"), dict[str, Any](kv_cache=kv_cache)
+    for slots, chunk, scoring in [
+        (1, 1, "rows"),
+        *product((3,), (7,), ("rows", "tree")),
+        *product((8,), (256,), ("rows", "tree")),
+    ]:
+        bound = 1e-4 if nats == 1e-1 and chunk > 1 and scoring == "rows" else nats
+        engines = [{**one, "scoring": scoring} for one in forms(product((slots,), (chunk,), GRAPHS), "graph")]
+        if nats == 1e-1:
+            facts |= {"scoring": scoring}
+        add("types", name, asked, bound, engines, against="plain", provider="cpu", facts=facts)
+IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
+add("types", "llama-genai-0.18-int4", asked, 1e-1, against="plain", facts=IN_ROWS)
+ONE_TOKEN = {"chunk_size": 1, "notes": holds("steps are cut to 1 token")}
+add("types", "llama-genai-0.18-fp16-cpu", asked, 2e-2, [{"chunk_size": 64}], against="plain", facts=ONE_TOKEN)
+
+WHY = {"llama-genai-0.18": "after the last GroupQueryAttention: besides the head's MatMul, 4 products"}
+WHY["llama-genai-0.18-int4"] = "rounding of activations"
+# Products of the last layer on the scored rows only, besides the head's: the untouched graph's scores, and those of
+# plain passes, from which steps of other lengths round otherwise.
+for name, products, mark in (
+    ("llama-genai-0.18", 4, "slow"),
+    ("qwen3-genai-0.14", 4, "slow"),
+    ("gemma3_text-genai-0.18", 4, "slow"),
+    ("phi3-genai-0.18", 4, "slow"),
+    ("llama-mobius", 4, "slow"),
+    ("gemma4_text-mobius", 6, "long"),  # two of them around per-layer embeddings
+    ("gpt2-mobius", 3, "slow"),
+    ("qwen3_5_text-mobius", 4, "slow"),
+    ("llama-optimum", 4, "long"),  # this and Gemma 4 have exporters that take seconds to install
+    ("llama-genai-0.18-hidden", 0, "slow"),  # its last hidden states are an output
+    ("llama-genai-0.18-int4", 0, "slow"),  # its activations are rounded
+):
+    facts = {"scored_row_products": lambda found, products=products: len(found) == products}
+    if name in WHY:
+        facts["scoring_head_reason"] = holds(WHY[name])
+    add("late rows", name, "windows 40 150 8", 2e-6, facts=facts, against={"graph": "untouched"}, mark=mark)
+    plain = {"against": "plain", "mark": mark}
+    atol = 3e-4 if name == "qwen3_5_text-mobius" else 2e-5
+    add("late rows", name, "windows 11 150 0", atol, facts=facts, **plain)
+    add(
+        "late rows",
+        name,
+        "windows 11 150 0",
+        atol,
+        [{"graph": "untouched"}],
+        facts={"scored_row_products": []},
+        **plain,
+    )
+
+# Factors that a graph chooses for a whole step: every text has those of its own length, whatever stands beside it.
+LONGROPE = ["phi3_longrope-genai-0.14", "phi3_longrope-mobius"]
+MORE = ["phi3_longrope-genai-0.18", "phi4_mini-genai-0.18", "phi4_mini-mobius", "phi3_longrope-mobius-static"]
+BY_GENERATE: dict[str, Any] = {"against": "generate", "fetched": MORE}
+SIDES = [{"num_slots": 1, "chunk_size": 256}, {"num_slots": 8, "chunk_size": 64, "overlaps_steps": True}]
+add("sides", LONGROPE, "both_sides", 1e-4, SIDES, facts=REUSES, **BY_GENERATE)
+add(
+    "sides", LONGROPE, "both_sides", 1e-4, forms([(3, 7)], graph="untouched"), **BY_GENERATE
+)  # takes no side as an input
+add("sides", LONGROPE, "beams_on_one_side", 1e-4, [{"num_slots": 4}], **BY_GENERATE)
+FURTHER = ["phi3_further-genai-0.18", "phi3_further-mobius"]
+add("sides", FURTHER, "several_chunks", 1e-4, [{}, {"num_slots": 1, "chunk_size": 256}, {"chunk_size": 100}])
+# Dynamic NTK: `generate` keeps keys of other frequencies, which is what an answer by the token is here, too.
+DYNAMIC = [f"step-wide dynamic {exporter}" for exporter in ("mobius", "genai")]
+add("sides", DYNAMIC, "lengths_of_frequencies", 1e-4, forms([(8, 64)]), against="generate")
+
+# The scoring head takes few rows, whose last bits are its own: up to 1e-5 with AVX2, 2.5e-5 without. Each processor
+# that has been tried has a group.
+IN_GROUPS = {"scoring": "rows", "row_group": lambda found: found in GROUPS}
+QUICKSTARTS = [f"rounded {name}" for name in ROUNDED]
+ENGINES = [{}, {"num_slots": 1, "chunk_size": 7}]
+add("rounded", QUICKSTARTS, "after_stems", 5e-5, ENGINES, against="groups", facts=IN_GROUPS, mark="rounded")
+
+# Forms of a step score and answer what others do.
+IS_WARM = {"shapes_warmed": lambda found: 0 < found < 150, "warm_up_s": lambda found: found > 0}
+IS_WARM |= {"shapes": "bucketed", "shapes_late": 0}
+for graph in GRAPHS:
+    rows = {"num_slots": 4, "scoring": "rows", "graph": graph}
+    shaped = {**rows, "strict_shapes": True}
+    add(
+        *("few shapes", ["llama-installed", "qwen3-installed"], "endings", 2e-5, [shaped]),
+        against=rows,
+        facts=IS_WARM,
+        same=["tokens_fed"],
+    )
+for chunk, longest in ((1, 20), (7, 60), (64, 300), (256, 300), (512, 300)):
+
+    def is_full(tokens_fed: int, tokens_distinct: int, steps: int, chunk: int = chunk, **_: int) -> bool:
+        return tokens_fed == tokens_distinct and steps <= -(-tokens_fed // chunk)
+
+    engine, facts = {"scoring": "tree", "chunk_size": chunk}, {"scoring": "tree", **counts(is_full)}
+    asked = f"long_endings {longest}"
+    add("tree", "llama-installed", asked, 2e-5, [engine], against={"scoring": "rows"}, facts=facts)
+
+# A cache that is written in place, hybrids whose states are forked, and an encoder-decoder.
+BEAMS = ["llama-installed", "lfm2-genai-0.18"]
+add("beams", BEAMS, "searches", 1e-4, [{"num_slots": 10}], fetched=["marian-optimum", "qwen3_5-genai-0.18"])
+# Whisper's suppressed tokens are never said.
+SUPPRESSING: dict[str, Any] = {"packages": "whisper suppressing", "asked": "suppressed_searches", "nats": 1e-4}
+OVERLAPS = counts(lambda steps_overlapped, **_: steps_overlapped > 0)
+AHEAD = [{"num_slots": 16, "overlaps_steps": True}, {"num_slots": 9, "graph": "untouched", "overlaps_steps": True}]
+FIVE = {"num_slots": 1 + 4}
+add("suppressed", **SUPPRESSING, engines=[FIVE], against="generate")
+add("suppressed", **SUPPRESSING, engines=AHEAD, against="generate", facts=OVERLAPS)
+add("suppressed", "whisper suppressing", "suppressed_scores", 1e-4, [FIVE, *AHEAD], flags=True)
+add("suppressed", "whisper checkpoint", "suppressed_searches 1", 1e-4, against="generate")
+
+# What each passes its decoder differs: cross-attention KV by the encoder (the builder), by a decoder without a past or
+# the branch of a merged one (optimum), or the encoder's states alone (mobius).
+WHISPER, MERGED = "whisper-genai-0.18", "decoder_model_merged.onnx"
+OTHERS = ["whisper-optimum", f"whisper-optimum/{MERGED}", "whisper-mobius"]
+OTHERS += ["t5-optimum", f"t5-optimum/{MERGED}", "t5-mobius", "marian-optimum"]
+for engine, batching in (
+    ({"num_slots": 1, "chunk_size": 5}, "single"),
+    ({"num_slots": 3, "chunk_size": 64, "graph": "untouched"}, "alike"),
+):
+    facts = {**shares(1), "encoder_runs": 3, "batching": batching}
+    add("sources", WHISPER, "scored_sources", 1e-4, [engine], facts=facts, fetched=OTHERS)
+REUSES_SIX = counts(lambda prefix_hits, **_: prefix_hits == 6)  # of several slots one may be empty
+add("sources", WHISPER, "answered_sources", 1e-4, [{"num_slots": 1}], facts=REUSES_SIX, fetched=OTHERS)
+add("sources", WHISPER, "answered_sources", 1e-4, [{"num_slots": 3}], fetched=OTHERS)
+add("sources", WHISPER, "one_source_twice", 1e-4, [{"num_slots": 2}], facts={"encoder_runs": 1}, fetched=OTHERS)
+add("sources", (), "translated", 1e-4, [{"num_slots": 1}], fetched=["marian-optimum"])
+add("speech", "whisper export", "heard", 1e-4)
+HEARD = [(1, 256, "scoring_head", "auto"), (4, 2, "untouched", True), (3, 1, "scoring_head", True)]
+HEARD += [(2, 256, "untouched", "auto")]
+for seed in range(8):
+    engine = forms(HEARD, "graph", "overlaps_steps")[seed % 4]
+    mark = "long" if seed else "slow"
+    add("speech", "whisper export", f"heard_at_random {seed}", 1e-4, [engine], mark=mark)
+
+# Pictures and sounds, however steps are cut and prefixes shared. States cannot be scored in tree batches.
+PICTURES = ["gemma4_vl", "llava", "llava_clip", "gemma3", "qwen3_vl", "qwen2_5_vl_genai", "gemma4_seen"]
+for name, others, nats, kind in (
+    ("qwen2_5_vl", [*PICTURES, "qwen3_5"], 1e-4, "image"),
+    ("qwen3_asr", ["gemma4_any"], 2e-4, "sound"),
+):
+    facts = {f"{kind}s_encoded": 3, **shares(1.05)}
+    rows, tree = forms([(1, "item"), (3, 128)], scoring="rows"), forms([(2, "item")], scoring="tree")
+    with_rows = [one for one in others if one != "qwen3_5"]
+    add("items", name, "scored_items", nats, rows, facts=facts, fetched=others)
+    add("items", name, "scored_items", nats, tree, facts=facts, fetched=with_rows)
+    add("items", name, "answered_items", nats, [{"num_slots": 3}], fetched=others)
+add("items", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
+BY_HAND = [{}, {"components": {"vision": "eyes.onnx", "embedding": "words.onnx"}}]
+add("items", "by-hand folder", "scored_items", 1e-4, BY_HAND)
+for form, count in product(("mask", "number"), (1, 2)):  # features with rows of padding, in one tensor or two
+    facts = {"images_encoded": 3, "image_feature_bytes": 3 * count * 16 * 64 * 4}
+    add("items", f"padded {form} {count}", "scored_items + answered_items", 1e-4, forms([(3, 16)]), facts=facts)
+
+# What items of one run of an encoder do to each other shows for some numbers, sizes or contents only.
+LEAKS = ["from four items on", "for eight items only", "scale by the largest value of a run", "dynamic quantization"]
+for name in (*LEAKS, "the fifth item gets the sixth"):
+    one, many = ({"encoder_batch_rows": rows, "num_slots": 3} for rows in (1, 1024))
+    facts = {"images_one_by_one": holds("of the largest off those of each alone")}
+    add("company", f"leak {name}", "pictures_of_one_size 11", 1e-5, [many], against=one, facts=facts)
+SMALL: dict[str, Any] = {"num_slots": 2, "chunk_size": 16}
+STRICT = {**SMALL, "strict_shapes": True}
+TOGETHER = {**STRICT, "encoder_batch_rows": 64}
+add(
+    *("company", "mean of patches", "pictures_of_many_sizes 4", 1e-5, [{**SMALL, "shapes": "bucketed"}]),
+    against={**SMALL, "shapes": "any"},
+    provider="cpu",
+    facts={"images_of_any_shape": holds("features of an item in a bucket are")},
+)
+# Pictures of up to 16 tokens: the encoder in the buckets 8, 16, 32 and once without; each bucket's rows picked; steps
+# of 8, 16 and 32 tokens: features put in their places, embedded, brought to the decoder.
+WARMED = {"encoder_shapes_warmed": 4 + 3 + 3 * 3, "encoder_shapes_late": 0, "shapes_late": 0, "images_encoded": 3}
+add("company", "qwen2_5_vl@webgpu", "scored_items", 1e-4, [STRICT], provider="cpu", facts=WARMED)
+FEW_RUNS = {"images_encoded": 10, "encoder_shapes_late": 0, "image_encoder_runs": 2}
+ALONE: dict[str, Any] = {"against": STRICT, "provider": "cpu", "facts": FEW_RUNS}
+add("company", "qwen2_5_vl@webgpu", "pictures_of_many_sizes", 1e-5, [TOGETHER], **ALONE)
+for engine, facts in (
+    ({}, {"image_encoder_runs": 7}),  # on the CPU one by one
+    # The encoder's, what is picked of it, and three graphs for steps of 8, 16 and 32 tokens.
+    (STRICT, {"encoder_shapes_warmed": 1 + 1 + 3 * 3, "encoder_shapes_late": 0}),
+    # The same for 1, 2 and 4 pictures.
+    (TOGETHER, {"encoder_shapes_warmed": 3 + 3 + 3 * 3, "encoder_shapes_late": 0, "image_encoder_runs": 3}),
+):
+    one = {"num_slots": 1}
+    add(
+        *("company", "plain llava webgpu", "pictures_of_one_size 7", 1e-5, [engine]),
+        against=one,
+        provider="cpu",
+        facts={**facts, "images_encoded": 7},
+    )
+
+# No session meets a shape that it was not run with: caches that are returned grown, or written in place ("webgpu"),
+# onnxruntime-genai's layout, encoders that return as many rows as an item has (Gemma 4).
+SHAPED = ["gemma3@", "llava@", "qwen2_5_vl@", "qwen2_5_vl@webgpu", "llava_clip@", "qwen2_5_vl_genai@", "qwen3_asr@"]
+WIDE = {"num_slots": 3, "chunk_size": 96, "encoder_batch_rows": 1}
+KNOWN = [{**WIDE, "strict_shapes": True}, {**WIDE, "strict_shapes": True, "encoder_batch_rows": 64}]
+add(
+    *("known shapes", [*SHAPED, "gemma4_vl@", "gemma4_any@"], "items_of_many_sizes", 1e-4, KNOWN),
+    against=WIDE,
+    provider="cpu",
+    facts={"encoder_shapes_late": 0},
+    is_observed=True,
+)
+
+# Tokens that stay on the device are those that the host reads; who decides that steps begin before the one before them
+# is read, and who said so. A state cannot be cut back: what a dropped row was fed
+# stays in it.
+PINNED = {"overlaps_steps_reason": "engine.overlaps_steps"}
+WAITS = {**counts(lambda steps_overlapped, **_: steps_overlapped == 0), "overlaps_steps": False}
+add("ahead", "llama-installed", "many_lengths", 1e-4, [{"overlaps_steps": False}], facts={**WAITS, **PINNED})
+WAITS["overlaps_steps_reason"] = lambda found: found.startswith("auto: ")
+add("ahead", "llama-installed", "many_lengths", 1e-4, facts=WAITS)
+for device, slots in product(("cpu", "webgpu"), (1, 3, 5)):
+    serial = {"num_slots": slots, "chunk_size": 29, "overlaps_steps": False}
+    ahead = [{**serial, "graph": graph, "overlaps_steps": True} for graph in GRAPHS]
+    facts = {**counts(lambda steps_overlapped, **_: steps_overlapped > 40), **PINNED, "overlaps_steps": True}
+    how: dict[str, Any] = {"against": serial, "provider": device, "facts": facts}
+    how["mark"] = "webgpu" if device == "webgpu" else "slow"
+    add("ahead", "llama-installed", "steps_ahead", 0, ahead, **how)
+    if slots == 3:
+        add("ahead", "lfm2-installed", "steps_ahead", 0, [{**serial, "overlaps_steps": True}], **how)
+
+# A device whose memory the host cannot address.
+DEVICE: dict[str, Any] = {"num_slots": 3, "chunk_size": 29}
+THERE: dict[str, Any] = {"against": DEVICE, "provider": "webgpu", "mark": "webgpu"}
+LLAMA, QWEN = "llama-installed", "qwen3-installed"
+CHANGES: Sequence[Settings] = [{"chunk_size": 1}, {"chunk_size": 7}, {"chunk_size": 256}, {"graph": "untouched"}]
+CHANGED = [{**DEVICE, **change} for change in (*CHANGES, {"num_slots": 1}, {"num_slots": 5})]
+add("webgpu", LLAMA, "forks", 1e-4, CHANGED, flags=True, **THERE)
+INT4 = "genai llama int4 cpu int4_accuracy_level="
+add("webgpu", f"{INT4}0", "scored_forks", 1e-4, [DEVICE], flags=True, **THERE)
+add("webgpu", f"{INT4}4", "scored_forks", 0.5, [DEVICE], **THERE)  # activations in int8, blocked otherwise there
+IS_THERE = {
+    "providers": lambda found: found[0] == "WebGpuExecutionProvider",
+    "kv_cache": "in_place",
+    "kv_binding": "device values without address: a pool and a staging row",
+    "scoring_head": "hidden",
+    "scored_row_products": lambda found: len(found) == 4,
+    "overlaps_steps": True,
+    "overlaps_steps_reason": lambda found: found.startswith("auto: "),
+}
+add("webgpu", [LLAMA, QWEN], "many_tails", 1e-4, [DEVICE], flags=True, facts=IS_THERE, **THERE)
+NO_TREES = {"scoring": "rows", "notes": holds("moved in the host's memory")}
+add("webgpu", LLAMA, "forks", 1e-4, [{**DEVICE, "scoring": "tree"}], flags=True, facts=NO_TREES, **THERE)
+BUCKETED = {"shapes": "bucketed", "shapes_late": 0}
+add("webgpu", LLAMA, "many_tails", 1e-4, [{**DEVICE, "strict_shapes": True}], flags=True, facts=BUCKETED, **THERE)
+
+
+def share_steps(tokens_fed: int, tokens_distinct: int, copies: int, steps: int, **_: int) -> bool:
+    """Of 35 answers of four tokens, with eight slots: steps for the five questions, then for answers together."""
+    return tokens_fed <= 1.02 * tokens_distinct and copies > 0 and steps <= 5 * 3 + 1.5 * 5 * (7 - 1) * 3 / 8
+
+
+WIDER: dict[str, Any] = {**THERE, "against": {**DEVICE, "num_slots": 8}, "flags": True}
+for scoring, facts in (("rows", {}), ("answers", counts(share_steps))):
+    engine, facts = {**DEVICE, "num_slots": 8, "scoring": scoring}, {"scoring": scoring, **facts}
+    add("webgpu", [LLAMA, QWEN, "gemma3_text-installed"], "short_answers", 1e-4, [engine], facts=facts, **WIDER)
+# 1, 2, ... 128 pictures and what is picked of them, and three graphs for steps of 8, 16 and 32 tokens.
+facts = {"encoder_shapes_warmed": 8 + 8 + 3 * 3, "encoder_shapes_late": 0, "image_encoder_device": "webgpu"}
+SEEN: dict[str, Any] = {**THERE, "against": SMALL, "is_observed": True}
+add("webgpu", "plain llava webgpu", "scored_items", 1e-4, [STRICT], facts={**facts, "images_encoded": 3}, **SEEN)
+SEEN["against"] = {**STRICT, "encoder_batch_rows": 1}
+add("webgpu", "plain qwen2_5_vl webgpu", "pictures_of_many_sizes", 1e-4, [TOGETHER], facts=FEW_RUNS, **SEEN)
+# Buckets of steps end in padding, whose positions later steps write anew.
+facts = {"chunk_size": 31, "shapes_late": 0, "encoder_shapes_late": 0}
+engine, THERE["against"] = {"num_slots": 2, "chunk_size": 31, "strict_shapes": True}, {"num_slots": 1}
+add("webgpu", "plain llava webgpu", "pictures_there_and_back", 1e-4, [engine], facts=facts, **THERE)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_answers_are_those_that_they_are_held_against(row: Row) -> None:
+    check(row)

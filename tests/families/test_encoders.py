@@ -1,0 +1,360 @@
+"""Encoders of pictures and sounds: which items share a run, what each then has, shapes that are run beforehand, and
+what an item that cannot be encoded costs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import transformers
+from onnx import TensorProto
+from PIL import Image
+
+import olive_ext
+from olive_ext.check.model_check import check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.errors import ConfigError, LostItemError, LostRequestsError, RunError
+from olive_ext.media.encoder import MediaEncoder
+from olive_ext.media.graphs import ItemGraphs, ShapeCount
+from olive_ext.media.items import MediaItem, token_bucket, token_buckets
+from olive_ext.media.processor import MediaProcessor
+from olive_ext.model import resolve
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import Modality
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from tests.agreement.asked import LENGTHS, SIZES, pictures
+from tests.agreement.packages import package as package_of
+from tests.exports.genai import whisper_export
+from tests.exports.media import media_export, plain_encoder_export
+from tests.exports.mobius import mobius_export
+from tests.exports.optimum import optimum_export
+from tests.exports.step_wide import Edit, edited_encoder
+from tests.families.observed import late_on_the_way, observing, on_the_way
+from tests.families.pictures import feature_rows, picture
+from tests.families.sounds import sound
+from tests.refusals import refused
+
+pytestmark = pytest.mark.slow
+
+
+def _encoder(
+    package: Path,
+    max_rows: int = 1,
+    *,
+    is_strict: bool = False,
+    is_bucketed: bool = False,
+    kind: Modality = Modality.IMAGE,
+) -> tuple[MediaEncoder, MediaProcessor]:
+    model = resolve(ModelSettings(model=str(package)))
+    assert model.media is not None
+    spec = next(spec for spec in model.media.encoders if spec.modality is kind)
+    graphs = ItemGraphs(Device("cpu"), ort.InferenceSession, ShapeCount(is_strict=is_strict), is_bucketed)
+    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(str(spec.files.graph)), graphs, max_rows)
+    return encoder, MediaProcessor(model.media, model.files)
+
+
+def _pictures(processor: MediaProcessor) -> list[MediaItem]:
+    return [processor.item(Modality.IMAGE, one) for one in pictures()]
+
+
+def test_buckets_are_larger_than_what_they_hold() -> None:
+    assert [token_bucket(size) for size in (1, 7, 8, 31, 32, 48, 64)] == [8, 8, 16, 32, 48, 64, 96]
+    assert token_buckets(33) == [8, 16, 32, 48]
+
+
+def test_features_in_a_bucket_are_those_without() -> None:
+    package, _ = media_export("qwen2_5_vl", "f32", "webgpu")
+    plain, processor = _encoder(package)
+    bucketed, _ = _encoder(package, is_bucketed=True)
+    for item in _pictures(processor):
+        features = [feature_rows(encoder.features(item))[0] for encoder in (plain, bucketed)]
+        np.testing.assert_allclose(*features, atol=1e-4 * np.abs(features[0]).max())
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_shape_that_is_met_late_is_counted_or_refused_by_name(is_strict: bool) -> None:
+    encoder, processor = _encoder(media_export("qwen2_5_vl", "f32", "webgpu")[0], is_strict=is_strict)
+    first, second, _ = _pictures(processor)
+    encoder.warm_up([first], [])
+    encoder._graphs.count.freeze()
+    encoder.features(first)
+    if is_strict:
+        with refused(RunError, "failed", holds=("pixel_values", "32", "384")):
+            encoder.features(second)
+    else:
+        encoder.features(second)
+        assert encoder._graphs.count.describe()["encoder_shapes_late"] == 1
+
+
+def test_number_of_pictures_that_was_not_run_beforehand_is_an_error_that_names_it() -> None:
+    encoder, processor = _encoder(plain_encoder_export("f32", "default"), 1024, is_strict=True)
+    first, *items = _pictures(processor)
+    encoder.features(first)
+    encoder._graphs.count.freeze()
+    encoder.expect(items)
+    with refused(RunError, "failed", holds=("pixel_values", "32")):
+        encoder.features(items[0])
+
+
+def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> None:
+    encoder, processor = _encoder(media_export("llava")[0])
+    items = _pictures(processor)
+    encoder.kept.budget = 2 * feature_rows(encoder.features(items[0]))[0].nbytes
+    for item in (items[1], items[0], items[2], items[0], items[1]):
+        encoder.features(item)
+    counters = encoder.counters
+    assert (counters.encoded, counters.hits, counters.evicted) == (4, 2, 2)
+
+
+AUDIO, IMAGE = Modality.AUDIO, Modality.IMAGE
+exporters = pytest.mark.exporters
+
+
+def _of_sizes(at: int) -> Any:
+    return picture(at, *SIZES[at])
+
+
+def _square(at: int) -> Any:
+    return picture(at, 40, 40)
+
+
+def _growing(at: int) -> Any:
+    return sound(at, 9000 + 4000 * at)
+
+
+def _second(at: int) -> Any:
+    return sound(at, 16000)
+
+
+TOGETHER = [
+    # Pictures of any size with a grid: as many as `max_rows` has room for and a power of two, seven in a bucket.
+    *(
+        pytest.param(family, IMAGE, _of_sizes, 10, max_rows, is_bucketed, runs, marks=marks)
+        for family, marks in (("qwen2_5_vl", ()), ("qwen3_5", exporters), ("qwen3_vl", exporters))
+        for is_bucketed, max_rows, runs in ((False, 1024, 2), (False, 24, 4), (True, 1024, 2))
+    ),
+    # Filled up to the longest, which counts as rows of each; 4, 2 and 1 of them in a run where all have room.
+    pytest.param("gemma4_any", AUDIO, _growing, 7, 1024, False, 3, marks=exporters),
+    pytest.param("gemma4_any", AUDIO, _growing, 7, 120, False, 4, marks=exporters),
+    # Pictures of 16 rows, four at most in a run: 4 + 4 + 2.
+    ("llava", IMAGE, _square, 10, 16 * 4, False, 3),
+    ("llava", IMAGE, _square, 10, 16 * 7, False, 3),
+    # Encoders that have one item built in.
+    pytest.param("qwen3_asr", AUDIO, _second, 4, 1024, False, 4, marks=exporters),
+    pytest.param("gemma3", IMAGE, _square, 4, 1024, False, 4, marks=exporters),
+    pytest.param("gemma4_vl", IMAGE, _square, 4, 1024, False, 4, marks=exporters),
+]
+
+
+@pytest.mark.parametrize(("family", "kind", "make", "count", "max_rows", "is_bucketed", "runs"), TOGETHER)
+def test_items_of_a_run_are_each_as_alone(
+    family: str, kind: Modality, make: Callable[[int], Any], count: int, max_rows: int, is_bucketed: bool, runs: int
+) -> None:
+    package, _ = media_export(family)
+    encoder, processor = _encoder(package, max_rows, is_bucketed=is_bucketed, kind=kind)
+    alone, _ = _encoder(package, kind=kind)
+    items = [processor.item(kind, make(at)) for at in range(count)]
+    assert len({item.num_tokens for item in items}) > 2 or make in (_square, _second)
+    encoder.expect(items)
+    for item in items:
+        pairs = zip(feature_rows(encoder.features(item)), feature_rows(alone.features(item)), strict=True)
+        for found, expected in pairs:
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    encoder.features(items[3])
+    counters = encoder.counters
+    assert (alone.counters.runs, counters.encoded, counters.runs, counters.hits) == (count, count, runs, 1)
+    reasons = [why for name, why in encoder.describe().items() if name.endswith("s_one_by_one")]
+    assert [why.startswith("several together fail: ") for why in reasons] == [True] * (runs == count)
+
+
+def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_beforehand() -> None:
+    package, _ = media_export("qwen2_5_vl")
+    encoder, processor = _encoder(package, 64, is_strict=True, is_bucketed=True)
+    encoder.warm_up(processor.dummies(512), [])
+    encoder._graphs.count.freeze()
+    warmed = encoder._graphs.count.describe()["encoder_shapes_warmed"]
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        sizes = rng.integers(16, 80, (rng.integers(1, 9), 2)).tolist()
+        items = [processor.item(Modality.IMAGE, picture(100 * number + n, *size)) for n, size in enumerate(sizes)]
+        encoder.expect(items)
+        for item in items:
+            encoder.features(item)
+    facts = {**encoder.describe(), **encoder._graphs.count.describe()}
+    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (warmed, 0)
+    assert facts["image_encoder_runs"] < facts["images_encoded"] / 3
+    # One picture in 8, 16 and 32 tokens, and once without a bucket; several in 16, 32, 48, 64 and 96; rows of all sizes
+    # are picked.
+    assert warmed == 4 + 5 + 6
+
+
+def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp_path: Path) -> None:
+    encoder, processor = _encoder(media_export("llava")[0], 1024)
+    files = [tmp_path / f"{seed}.png" for seed in range(4)]
+    for seed, file in enumerate(files):
+        picture(seed, 40, 40).save(file)
+    processor.kept.budget = 0
+    items = [processor.item(Modality.IMAGE, file) for file in files]
+    files[1].unlink()
+    encoder.expect(items)
+    encoder.features(items[0])
+    assert encoder.counters.encoded == 2  # of the three that are there, as many as a power of two
+    with refused(LostItemError, "media", holds="1.png"):
+        encoder.features(items[1])
+    encoder.features(items[2])
+    encoder.features(items[3])
+    assert encoder.counters.encoded == 3
+
+
+def _without_their_mean(edit: Edit, own: str) -> str:
+    """What a normalization over the wrong axis does."""
+    return edit.add("Sub", own, edit.add("ReduceMean", own, edit.constant([0])))
+
+
+def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one() -> None:
+    source = plain_encoder_export("f32", "default")
+    encoder, processor = _encoder(edited_encoder("mean of pictures", source, _without_their_mean), 1024)
+    items = _pictures(processor)
+    encoder.expect(items)
+    for item in items:
+        encoder.features(item)
+    assert (encoder.counters.encoded, encoder.counters.runs) == (3, 3)
+    assert "features of 2 together are" in encoder.describe()["images_one_by_one"]
+
+
+def _fewer(edit: Edit, own: str) -> str:
+    return edit.add("Slice", own, *(edit.constant([value]) for value in (0, -1, -2)))
+
+
+def test_rows_of_features_that_are_not_as_many_as_placeholders_are_an_error_with_both_numbers() -> None:
+    encoder, processor = _encoder(edited_encoder("fewer rows", plain_encoder_export("f32", "default"), _fewer))
+    with refused(RunError, "failed", holds=("15", "16")):
+        encoder.features(_pictures(processor)[0])
+
+
+def test_bucket_that_changes_a_picture_is_refused_where_shapes_are_to_be_few() -> None:
+    """It is filled up with pictures of zeros, which are company, too."""
+    engine = {"strict_shapes": True, "num_slots": 2, "chunk_size": 16}
+    facts = ("model.onnx", "features of an item in a bucket are")
+    with refused(ConfigError, "wrong_value", "engine.strict_shapes", holds=facts):
+        olive_ext.open(package_of("mean of patches").path, execution_provider="cpu", engine=engine)
+
+
+def _by_the_brightest(edit: Edit, own: str) -> str:
+    """Looks up a row by a picture's brightest pixel, and fails on what is no black one."""
+    brightest = edit.add("Ceil", edit.add("ReduceMax", "pixel_values", edit.constant([0, 1, 2, 3]), keepdims=0))
+    table, place = edit.constant(np.zeros((1, 64)), np.float32), edit.add("Cast", brightest, to=TensorProto.INT64)
+    return edit.add("Add", own, edit.add("Gather", table, place, axis=0))
+
+
+@pytest.fixture(scope="module")
+def choosy() -> Path:
+    return edited_encoder("by the brightest", plain_encoder_export("f32", "default"), _by_the_brightest)
+
+
+@pytest.mark.parametrize("max_rows", [1, 64])
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_picture_that_the_encoder_fails_on_costs_its_own_requests(choosy: Path, max_rows: int, num_slots: int) -> None:
+    """The bad one is found among several in a run; no good one is encoded twice."""
+    dark = [Image.new("RGB", (32, 32), (shade, 0, 0)) for shade in range(4)]
+    bright = Image.new("RGB", (30, 50), (255, 255, 255))
+    images = [dark[0], bright, dark[1], dark[2], bright, dark[3]]
+    asked = [ScoringRequest("<image> and", " stone", images=[one]) for one in images]
+    answers = [GenerationRequest("<image> and", max_new_tokens=3, images=[one]) for one in images]
+    found: dict[int, float] = {}
+    engine = {"encoder_batch_rows": max_rows, "num_slots": num_slots}
+    with olive_ext.open(choosy, engine=engine) as session:
+        with pytest.raises(LostRequestsError) as caught:
+            session.loglikelihood(asked, on_result=lambda place, output: found.__setitem__(place, output.logprob))
+        facts = session.describe_execution()
+        assert caught.value.lost.keys() == {1, 4}
+        for reason in caught.value.lost.values():
+            assert not [fact for fact in ("model.onnx", "30 x 50", "Gather") if fact not in reason]
+            assert "\n" not in reason
+        good = [place for place in range(len(images)) if place not in caught.value.lost]
+        expected = session.loglikelihood([asked[place] for place in good])
+        assert found == pytest.approx({place: one.logprob for place, one in zip(good, expected, strict=True)}, abs=1e-5)
+        with pytest.raises(LostRequestsError) as caught:
+            session.generate(answers)
+        assert caught.value.lost.keys() == {1, 4}
+        assert facts["images_encoded"] == session.describe_execution()["images_encoded"] == len(dark)
+    with olive_ext.open(choosy, engine=engine, reference=choosy) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked)
+    assert caught.value.lost.keys() == {1, 4}
+
+
+def test_encoder_with_room_for_one_picture_says_so_by_its_interface(tmp_path: Path) -> None:
+    package = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
+    proto = onnx.load(package / "vision_encoder" / "model.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(proto, package / "vision_encoder" / "model.onnx")
+    with olive_ext.open(package, engine={"encoder_batch_rows": 1024}) as session:
+        session.loglikelihood([ScoringRequest("<image> and", " stone", images=[one]) for one in pictures()])
+        facts = session.describe_execution()
+    assert facts["images_one_by_one"] == "'pixel_values' [1, 3, 32, 32] has room for 1"
+    config = {"model": {"path": str(package)}, "tasks": ["a"], "engine": {"encoder_batch_rows": 1024}}
+    said = check_model(EvaluationConfig.parse(config)).text()
+    assert re.search(r"images in a run +one +\('pixel_values' \[1, 3, 32, 32\] has room for 1\)", said), said
+    assert (facts["images_encoded"], facts["image_encoder_runs"]) == (3, 3)
+
+
+WHISPERS = [partial(mobius_export, "whisper"), partial(optimum_export, "whisper")]
+"""They have no extractor's file."""
+
+
+@pytest.mark.parametrize(
+    "package", [whisper_export, *(pytest.param(made, marks=pytest.mark.exporters) for made in WHISPERS)]
+)
+def test_encoder_of_speech_is_run_beforehand_with_what_stacks_its_rows(
+    package: Callable[[], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "package"
+    shutil.copytree(package(), folder)
+    transformers.WhisperFeatureExtractor(feature_size=80).save_pretrained(folder)
+    sounds = [sound(seed, length) for seed, length in enumerate(LENGTHS)]
+    start = list(range(4, 8))
+    answers = [
+        GenerationRequest(start[: 1 + n % 2], max_new_tokens=3 + n % 3, audio=[one]) for n, one in enumerate(sounds)
+    ]
+    asked = [ScoringRequest(start, [20 + n, 30, 40][: 1 + n % 3], audio=[one]) for n, one in enumerate(sounds)]
+    engine = {"num_slots": 5}
+    with observing() as observed, olive_ext.open(folder, engine={**engine, "strict_shapes": True}) as session:
+        begin = len(observed.runs)
+        tokens = [answer.tokens for answer in session.generate(answers)]
+        found = [output.logprob for output in session.loglikelihood(asked)]
+        late, facts = late_on_the_way(session, observed, begin), session.describe_execution()
+    assert late == []
+    assert facts["encoder_shapes_late"] == 0
+    assert facts["encoder_shapes_warmed"] >= engine["num_slots"]
+    assert facts["encoder_runs"] >= len(sounds)
+    with olive_ext.open(folder, engine=engine) as session:
+        assert tokens == [answer.tokens for answer in session.generate(answers)]
+        assert found == [output.logprob for output in session.loglikelihood(asked)]
+
+
+def test_a_new_graph_on_the_way_of_an_item_cannot_escape_the_count() -> None:
+    """Sessions are run where they are counted, by a binding that knows its shapes: no module that handles items or
+    sources runs ONNX Runtime's own."""
+    opened = set()
+    with (
+        observing() as observed,
+        olive_ext.open(
+            media_export("llava")[0], engine={"strict_shapes": True, "num_slots": 2, "chunk_size": 16}
+        ) as session,
+    ):
+        runner: Any = session.executor.runner  # type: ignore[attr-defined]
+        count = runner._parts.embedding._graphs.count
+        is_on_the_way = on_the_way(session)
+        opened = {id(one) for one, _ in observed.runs if is_on_the_way(one)}
+        assert len(opened) == count._num_sessions
+        observed_shapes = {(id(one), shapes) for one, shapes in observed.runs if is_on_the_way(one)}
+        assert len(observed_shapes) == session.describe_execution()["encoder_shapes_warmed"]

@@ -1,0 +1,337 @@
+"""Models that take pictures or sounds, beside the table of agreement: features, prompts in all their forms, requests
+that are refused, packages of which a part is missing, and what is not encoded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from lm_eval.api.instance import Instance
+
+import olive_ext
+from olive_ext.backends.lm_eval import OrtLM
+from olive_ext.check.model_check import Findings, check_model
+from olive_ext.config import EvaluationConfig, ModelSettings
+from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
+from olive_ext.media.encoder import MediaEncoder
+from olive_ext.media.graphs import ItemGraphs
+from olive_ext.media.processor import MediaProcessor
+from olive_ext.model import resolve
+from olive_ext.model.providers.devices import Device
+from olive_ext.model.spec.media_types import Modality
+from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from tests.agreement.asked import items, marker, pictures, sounds, with_items
+from tests.agreement.packages import FEATURES, package
+from tests.agreement.table import reference
+from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export, plain_encoder_export
+from tests.exports.step_wide import padded_features
+from tests.families.pictures import feature_rows, picture
+from tests.families.sounds import sound
+from tests.refusals import refused
+
+IN_DEFAULT_RUN = ("qwen2_5_vl", "qwen3_asr")
+
+
+def _marked(*names: str) -> list[Any]:
+    marks = {True: pytest.mark.slow, False: pytest.mark.exporters}
+    return [pytest.param(name, marks=marks[name in IN_DEFAULT_RUN]) for name in names]
+
+
+every_family = pytest.mark.parametrize("name", _marked(*MEDIA_FAMILIES, *SOUND_FAMILIES))
+every_sound = pytest.mark.parametrize("name", _marked(*SOUND_FAMILIES))
+slow = pytest.mark.slow
+
+
+def _open(name: str, **engine: object) -> Session:
+    return olive_ext.open(media_export(name)[0], engine=engine)
+
+
+@pytest.fixture(scope="module")
+def open_once() -> Iterator[Callable[[str], Session]]:
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(_open(name)))
+
+
+@every_family
+def test_features_are_transformers_without_those_of_padding(name: str) -> None:
+    made = package(name)
+    model = resolve(ModelSettings(model=str(made.path)))
+    assert model.media is not None
+    kind = Modality.AUDIO if name in SOUND_FAMILIES else Modality.IMAGE
+    spec = next(spec for spec in model.media.encoders if spec.modality is kind)
+    graphs = ItemGraphs(Device("cpu"), ort.InferenceSession)
+    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(str(spec.files.graph)), graphs)
+    processor, theirs = MediaProcessor(model.media, model.files), reference("transformers", name)
+    for one in items(made):
+        expected = theirs.features([one]).numpy()  # type: ignore[attr-defined]
+        found = feature_rows(encoder.features(processor.item(kind, one)))[0]
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", _marked(*MEDIA_FAMILIES))
+def test_text_opens_no_encoder(name: str, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(media_export(name)[0], tmp_path / "package"))
+    encoder = resolve(ModelSettings(model=str(copy))).files.companions["vision"].graph
+    with olive_ext.open(copy) as session:
+        encoder.unlink()
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with refused(OliveExtError, "no_access", holds=encoder.name):
+            session.loglikelihood([ScoringRequest(marker(package(name)), " stone", images=pictures()[:1])])
+
+
+@every_family
+def test_messages_hold_items_or_leave_them_to_the_list(name: str) -> None:
+    made = package(name)
+    kind, one = ("audio" if name in SOUND_FAMILIES else "image"), items(made)[0]
+    text = {"type": "text", "text": "what?"}
+    held, open_ = (
+        [{"role": "user", "content": [{"type": kind, **own}, text]}] for own in ({kind: one}, dict[str, Any]())
+    )
+    tokenizer = reference("transformers", name).tokenizer  # type: ignore[attr-defined]
+    ids = tokenizer.encode(f"<user>{marker(made)}what?<assistant>", add_special_tokens=False)
+    given = with_items(made, [one])
+    with _open(name) as session:
+        asked = [ScoringRequest(held, [50, 60]), *(ScoringRequest(form, [50, 60], **given) for form in (open_, ids))]
+        outputs = session.loglikelihood(asked)
+        assert session.counters.tokens_fed == session.counters.tokens_naive // 3
+    assert len({output.logprob for output in outputs}) == 1
+
+
+Given = Callable[[], list[Any]]
+Holds = str | tuple[str, ...]
+
+
+def _message(**part: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [part]}]
+
+
+NONE: Given = list
+PICTURE_MISTAKES: list[tuple[Any, Given, str, Holds]] = [
+    ("{marker}", NONE, "incomplete", ("0 pictures", "1 of the marker")),
+    ("plain", lambda: pictures()[:1], "incomplete", ("1 picture", "has 0")),
+    ("{marker}{marker}", pictures, "incomplete", ("3 pictures", "has 2")),
+    (_message(type="image"), NONE, "incomplete", ("1 part for a picture", "1 of them without", "0 pictures")),
+    (_message(type="video"), NONE, "wrong_value", "'video'"),
+    (_message(type="audio", audio=b""), NONE, "unsupported", "1 sound"),
+    (_message(type="image_url"), NONE, "wrong_value", "image_url.url"),
+    (_message(type="image_url", image_url={"url": "https://x/y.png"}), NONE, "incomplete", "base64"),
+    ("{marker}" + " word" * 600, lambda: pictures()[:1], "incomplete", ("2408 tokens", "1895")),
+]
+SOUND_MISTAKES: list[tuple[Any, Given, str, Holds]] = [
+    ("{marker}", NONE, "incomplete", ("0 sounds", "1 of the marker")),
+    ("plain", lambda: sounds()[:1], "incomplete", ("1 sound", "has 0")),
+    ("{marker}", lambda: [(np.zeros(0, np.float32), 16000)], "incomplete", "[0]"),
+    ("{marker}", lambda: [(np.zeros(800, np.float32), 8000)], "incomplete", ("8000", "16000")),
+    ("{marker}", lambda: [sound(0, 50 * 16000)], "incomplete", "max_length"),
+]
+MISTAKES = [
+    *(pytest.param("qwen2_5_vl", *mistake, marks=slow) for mistake in PICTURE_MISTAKES),
+    *(
+        pytest.param(name, *mistake, marks=slow if name in IN_DEFAULT_RUN else pytest.mark.exporters)
+        for name in SOUND_FAMILIES
+        for mistake in SOUND_MISTAKES
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "context", "given", "code", "holds"), MISTAKES)
+def test_request_with_other_items_than_it_needs_is_refused(
+    open_once: Callable[[str], Session], name: str, context: Any, given: Given, code: str, holds: Holds
+) -> None:
+    made = package(name)
+    context = context.format(marker=marker(made)) if isinstance(context, str) else context
+    with refused(OliveExtError, code, holds=holds):
+        open_once(name).loglikelihood([ScoringRequest(context, " stone", **with_items(made, given()))])
+
+
+@slow
+def test_text_that_holds_a_placeholder_is_refused_and_costs_itself_alone() -> None:
+    """The embedding graph would read features in its place, and none are there."""
+    word, good = marker(package("qwen2_5_vl")), ScoringRequest("Ann sees", " blue stone")
+    with _open("qwen2_5_vl") as session:
+        for images in ([], pictures()[:1]):
+            bad = ScoringRequest(f"Ann {word * len(images)} sees", f" the {word} here", images=images)
+            with refused(LostRequestsError, "incomplete", holds=("request 1", "<|image_pad|>")):
+                session.loglikelihood([good, bad])
+        with refused(LostRequestsError, "incomplete", holds=("request 1", "<|image_pad|>")):
+            session.loglikelihood_rolling(["Ann sees", f"Ann sees the {word} here"])
+
+
+@pytest.mark.exporters
+def test_placeholder_of_a_model_with_other_markers_is_refused_in_a_prompt() -> None:
+    with _open("gemma3") as session:
+        for context, images in (("a <image_soft_token>", []), ("<start_of_image><image_soft_token>", pictures()[:1])):
+            with refused(LostRequestsError, "incomplete", holds="<image_soft_token>"):
+                session.loglikelihood([ScoringRequest(context, " stone", images=images)])
+
+
+@slow
+def test_picture_of_more_tokens_than_a_chunk_may_have_loses_its_request_alone() -> None:
+    name, answered = "qwen2_5_vl", list[int]()
+    sizes = list(map(reference("transformers", name).num_tokens, pictures()))  # type: ignore[attr-defined]
+    asked = [ScoringRequest(marker(package(name)), " stone", images=[one]) for one in pictures()]
+    with _open(name, chunk_size=max(sizes) - 1) as session, pytest.raises(LostRequestsError) as caught:
+        session.loglikelihood(asked, on_result=lambda place, _: answered.append(place))
+    too_large = [place for place, size in enumerate(sizes) if size == max(sizes)]
+    assert sorted(caught.value.lost) == too_large
+    for reason in caught.value.lost.values():
+        assert [word for word in (f"{max(sizes)} tokens", f"'engine.chunk_size' = {max(sizes) - 1}") if word in reason]
+    assert sorted([*answered, *too_large]) == list(range(len(asked)))
+
+
+def _checked(path: Path, **given: object) -> Findings:
+    return check_model(EvaluationConfig.parse({"model": {"path": str(path)}, "tasks": ["a"], **given}))
+
+
+TOO_SMALL = ("16 tokens", "'engine.chunk_size' = 15")
+
+
+@slow
+def test_chunk_that_no_picture_of_the_model_fits_into_is_reported_with_the_first_and_texts_run() -> None:
+    path = plain_encoder_export("f32", "default")
+    with olive_ext.open(path, engine={"chunk_size": 15}) as session:
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with refused(LostRequestsError, "incomplete", holds=TOO_SMALL):
+            session.loglikelihood([ScoringRequest("<image>", " stone", images=pictures()[:1])])
+    findings = _checked(path, engine={"chunk_size": 15})
+    assert findings.problems == []
+    assert all(word in findings.text() for word in TOO_SMALL)
+
+
+@slow
+def test_chunk_that_no_picture_of_the_model_fits_into_is_refused_when_all_shapes_are_to_be_run() -> None:
+    path, engine = plain_encoder_export("f32", "webgpu"), {"chunk_size": 15, "strict_shapes": True}
+    with refused(ConfigError, "wrong_value", holds=TOO_SMALL):
+        olive_ext.open(path, execution_provider="cpu", engine=engine)
+    (problem,) = _checked(path, engine=engine, execution_provider="cpu").problems
+    assert all(word in problem for word in TOO_SMALL)
+
+
+@slow
+def test_encoder_that_genai_config_names_and_that_is_missing_is_reported_and_texts_run(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
+    name = json.loads((copy / "genai_config.json").read_text())["model"]["vision"]["filename"]
+    (copy / name).unlink()
+    facts = ("genai_config.json", f"'{name}'", "model.vision.filename", f"'{copy / name}'")
+    findings = _checked(copy)
+    assert findings.problems == []
+    assert all(fact in findings.text() for fact in facts)
+    with olive_ext.open(copy) as session:
+        assert session.loglikelihood([("Ann sees the", " blue stone")])[0].token_count == 2
+        with refused(TaskError, "unsupported", holds=("1", *facts)):
+            session.loglikelihood([ScoringRequest("<image>", " stone", images=pictures()[:1])])
+
+
+@slow
+def test_check_says_what_pictures_need_where_the_tokenizer_is_broken(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(plain_encoder_export("f32", "default"), tmp_path / "package"))
+    whole = _checked(copy).text()
+    assert re.search(r"image placeholder +\d+ '<image>'", whole)
+    (copy / "tokenizer.json").write_text("{", encoding="utf-8")
+    findings = _checked(copy)
+    assert len(findings.problems) == 1
+    assert "tokenizer" in findings.problems[0]
+    assert re.search(r"image placeholder +\d+\n", findings.text())
+    assert re.findall("(image features .*)", findings.text()) == re.findall("(image features .*)", whole)
+
+
+@slow
+def test_encoder_that_lacks_one_of_several_features_is_reported_with_both() -> None:
+    path = padded_features("mask", FEATURES[:1], FEATURES)
+    facts = ("vision.onnx", "image_features, feature_mask", "image_features_of_layer_1")
+    with refused(TaskError, "unsupported", holds=facts), olive_ext.open(path) as session:
+        session.loglikelihood([ScoringRequest("<image> and", " stone", images=pictures()[:1])])
+
+
+@pytest.mark.exporters
+def test_rows_after_a_shorter_first_one_are_answered_in_place() -> None:
+    """mobius' Gemma 4 for WebGPU takes the first row's length for that of all."""
+    path, _ = media_export("gemma4_vl", "f32", "webgpu")
+    asked = [GenerationRequest(list(range(20, 20 + length)), max_new_tokens=4) for length in (5, 60, 33, 7)]
+    answers = []
+    for num_slots in (1, 3):
+        with olive_ext.open(path, execution_provider="cpu", engine={"num_slots": num_slots}) as session:
+            answers.append([output.tokens for output in session.generate(asked)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.exporters
+def test_text_is_shared_and_batched_where_pictures_see_both_ways() -> None:
+    """A decoder in which a picture's tokens see each other does as any other with what has no picture."""
+    stems = ("Ann sees the quiet engine and ", "Bob carries the heavy " * 3)
+    text = [ScoringRequest(a + b, c) for a in stems for b in ("a", "the") for c in (" wheel", " stone")]
+    alone = []
+    with _open("gemma4_seen", num_slots=1) as session:
+        for request in text:
+            alone.append(session.loglikelihood([request])[0].logprob)
+            session.release_memory()
+        notes = session.describe_execution()["notes"]
+    assert any("4 sliding layers beyond the window of 16" in note for note in notes)
+    with _open("gemma4_seen", num_slots=3) as session:
+        found = [output.logprob for output in session.loglikelihood(text)]
+        counters = session.counters
+        assert session.describe_execution()["batching"] == "alike"
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert counters.tokens_fed == counters.tokens_distinct < counters.tokens_naive / 3
+    assert counters.steps < counters.tokens_fed / 4
+
+
+@every_sound
+def test_requests_of_lm_eval_with_sounds_are_scored_and_answered(name: str) -> None:
+    """As `doc_to_audio` gives them; a template gets a part for each "<audio>"."""
+    given = [{"audio": [{"array": samples, "sampling_rate": rate}]} for samples, rate in sounds()]
+    text, target = "Ann hears the {} and", " blue stone"
+    scored = [Instance("loglikelihood", {}, (text.format("<audio>"), target, one), 0) for one in given]
+    asked = [Instance("generate_until", {}, (text.format("<audio>"), {"max_gen_toks": 6}, one), 0) for one in given]
+    with OrtLM(str(media_export(name)[0])) as lm:
+        assert lm.session.media is not None
+        word = lm.session.media.marker_text(Modality.AUDIO)
+        scores, texts = lm.loglikelihood(scored), lm.generate_until(asked)
+        context, whole = (lm.tok_encode(part) for part in (text.format(word), text.format(word) + target))
+        expected = lm.session.loglikelihood(
+            [ScoringRequest(context, whole[len(context) :], audio=[one]) for one in sounds()]
+        )
+        outputs = lm.session.generate([GenerationRequest(context, max_new_tokens=6, audio=[one]) for one in sounds()])
+        shown = lm.apply_chat_template([{"role": "user", "content": "what is <audio>?"}])
+        with refused(TaskError, "unknown_name"):
+            lm.loglikelihood([Instance("loglikelihood", {}, ("a", " b", {"video": [sounds()[0]]}), 0)])
+    assert [score for score, _ in scores] == pytest.approx([output.logprob for output in expected], abs=1e-5)
+    assert texts == [output.text for output in outputs]
+    assert len({score for score, _ in scores}) == len(given)
+    assert shown == f"<user>what is {SOUND_FAMILIES[name].marker}?<assistant>"
+
+
+@pytest.mark.exporters
+def test_picture_and_sound_share_a_prompt() -> None:
+    text, own = "Ann sees <|image|> and hears <|audio|> here", sounds()[:1]
+    heard = text.replace("<|image|>", "")
+    with _open("gemma4_any") as session:
+        whole, parts = session.loglikelihood(
+            [
+                ScoringRequest(text, " blue stone", images=[picture(0, 40, 40)], audio=own),
+                ScoringRequest(heard, " blue stone", audio=own),
+            ]
+        )
+        execution = session.describe_execution()
+    assert (execution["images_encoded"], execution["sounds_encoded"]) == (1, 1)
+    expected = reference("transformers", "gemma4_any").score(heard, " blue stone", own)
+    assert parts.token_logprobs == pytest.approx(expected, abs=2e-4)
+    assert whole.logprob != pytest.approx(parts.logprob, abs=1e-2)
+
+
+@pytest.mark.exporters
+def test_sound_of_which_the_extractor_would_drop_the_end_is_refused() -> None:
+    model = resolve(ModelSettings(model=str(media_export("gemma4_any")[0])))
+    assert model.media is not None
+    with refused(TaskError, "media", holds=("31.0 s", "30.0 s")):
+        MediaProcessor(model.media, model.files).item(Modality.AUDIO, sound(0, 31 * 16000))
