@@ -123,7 +123,7 @@ for name, nats, kv_cache in (
         bound = 1e-4 if nats == 1e-1 and chunk > 1 and scoring == "rows" else nats
         engines = [{**one, "scoring": scoring} for one in forms(product((slots,), (chunk,), GRAPHS), "graph")]
         if nats == 1e-1:
-            facts |= {"scoring": scoring}
+            facts = {**facts, "scoring": scoring}
         add("types", name, asked, bound, engines, against="plain", provider="cpu", facts=facts)
 IN_ROWS = {"scoring": "rows", "notes": holds("rounding of activations")}
 add("types", "llama-genai-0.18-int4", asked, 1e-1, against="plain", facts=IN_ROWS)
