@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -42,6 +43,15 @@ def requests_of(draw: st.DrawFn, max_sources: int = len(SOURCES)) -> list[Reques
             generation = Generation(most, stop_ids, is_finished=is_finished, thinking=thinking)
         requests.append(Request(tokens, num_targets, generation, draw(st.sampled_from(sources))))
     return requests
+
+
+def questions(count: int, answers: int, tokens: int = 3, prefix: int = 30, own: int = 20) -> list[Request]:
+    """Each question has several answers, all behind one prefix."""
+    rng = random.Random(0)
+    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
+    shared = words(prefix)
+    contexts = [shared + words(own) for _ in range(count)]
+    return [Request((*context, first, *words(tokens - 1)), tokens) for context in contexts for first in range(answers)]
 
 
 LARGEST = 9

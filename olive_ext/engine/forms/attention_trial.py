@@ -198,7 +198,8 @@ def _trial_of(
             inputs[place] = _shape(source, place, weight, heads, size), own_type
             node.input[place] = f"{wide}_narrow"
             casts.append(helper.make_node("Cast", [wide], [node.input[place]], name=wide, to=own_type))
-    value, blocks = helper.make_tensor_value_info, ["blocks", "block_size", heads, size]
+    value = helper.make_tensor_value_info
+    blocks: list[str | int | None] = ["blocks", "block_size", heads, size]
     taken = [
         value(input_name(place), TensorProto.FLOAT, [one or None for one in shape])
         for place, (shape, _) in inputs.items()

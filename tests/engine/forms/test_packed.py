@@ -22,7 +22,6 @@ import olive_ext
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms.base import MIN_COPY
 from olive_ext.engine.forms.packed import IDLE_SLOT, PLAIN_RUNS, ROUNDS, PackedCapture, check_captured_steps
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.requests import Beams, Generation, Request, Sampling, ThinkingBudget
@@ -33,35 +32,15 @@ from olive_ext.model.spec.role_inputs import COMPUTE, StepArrays
 from olive_ext.model.types import Role, TensorSpec
 from tests import exports
 from tests.engine.fake_runner import BLOCK_SIZE, PACKED, VOCAB, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, requests_of
+from tests.engine.strategies import assert_runs_as_oracle, assert_tables_agree, questions, requests_of
 from tests.exports import genai_export
 
 PREFIX = 30
 
 
-def _questions(count: int, answers: int, seed: int = 0) -> list[Request]:
-    """Each question has several answers of three tokens, all behind one prefix."""
-    rng = random.Random(seed)
-    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
-    prefix = words(PREFIX)
-    contexts = [prefix + words(20) for _ in range(count)]
-    return [Request(context + words(3), 3) for context in contexts for _ in range(answers)]
-
-
-@given(requests=requests_of(max_sources=1), chunk_size=st.integers(1, 60), num_slots=st.integers(1, 6))
-def test_scoring_feeds_little_more_than_the_distinct_prefixes(
-    requests: list[Request], chunk_size: int, num_slots: int
-) -> None:
-    """What a sequence may feed again is too little to wait for or to copy."""
-    scored = [Request(request.tokens, request.num_targets) for request in requests if request.num_targets]
-    engine = Engine(FakeRunner(num_slots, PACKED), chunk_size)
-    engine.run(scored)
-    assert engine.counters.tokens_fed <= engine.counters.tokens_distinct + MIN_COPY * len(scored)
-
-
 @pytest.mark.parametrize("overlaps_steps", [False, True])
 def test_questions_behind_one_prefix_fill_every_step_but_the_ends(overlaps_steps: bool) -> None:
-    requests = _questions(60, answers=4)
+    requests = questions(60, answers=4)
     runner = FakeRunner(24, PACKED, overlaps_steps=overlaps_steps)
     engine = Engine(runner, 128)
     assert_runs_as_oracle(engine, [requests])
@@ -73,7 +52,7 @@ def test_questions_behind_one_prefix_fill_every_step_but_the_ends(overlaps_steps
 
 
 def test_shared_prefix_is_named_and_only_its_last_block_copied() -> None:
-    requests = _questions(12, answers=1)
+    requests = questions(12, answers=1)
     runner = FakeRunner(12, PACKED)
     Engine(runner, 512).run(requests)
     whole = PREFIX // BLOCK_SIZE
@@ -135,7 +114,7 @@ def test_prompts_ride_along_with_rows_that_decode() -> None:
     runner = FakeRunner(8, PACKED)
     decoding = [Request((1, i, 3), 0, Generation(40)) for i in range(4)]
     engine = Engine(runner, 64)
-    assert_runs_as_oracle(engine, [[*decoding, *_questions(12, answers=2)]])
+    assert_runs_as_oracle(engine, [[*decoding, *questions(12, answers=2)]])
     assert any({1} < {len(row.tokens) for row in step.rows} for step in runner.steps)
     engine.close()
 
@@ -191,7 +170,7 @@ def test_sequences_that_outgrow_the_blocks_are_given_up_last_come_first() -> Non
 
 def test_prefix_that_is_shared_takes_its_blocks_once_also_where_they_are_few() -> None:
     """What is not shared any more makes room first."""
-    requests = _questions(30, answers=2)
+    requests = questions(30, answers=2)
     runner = FakeRunner(24, PACKED, overlaps_steps=True, most_blocks=40)
     engine = Engine(runner, 64)
     assert_runs_as_oracle(engine, [requests])

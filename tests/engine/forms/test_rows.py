@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.rows import choose_limit
 from olive_ext.engine.requests import Generation, Request
-from tests.engine.fake_runner import POOL, RANGE, VOCAB, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, requests_of
+from tests.engine.fake_runner import POOL, RANGE, FakeRunner
+from tests.engine.strategies import assert_runs_as_oracle, questions
 
 BATCHING = pytest.mark.parametrize("batching", [RANGE, POOL])
-
-
-def _questions(count: int, answers: int, tokens: int, prefix: int = 30, own: int = 20) -> list[Request]:
-    """Each question has several answers, all behind one prefix."""
-    rng = random.Random(0)
-    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
-    shared = words(prefix)
-    contexts = [shared + words(own) for _ in range(count)]
-    return [Request((*context, first, *words(tokens - 1)), tokens) for context in contexts for first in range(answers)]
-
-
-@given(requests=requests_of(max_sources=1), num_slots=st.integers(2, 8))
-def test_answers_feed_little_more_than_the_distinct_prefixes(requests: list[Request], num_slots: int) -> None:
-    scored = [Request(request.tokens, request.num_targets) for request in requests if request.num_targets]
-    engine = Engine(FakeRunner(num_slots, RANGE, answer_steps=True), 40)
-    engine.run(scored)
-    assert engine.counters.tokens_fed <= engine.counters.tokens_distinct + 16 * len(scored)
 
 
 @BATCHING
 @pytest.mark.parametrize("overlaps_steps", [False, True])
 def test_answers_of_many_questions_fill_steps_of_one_token_each(batching: StepForm, overlaps_steps: bool) -> None:
-    requests = _questions(24, answers=8, tokens=4)
+    requests = questions(24, answers=8, tokens=4)
     counts = {}
     for answer_steps in (False, True):
         runner = FakeRunner(16, batching, answer_steps=answer_steps, overlaps_steps=overlaps_steps)
@@ -57,7 +36,7 @@ def test_answers_of_many_questions_fill_steps_of_one_token_each(batching: StepFo
 def test_what_answers_share_is_copied_once_for_each_and_not_computed_again(batching: StepForm) -> None:
     runner = FakeRunner(8, batching, answer_steps=True)
     engine = Engine(runner, 128)
-    assert_runs_as_oracle(engine, [_questions(6, answers=6, tokens=3)])
+    assert_runs_as_oracle(engine, [questions(6, answers=6, tokens=3)])
     copies = [copy for step in runner.steps for copy in step.copies]
     assert engine.counters.tokens_fed == engine.counters.tokens_distinct
     assert 0 < len(copies) <= 6 + 6 * 5
@@ -68,7 +47,7 @@ def test_generations_and_answers_share_steps(batching: StepForm) -> None:
     runner = FakeRunner(8, batching, answer_steps=True)
     engine = Engine(runner, 128)
     asked = [Request((number, 1), 0, Generation(30)) for number in range(2)]
-    assert_runs_as_oracle(engine, [[*asked, *_questions(6, answers=6, tokens=3)]])
+    assert_runs_as_oracle(engine, [[*asked, *questions(6, answers=6, tokens=3)]])
     assert max(len(step.logits_rows) for step in runner.steps) > 4
 
 

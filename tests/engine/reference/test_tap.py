@@ -144,7 +144,7 @@ def test_pair_equals_the_definitions_whatever_both_runners_can_do(
 ) -> None:
     candidate = Nudged(slots[0], batchings[0], has_tree_batches=trunks[0])
     reference = FakeRunner(slots[1], batchings[1], has_tree_batches=trunks[1])
-    engine, _ = pair_of(candidate, reference, chunk_size)
+    engine = compared_engine(candidate, reference, chunk_size)
     assert_compared(requests, engine.run(requests))
     assert candidate.steps == reference.steps
 
@@ -181,7 +181,7 @@ def test_pools_of_which_one_loses_slots_on_the_way_run_single_rows() -> None:
 
     longest = Request((0, 1, 2, 3) * 8, 3)
     candidate, reference = Nudged(3, POOL), Halving(3, POOL)
-    engine, _ = pair_of(candidate, reference)
+    engine = compared_engine(candidate, reference)
     for requests in (LONGER[:9], [longest, *LONGER], LONGER):
         assert_compared(requests, engine.run(requests))
     assert reference.capacity.num_slots == 1
@@ -200,7 +200,7 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
 
 def test_closing_closes_both() -> None:
     candidate, reference = Nudged(2, RANGE), FakeRunner(2, RANGE)
-    engine, _ = pair_of(candidate, reference)
+    engine = compared_engine(candidate, reference)
     engine.run([Request((1, 2), 1)])
     engine.close()
     assert candidate._slots == []
@@ -324,7 +324,7 @@ def test_steps_without_memory_on_either_model_are_halved_on_both(
 ) -> None:
     candidate = Nudged(slots[0], batchings[0], has_tree_batches=has_tree_batches, most_tokens=most[0])
     reference = FakeRunner(slots[1], batchings[1], has_tree_batches=has_tree_batches, most_tokens=most[1])
-    engine, _ = pair_of(candidate, reference, chunk_size)
+    engine = compared_engine(candidate, reference, chunk_size)
     for requests in calls:
         assert_compared(requests, engine.run(requests))
     longest = max(step.num_tokens for step in (*candidate.steps, *reference.steps))
@@ -420,7 +420,7 @@ def generated_alone(request: Request) -> tuple[int, ...]:
 
 def test_generation_has_the_candidates_own_slots_and_length() -> None:
     candidate, reference = Nudged(4, RANGE, 60), FakeRunner(1, SINGLE, 40)
-    engine, _ = pair_of(candidate, reference)
+    engine = compared_engine(candidate, reference)
     assert engine.context_length == 40
     engine.run([Request((1, 2, place), generation=Generation(5)) for place in range(4)])
     assert max(len(step.rows) for step in candidate.steps) == 4
@@ -446,7 +446,7 @@ def test_a_recording_answers_what_it_knows_and_runs_the_rest(
 
 
 def test_facts_name_the_reference_and_count_its_bytes(tmp_path: Path) -> None:
-    engine, _ = pair_of(Nudged(2, RANGE), FakeRunner(2, RANGE))
+    engine = compared_engine(Nudged(2, RANGE), FakeRunner(2, RANGE))
     engine.run(LONGER[:5])
     facts = engine.describe()
     assert facts["reference"]["mode"] == "resident"

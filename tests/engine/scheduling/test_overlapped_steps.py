@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -40,8 +40,7 @@ def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
     runner = Scarce(3, RANGE, overlaps_steps=True)
     runner.at = at
     engine = Engine(runner, 8)
-    for found, request in zip(engine.run(requests), requests, strict=True):
-        assert_equal(found, oracle(request))
+    assert_runs_as_oracle(engine, [requests])
     assert engine.counters.steps_halved >= 1
     engine.close()
 
@@ -49,8 +48,7 @@ def test_memory_that_is_lost_on_the_way_costs_no_token(at: int) -> None:
 def _decode(batching: StepForm, requests: list[Request], overlaps_steps: bool = True) -> tuple[Engine, FakeRunner]:
     runner = FakeRunner(4, batching, overlaps_steps=overlaps_steps)
     engine = Engine(runner, 64)
-    for found, request in zip(engine.run(requests), requests, strict=True):
-        assert_equal(found, oracle(request))
+    assert_runs_as_oracle(engine, [requests])
     engine.close()
     return engine, runner
 
@@ -105,14 +103,26 @@ def test_slot_of_an_answer_whose_last_token_is_found_next_is_free_at_once() -> N
     assert engine.counters.rows_dropped == 0
 
 
-def test_sampled_and_searched_rows_wait_beside_greedy_ones_that_do_not() -> None:
-    """Steps that compute no input hold all that decode; answers are those of an engine that does not overlap."""
-    sampled = [Request((1, 9, i), 0, Generation(9, sampling=Sampling(1.0, seed=i))) for i in range(5)]
-    searched = [Request((1, 7, i), 0, Generation(5, beams=Beams(2))) for i in range(3)]
-    mixed = [one for trio in zip_longest(sampled, searched, _queue(9)) for one in trio if one is not None]
-    ahead, serial = (Engine(FakeRunner(4, PACKED, overlaps_steps=keeps), 4) for keeps in (True, False))
-    assert ahead.run(mixed) == serial.run(mixed)
+SAMPLED = [Request((1, 9, i), 0, Generation(9, sampling=Sampling(1.0, seed=i))) for i in range(5)]
+SEARCHED = [Request((1, 7, i), 0, Generation(5, beams=Beams(2))) for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("batching", "requests", "num_overlapped"),
+    [
+        (PACKED, [one for trio in zip_longest(SAMPLED, SEARCHED, _queue(9)) for one in trio if one is not None], None),
+        (RANGE, SAMPLED[:3], 2),
+    ],
+    ids=["beside greedy ones that do not wait", "alone"],
+)
+def test_sampled_and_searched_rows_are_read_before_what_follows_them(
+    batching: StepForm, requests: list[Request], num_overlapped: int | None
+) -> None:
+    """Steps that compute no input hold all that decode; alone only the second and the third prompt overlap."""
+    ahead, serial = (Engine(FakeRunner(4, batching, overlaps_steps=keeps), 4) for keeps in (True, False))
+    assert ahead.run(requests) == serial.run(requests)
     assert 0 < ahead.counters.steps_overlapped < ahead.counters.steps
+    assert num_overlapped in (None, ahead.counters.steps_overlapped)
     ahead.close()
 
 
@@ -125,15 +135,6 @@ def test_a_stop_that_is_seen_late_costs_one_row_and_says_so() -> None:
     assert engine.counters.rows_dropped == 1
     assert engine.counters.tokens_fed == 2 + len(generated)
     assert len(runner.steps) == 2 + len(generated)
-
-
-def test_sampled_rows_are_read_before_what_follows_them() -> None:
-    """Only prompts overlap: the second and the third one."""
-    requests = [Request((1, i), 0, Generation(6, sampling=Sampling(1.0, seed=i))) for i in range(3)]
-    ahead, serial = (Engine(FakeRunner(3, RANGE, overlaps_steps=keeps), 8) for keeps in (True, False))
-    assert [result.tokens for result in ahead.run(requests)] == [result.tokens for result in serial.run(requests)]
-    assert ahead.counters.steps_overlapped == 2
-    ahead.close()
 
 
 def test_what_a_dropped_row_was_fed_is_resident_and_reused() -> None:
@@ -183,8 +184,7 @@ def _assert_idle(runner: Slow) -> None:
 
 
 def _assert_usable(engine: Engine) -> None:
-    for found, request in zip(engine.run(LONG), LONG, strict=True):
-        assert_equal(found, oracle(request))
+    assert_runs_as_oracle(engine, [LONG])
     assert engine.counters.steps_overlapped
     engine.close()
     assert _threads() == []
@@ -227,21 +227,13 @@ def test_interruption_of_the_wait_leaves_the_engine_usable() -> None:
     _assert_usable(engine)
 
 
-def test_given_up_iterator_leaves_the_engine_usable() -> None:
+@pytest.mark.parametrize("end", [None, Engine.close, Engine.reset])
+def test_end_in_the_middle_of_an_iterator_waits_for_the_step_that_runs(end: Callable[[Engine], None] | None) -> None:
+    """Also where the iterator is given up."""
     engine, runner = _slow()
     results = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
     next(results)
-    results.close()  # type: ignore[attr-defined]
-    _assert_idle(runner)
-    _assert_usable(engine)
-
-
-@pytest.mark.parametrize("end", [Engine.close, Engine.reset])
-def test_end_in_the_middle_of_an_iterator_waits_for_the_step_that_runs(end: Callable[[Engine], None]) -> None:
-    engine, runner = _slow()
-    results: Iterator[object] = engine.run_continuous(enumerate([Request((5, 6), 0, Generation(4)), *LONG]))
-    next(results)
-    end(engine)
+    results.close() if end is None else end(engine)  # type: ignore[attr-defined]
     if end is Engine.close:  # the runner has checked that nothing runs
         assert runner.is_closed
         assert _threads() == []
