@@ -13,6 +13,7 @@ nothing.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,6 @@ from olive_ext.report import Report, from_json
 from olive_ext.run import evaluate
 from olive_ext.workflow import cli_run
 from tests.exports import TEXT, genai_export
-from tests.forks import import_what_it_imports
 from tests.workflow.recipes import recipe, saved, search_blocks
 
 WORDS = TEXT.split()
@@ -152,6 +153,25 @@ def forked(kind: str, folder: Path, wait: Callable[[int], object]) -> str | None
         return None
     assert status == 0, f"it failed with status {status}: {(folder / 'printed').read_text(encoding='utf-8')[-2000:]}"
     return result.read_text(encoding="utf-8")
+
+
+def import_what_it_imports(action: Callable[[], object]) -> None:
+    """Runs `action` in a process of its own, and imports here what was imported there."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "modules.json")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with suppress(Exception):
+                    action()
+                file.write_text(json.dumps(list(sys.modules)), encoding="utf-8")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        for name in json.loads(file.read_text(encoding="utf-8")):
+            if name not in sys.modules and "__" not in name:
+                with suppress(Exception):
+                    importlib.import_module(name)
 
 
 def answers_kept(folder: Path) -> Iterator[str]:
