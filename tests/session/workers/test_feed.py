@@ -22,7 +22,7 @@ def taken(feed: ChunkFeed) -> int:
 
 
 def test_chunks_come_in_order_while_more_follow_and_then_the_largest_first() -> None:
-    feed = ChunkFeed(map(chunk, [2, 5, 3, 9, 4, 6]), 1)
+    feed = ChunkFeed(map(chunk, [7, 5, 3, 9, 4, 6]), 1)
     while feed.read():
         pass
     assert feed.num_waiting == AHEAD
