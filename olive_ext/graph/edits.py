@@ -190,7 +190,9 @@ def pad_rows(model: ModelProto, places: str, outputs: Sequence[str]) -> None:
     most = writer.add("ReduceProd", [sizes], keepdims=1)
     for name in outputs:
         own = f"{name}_of_rows"
-        _rename(graph, name, own)
+        for node in graph.node:
+            node.input[:] = [own if taken == name else taken for taken in node.input]
+            node.output[:] = [own if made == name else made for made in node.output]
         rows = writer.add("Slice", [writer.add("Shape", [own]), first, second])
         more = writer.add("Max", [writer.add("Sub", [most, rows]), first])
         ends = writer.add("Concat", [first, first, more, first], axis=0)
@@ -216,12 +218,6 @@ def constants_as_inputs(graph: GraphProto, arrays: Mapping[str, npt.NDArray[Any]
         remove_dead(graph, f"{name}_constant")
         elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
         graph.input.append(helper.make_tensor_value_info(name, elem_type, array.shape))
-
-
-def _rename(graph: GraphProto, name: str, new: str) -> None:
-    for node in graph.node:
-        node.input[:] = [new if taken == name else taken for taken in node.input]
-        node.output[:] = [new if made == name else made for made in node.output]
 
 
 Choice = tuple[str, int, int, bool]

@@ -120,10 +120,7 @@ def _graphs(files: ModelFiles) -> Iterator[tuple[str, Path]]:
 
 def size_on_disk(files: ModelFiles) -> int:
     """Bytes of the graphs that run and their external data."""
-    companions = (path for part in files.companions.values() for path in (part.graph, *part.weights))
-    return sum(
-        path.stat().st_size for path in {path.resolve() for path in (files.decoder, *files.weights, *companions)}
-    )
+    return sum(path.stat().st_size for path in {path.resolve() for _, path in _graphs(files)})
 
 
 def hf_weights(folder: Path) -> list[Path]:
