@@ -159,7 +159,6 @@ SHAPES = {
     # For trying this script and the benchmarks out: seconds, not minutes.
     "tiny": _tiny_llama(num_layers=2),
     # As many layers as Llama-3.2-1B, which is what a step costs the host.
-    "tiny-16-layers": _tiny_llama(num_layers=16),
     # As many as SmolLM2-135M, for counts that do not depend on widths.
     "tiny-30-layers": _tiny_llama(num_layers=30),
     "tiny-gemma-4": Shape(
