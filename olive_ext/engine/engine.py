@@ -262,7 +262,7 @@ class StepLoop:
 
     @property
     def traits(self) -> Traits:
-        """What both the runner and the tap can do."""
+        """The traits that both the runner and the tap have."""
         return self._tap.traits(self._runner)
 
     @property

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: tokens in, log-probabilities and tokens out.
+"""Requests and results of the engine: tokens in, log-probabilities and tokens out.
 
 Knows no text, no tokenizer and no session. Axes: T targets of a request, G generated tokens.
 """
@@ -68,7 +68,7 @@ class ThinkingBudget:
     is_over: Callable[[Sequence[int]], bool] | None = field(default=None, compare=False, repr=False)
     """Sees all tokens generated so far after each one; True where the reasoning has ended."""
 
-    def forced_behind(self, generated: Sequence[int]) -> list[int] | None:
+    def forced_after(self, generated: Sequence[int]) -> list[int] | None:
         """The tokens that come next: none where the reasoning has ended by itself; None while it goes on."""
         found = tuple(generated[-len(self.marker) :]) == self.marker
         if found if self.is_over is None else self.is_over(generated):

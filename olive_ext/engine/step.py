@@ -1,4 +1,4 @@
-"""What the scheduler hands to a runner and what comes back: integers out, small arrays in. Knows no runner.
+"""A step and its output: the scheduler gives integers to a runner and gets small arrays back. Knows no runner.
 
 Axes: R logits rows of a step, T targets, K sampled rows, N rows of beams, C candidates, V vocabulary.
 """
@@ -130,7 +130,7 @@ class Columns(NamedTuple):
         starts_B = np.cumsum(lengths_B) - lengths_B
         return cls(integers(slots), integers(past), lengths_B, starts_B, integers([*chain.from_iterable(tokens)]))
 
-    def tokens_behind(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
+    def tokens_after(self, follows: Sequence[int], found_R: IntArray) -> IntArray:
         """All tokens, [N]; a row whose `follows` is 0 or more takes its token from those that a step has found."""
         if not follows:
             return self.tokens_N
@@ -147,8 +147,8 @@ class PlainRows(Sequence[Row]):
         self.columns, self.others = self._plain, others
         if others:
             own = Columns.of(others)
-            behind = own._replace(starts_B=own.starts_B + len(slots_B))
-            self.columns = Columns(*map(np.concatenate, zip(self._plain, behind, strict=True)))
+            after = own._replace(starts_B=own.starts_B + len(slots_B))
+            self.columns = Columns(*map(np.concatenate, zip(self._plain, after, strict=True)))
 
     @override
     def __len__(self) -> int:

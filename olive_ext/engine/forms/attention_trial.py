@@ -44,7 +44,7 @@ def attended(
     head_size: int,
     elem_type: int = FLOATS[0],
 ) -> FloatArray:
-    """What `node` returns [S, W] for a text without a past. `values`: its inputs by place, tokens as [S, width];
+    """The output of `node` [S, W] for a text without a past. `values`: its inputs by place, tokens as [S, width];
     `heads`: H; `elem_type`: the cache's; one that is quantized has `SCALE`."""
     num_queries = int(attribute(node, "num_heads", 0))
     tokens_SW = np.concatenate([values[place] for place in (QUERY, KEY, VALUE) if place in values], axis=1)
@@ -281,7 +281,7 @@ class Span(NamedTuple):
 
 
 def spans() -> list[list[Span]]:
-    """What is fed, each list at once: a prompt that ends within a block; the rest of it, a second text after its
+    """The rows of each step: a prompt that ends within a block; the rest of it, a second text after its
     first block, and short rows; a token each of many rows, of which the answer's are new. The other rows that were fed
     before write what is there already."""
     short = [

@@ -322,7 +322,7 @@ class Capture:
         return step, step.width is not None and len(step.rows) == num_slots and len(step.rows[0].tokens) == 1
 
     def captured(self, step: Step, bind_caches: Callable[[], ort.IOBinding], outputs: Mapping[str, int]) -> Captured:
-        """What the step is bound to. A new one gets the caches, and values for outputs with these numbers of rows."""
+        """The binding of the step. A new one gets the caches, and values for outputs with these numbers of rows."""
         shape = shape_of(step)
         if shape not in self._steps:
             binding = bind_caches()

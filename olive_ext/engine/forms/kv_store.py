@@ -26,7 +26,7 @@ from olive_ext.model.types import ITEM_BYTES, DecoderSpec, KvTensor
 
 @dataclass(frozen=True)
 class KvPlace:
-    """What a store serves and where: the decoder's session, its caches, the slots, and how helper graphs are opened."""
+    """The surroundings of a store: the decoder's session, its caches, the slots, and how helper graphs are opened."""
 
     session: ort.InferenceSession
     spec: DecoderSpec

@@ -53,7 +53,7 @@ FLOAT16, BFLOAT16, INT8, FLOAT8 = 10, 16, 3, 17
 
 @dataclass(frozen=True)
 class PagedKernel:
-    """What a device's PagedAttention takes."""
+    """The types, inputs and limits of a device's PagedAttention."""
 
     provider: str
     floats: Mapping[str, int]
@@ -166,7 +166,7 @@ def with_packed_inputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.Mod
 
 
 def _paged_nodes(node: onnx.NodeProto, owner: onnx.NodeProto, kernel: PagedKernel) -> tuple[onnx.NodeProto, ...]:
-    """What stands in the place of `node`, between its row [1, N, D] and the tokens [N, D].
+    """The nodes that replace `node`, between its row [1, N, D] and the tokens [N, D].
 
     `owner` writes the cache that it reads: the node itself, or an earlier layer, whose keys and values are then given
     once more; writing them again changes nothing.

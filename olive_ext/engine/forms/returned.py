@@ -57,7 +57,7 @@ class AlikeRows(StepForm):
     """Sources of different shapes."""
 
     def group(self, past: int, num_tokens: int, source: Source | None) -> Hashable | None:
-        """What rows that may share a step have in common; None for a row that runs alone."""
+        """The key that rows of one step share; None for a row that runs alone."""
         shape = None if self.sources or source is None else source.array.shape
         if num_tokens == 1:
             return (1, None if self.mixes_pasts else past, shape)
@@ -263,7 +263,7 @@ class BatchRow:
 
 @dataclass
 class _Slot:
-    """Where a slot's content lies, and what was resident at the checkpoints below."""
+    """The place of a slot's content, and of what was resident at its checkpoints."""
 
     place: BatchRow
     checkpoints: dict[int, BatchRow] = field(default_factory=dict)

@@ -59,7 +59,7 @@ MARGIN = 0.95
 
 @dataclass(frozen=True)
 class SlotRows(StepForm):
-    """What forms over slots have in common: inputs come first, each alone."""
+    """The base of forms over slots: inputs come first, each alone."""
 
     answers: bool = False
     """Texts that are scored may be fed one token a step, many of them in one, as rows that decode are."""
@@ -148,7 +148,7 @@ def choose_limit(tokens: list[int], num_slots: int) -> tuple[int, str]:
 
 
 def _cost(tokens: Iterable[int], limit: int, num_slots: int) -> float:
-    """What texts cost that have so many tokens after their prefix, where those of up to `limit` share steps."""
+    """The cost of texts with so many tokens after their prefix, where texts of up to `limit` share steps."""
     shared = [count for count in tokens if count <= limit]
     rows = max(1, min(num_slots, len(shared)))
     alone = sum(1 + 1 / TOKENS_PER_STEP * count for count in tokens if count > limit)

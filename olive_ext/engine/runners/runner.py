@@ -1,4 +1,4 @@
-"""What a runner is: it executes steps over the slots of a KV cache. Knows no graph, and no request but its source."""
+"""A runner executes steps over the slots of a KV cache. Knows no graph, and of a request only its source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from olive_ext.model.types import SourceKind, TensorSpec
 
 @dataclass(frozen=True)
 class Traits:
-    """What a runner can do: fixed once the model is open."""
+    """The abilities of a runner, which are fixed once the model is open."""
 
     context_length: int
     """Positions that a sequence may occupy at most."""
@@ -39,7 +39,7 @@ class Traits:
     """The runner keeps the greedy tokens of a step on its device, and takes a step that is fed with them."""
 
     source_kind: SourceKind | None = None
-    """What the encoder takes; None where there is none."""
+    """The kind of input that the encoder takes; None without an encoder."""
 
     row_group: int = 1
     """Inputs are fed in steps of a multiple of so many tokens, because kernels take as many at a time, from a step's
@@ -82,7 +82,7 @@ class Runner(ABC):
     """Executes steps."""
 
     device = Device("cpu")
-    """Where the logits rows of a step are left."""
+    """The device where the logits rows of a step are left."""
 
     open_graph: Callable[[bytes], Any] | None = None
     """Opens a graph without weights on that device, where the runner has sessions of its own."""

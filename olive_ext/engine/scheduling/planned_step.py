@@ -1,5 +1,5 @@
-"""A step with what becomes of its numbers: where they go, which no working model has, and how a beam search goes on.
-Lawful are a log-probability of -inf (a suppressed token) and -inf among the logits of a row. Knows no runner.
+"""Plans a step, gives its numbers to answers, finds numbers that no working model has, and continues beam searches.
+A log-probability of -inf (a suppressed token) and a logit of -inf are lawful. Knows no runner.
 
 A beam search is that of transformers 5 (`GenerationMixin._beam_search`). Each of its sequences has a slot:
 
@@ -235,7 +235,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NonFinite:
-    """What is wrong in a step's output: the targets whose log-probability is NaN or +inf, or whose KL divergence from a
+    """The faults of a step's output: the targets whose log-probability is NaN or +inf, or whose KL divergence from a
     reference is not finite (it is infinite where the model gives a token no probability at all that the reference gives
     one), and the rows to sample from that hold NaN or +inf."""
 
@@ -244,7 +244,7 @@ class NonFinite:
 
     @classmethod
     def of(cls, output: StepOutput) -> NonFinite:
-        """What is wrong in an output."""
+        """The faults of an output."""
         targets_T: BoolArray = ~(output.target_logprobs < np.inf)
         if (kl_T := _kl(output)) is not None:
             targets_T |= ~np.isfinite(kl_T)

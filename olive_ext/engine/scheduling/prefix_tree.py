@@ -61,11 +61,6 @@ class MediaIds:
         return replace(request, tokens=tuple(tokens))
 
 
-def one_side(_: int) -> Side:
-    """The side of every text of a model that computes texts of all lengths alike."""
-    return ONE_SIDE
-
-
 @dataclass(frozen=True)
 class Plan:
     """Sequences in the order in which they should be admitted, and the tokens they stand for."""
@@ -79,7 +74,9 @@ class Plan:
 
 
 def make_plan(
-    requests: Iterable[tuple[Hashable, Request]], can_share: bool = True, side_of: Callable[[int], Side] = one_side
+    requests: Iterable[tuple[Hashable, Request]],
+    can_share: bool = True,
+    side_of: Callable[[int], Side] = lambda _: ONE_SIDE,
 ) -> Plan:
     """Plans `(key, request)` pairs. Every request has an input token to read from, and its targets lie after it.
 
@@ -190,7 +187,8 @@ def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
     """
     ids = MediaIds()
     requests = [ids.put(request) for request in requests]
-    order = sorted(range(len(requests)), key=lambda place: _sort_key(requests[place]))
+    keys = [(source_key(request.source), input_key(request)) for request in requests]
+    order = sorted(range(len(requests)), key=keys.__getitem__)
     shared = _shared_prefixes([requests[place] for place in order])
     fresh = [_num_fed(requests[place]) - shared[at] for at, place in enumerate(order)]
     is_scored = [requests[place].generation is None for place in order]
@@ -237,7 +235,3 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
 
 def _num_fed(request: Request) -> int:
     return len(request.tokens) - (request.generation is None)
-
-
-def _sort_key(request: Request) -> tuple[str, bytes]:
-    return source_key(request.source), input_key(request)

@@ -176,7 +176,7 @@ class Scheduler:
         self._counters.idle_rows += len(step.rows) - len(fed)
         if is_in_slots:
             checkpoints = [row.slot for row in step.other_rows if row.is_checkpoint]
-            tokens_N = columns.tokens_behind(step.follows, self._found)
+            tokens_N = columns.tokens_after(step.follows, self._found)
             self._in_slots.slots.extend(columns, tokens_N, fed, checkpoints)
         num_fed = 0
         for sequence, length in zip(plan.sequences, columns.lengths_B.tolist(), strict=True):
@@ -452,7 +452,7 @@ class Admission:
         """The first sequence that need not wait for a prefix, nor for a slot that is not `wanted`."""
         num_free = self._slots.num_free(wanted)
         kinds = [(self._inputs, 1 if self._answers else LOOK_AHEAD), (self._answers, LOOK_AHEAD)]
-        if self._answers and self._num_children() >= num_free:
+        if self._answers and sum([last.num_children for last in self._last.values()]) >= num_free:
             kinds.reverse()
         for waiting, look_ahead in kinds:
             for place in range(min(len(waiting), look_ahead)):
@@ -467,9 +467,6 @@ class Admission:
                 if sequence.num_slots > 1 and not has_slot:
                     return None  # others would take the slots that it waits for, one by one
         return None
-
-    def _num_children(self) -> int:
-        return sum([last.num_children for last in self._last.values()])
 
     def _has_slot(self, sequence: Sequence, wanted: set[int], num_free: int) -> bool:
         """Whether there is a slot that may be overwritten: one of those that are free and not `wanted`, or that of the

@@ -68,7 +68,7 @@ class PendingAnswer:
         budget = self._thinking
         if budget is None:
             return []
-        forced = budget.forced_behind(self.generated)
+        forced = budget.forced_after(self.generated)
         self._thinking = budget if forced is None else None
         return forced or []
 
@@ -119,7 +119,7 @@ class Read(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What becomes of the numbers of a logits row."""
+    """Where the numbers of a logits row go."""
 
     sequence: Sequence
     reads: list[Read]

@@ -88,7 +88,7 @@ class Slots:
         return int(self._tokens_SP.shape[1])
 
     def idle_position(self, slot: int) -> int:
-        """Where an idle row writes: after what is resident, or over the unshared last position of a full slot."""
+        """The position where an idle row writes: after the resident tokens, or the unshared last one of a full slot."""
         return min(int(self._lengths_S[slot]), self.capacity - 1)
 
     def take(

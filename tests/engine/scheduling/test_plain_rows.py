@@ -30,5 +30,5 @@ def test_columns_stand_for_their_rows(plain: list[tuple[int, int, int]], others:
 def test_tokens_that_follow_take_the_places_of_those_not_known() -> None:
     """A row of several tokens keeps its own; the columns stay as they were."""
     step = Step((Row(0, 5, (0,)), Row(1, 0, (7, 8)), Row(2, 9, (0,))), follows=(1, -1, 0))
-    assert step.columns.tokens_behind(step.follows, np.array([40, 50])).tolist() == [50, 7, 8, 40]
+    assert step.columns.tokens_after(step.follows, np.array([40, 50])).tolist() == [50, 7, 8, 40]
     assert step.columns.tokens_N.tolist() == [0, 7, 8, 0]

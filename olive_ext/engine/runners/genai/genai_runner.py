@@ -57,7 +57,7 @@ class Continues(str, Enum):
 
 @dataclass(frozen=True)
 class GeneratorTraits:
-    """What every generator of one model can do."""
+    """The abilities of every generator of one model."""
 
     continues: Continues
     returns_all_rows: bool
@@ -205,7 +205,7 @@ def open_genai_runner(model: ResolvedModel, profile_prefix: Path | None = None) 
 
 
 def _spec_of(model: ResolvedModel) -> DecoderSpec | None:
-    """What the decoder's graph shows; None where it is not one that is understood, such as a part of a pipeline."""
+    """The spec of the decoder's graph; None where it cannot be read, as in a pipeline."""
     try:
         return model.spec
     except ModelError:
@@ -494,7 +494,7 @@ def _decoder_config(files: ModelFiles) -> Mapping[str, Any]:
 
 
 def overlay_of(files: ModelFiles, config: EngineConfig, profile_prefix: Path | None) -> Mapping[str, Any]:
-    """What is put over genai_config.json: the user's session options, and the file where another one was chosen."""
+    """The changes to genai_config.json: the user's session options, and the file where another one was chosen."""
     options: dict[str, Any] = dict(config.session_options)
     if config.num_threads != "auto":
         options["intra_op_num_threads"] = config.num_threads

@@ -276,7 +276,7 @@ class FedRow:
 
 
 def fed_row(tokens: Sequence[int], held: int, media: Media) -> FedRow:
-    """What is fed for `tokens`, `held` of which are cached: with an item among the others, all tokens, in one pass.
+    """The pass for `tokens`, `held` of which are cached. With an item among the others all tokens are fed in one pass.
     Features get into the embeddings by counting placeholders from the beginning of a pass, and some models let a
     picture's tokens see each other, which no pass after a cache does."""
     begun = tuple(run for run in media if run.start < len(tokens))
@@ -331,7 +331,7 @@ class SourceStates:
         refuse_other_source(source, self.kind, self.source)
 
     def inputs(self, source: Source | None) -> dict[str, Any]:
-        """What the model is given beside the decoder's tokens."""
+        """The model's inputs besides the decoder's tokens."""
         assert source is not None, "checked when the request came"
         return {"encoder_outputs": (self._states(source),)}
 

@@ -44,7 +44,7 @@ class Layout(StepArrays):
         if len(tokens_N) > len(rows):
             positions_N = np.repeat(past - starts, lengths) + np.arange(len(tokens_N))
         if found_R is not None:
-            tokens_N = step.columns.tokens_behind(step.follows, found_R)
+            tokens_N = step.columns.tokens_after(step.follows, found_R)
         items: tuple[MediaItem, ...] = ()
         rotary_3N: Array | None = None
         if [row for row in step.other_rows if row.media]:

@@ -50,7 +50,7 @@ def with_head(proto: ModelProto, spec: DecoderSpec, outputs: HeadOutputs = SCORE
 
 
 class HeadPlan(NamedTuple):
-    """Where a scoring head runs, and what it leaves on that device."""
+    """The device of a scoring head, and the outputs that it leaves there."""
 
     open_graph: Callable[[bytes], ort.InferenceSession]
     """Opens the small graph that reads candidates of beams."""
@@ -146,7 +146,7 @@ class ScoringHead:
         return Candidates(np.where(logprobs_NC > BANNED / 2, logprobs_NC, np.float32(-np.inf)), ids.numpy())
 
     def describe(self) -> Mapping[str, Any]:
-        """Where the head is, why, and the products that run on scored rows."""
+        """The head's place, the reason, and the products that run on scored rows."""
         return {
             "scoring_head": self._plan.kind,
             "scoring_head_reason": self._plan.reason,
@@ -199,7 +199,7 @@ ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 @dataclass(frozen=True)
 class OrtParts:
-    """What some decoders need besides a session, a cache and a scoring head."""
+    """The parts of some decoders besides a session, a cache and a scoring head."""
 
     compiled: Compiled
     embedding: Embedding | None = None
