@@ -323,7 +323,7 @@ TASKS: list[tuple[str, ...]] = [
     (GENERATE.replace("max_gen_toks: 6", "max_gen_toks: 1000000000000"), TASK, "mine max_gen_toks 1000000000000"),
     (GENERATE.replace("  - name: strict\n    filter:", "  - filter:"), TASK, "mine filter_list name"),
     (GENERATE.replace('"([a-z]+)"', '"("'), TASK, "mine filter_list"),
-    (CHOICE.replace("doc_to_choice: choices", NONE_LEFT), TASK, "mine document 1"),
+    (CHOICE.replace("doc_to_choice: choices", NONE_LEFT), TASK, "mine document 1 has no"),
     (CHOICE.replace("answer", "'{{ none }}'"), TASK, "mine None 0"),
 ]
 
