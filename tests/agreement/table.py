@@ -69,7 +69,7 @@ class Row:
     def __str__(self) -> str:
         against = self.against if isinstance(self.against, str) else "another"
         engine = ",".join(f"{key}={value}" for key, value in self.engine.items())
-        return f"{self.package} {self.asked} {against} {self.provider} {engine}"
+        return f"{self.package} {against} {self.provider} {engine}"
 
 
 @cache

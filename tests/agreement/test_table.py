@@ -43,12 +43,13 @@ def add(
     mark: str = "slow",
     **row: Any,
 ) -> None:
-    """Rows of a group: each package in each form. Those that are `fetched` take an exporter that is not at hand."""
+    """Rows of a group: each package in each form; a sample has one of those that are asked the same. Those that are
+    `fetched` take an exporter that is not at hand."""
     packages = [packages] if isinstance(packages, str) else list(packages)
     for name, engine in product([*packages, *fetched], list(engines)):
         marks = MARKS[mark if name in packages else "exporters"]
         made = Row(name, asked, nats, engine=engine, **row)
-        ROWS.append(pytest.param(made, marks=marks, id=f"{group}: {made}"))
+        ROWS.append(pytest.param(made, marks=marks, id=f"{group} {asked}: {made}"))
 
 
 def forms(shapes: Iterable[tuple[Any, ...]], *names: str, **more: Any) -> list[dict[str, Any]]:
@@ -254,15 +255,15 @@ for name, others, nats, kind in (
     facts = {f"{kind}s_encoded": 3, **shares(1.05)}
     rows, tree = forms([(1, "item"), (3, 128)], scoring="rows"), forms([(2, "item")], scoring="tree")
     with_rows = [one for one in others if one != "qwen3_5"]
-    add("items", name, "scored_items", nats, rows, facts=facts, fetched=others)
-    add("items", name, "scored_items", nats, tree, facts=facts, fetched=with_rows)
-    add("items", name, "answered_items", nats, [{"num_slots": 3}], fetched=others)
-add("items", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
+    add(f"{kind}s", name, "scored_items", nats, rows, facts=facts, fetched=others)
+    add(f"{kind}s", name, "scored_items", nats, tree, facts=facts, fetched=with_rows)
+    add(f"{kind}s", name, "answered_items", nats, [{"num_slots": 3}], fetched=others)
+add("images", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
 BY_HAND = [{}, {"components": {"vision": "eyes.onnx", "embedding": "words.onnx"}}]
-add("items", "by-hand folder", "scored_items", 1e-4, BY_HAND)
+add("images", "by-hand folder", "scored_items", 1e-4, BY_HAND)
 for form, count in product(("mask", "number"), (1, 2)):  # features with rows of padding, in one tensor or two
     facts = {"images_encoded": 3, "image_feature_bytes": 3 * count * 16 * 64 * 4}
-    add("items", f"padded {form} {count}", "scored_items + answered_items", 1e-4, forms([(3, 16)]), facts=facts)
+    add("images", f"padded {form} {count}", "scored_items + answered_items", 1e-4, forms([(3, 16)]), facts=facts)
 
 # What items of one run of an encoder do to each other shows for some numbers, sizes or contents only.
 LEAKS = ["from four items on", "for eight items only", "scale by the largest value of a run", "dynamic quantization"]

@@ -437,5 +437,5 @@ def test_refused_graph_leaves_rows_and_its_reason_once(
         assert facts["providers"][0] == "CUDAExecutionProvider"
         assert facts["batching"] != "packed"
         assert len([note for note in facts["notes"] if str(error) in note]) == 1, facts["notes"]
-    with refused(ConfigError, "wrong_value", "engine.scoring", "packed", holds=str(error)):
+    with refused(ConfigError, "wrong_value", "engine.scoring", holds=('"packed"', str(error))):
         olive_ext.open(path, execution_provider="cuda", engine={"scoring": "packed"})

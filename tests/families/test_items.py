@@ -132,7 +132,7 @@ SOUND_MISTAKES: list[tuple[Any, Given, str, Holds]] = [
     ("plain", lambda: sounds()[:1], "incomplete", ("1 sound", "has 0")),
     ("{marker}", lambda: [(np.zeros(0, np.float32), 16000)], "incomplete", "[0]"),
     ("{marker}", lambda: [(np.zeros(800, np.float32), 8000)], "incomplete", ("8000", "16000")),
-    ("{marker}", lambda: [sound(0, 50 * 16000)], "incomplete", "max_length"),
+    ("{marker}", lambda: [sound(0, 50 * 16000)], "incomplete", "cut"),
 ]
 MISTAKES = [
     *(pytest.param("qwen2_5_vl", *mistake, marks=slow) for mistake in PICTURE_MISTAKES),
