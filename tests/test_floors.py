@@ -149,7 +149,6 @@ DOORS = {
     "mlflow": ["olive_ext.plugins.mlflow.mlflow_log"],
     "jinja2": [
         "olive_ext.report.html.render",
-        "olive_ext.plugins.diagnose.remedy.page",
         "olive_ext.session.tokenizer",
         "olive_ext.session.bounded_templates",
         "olive_ext.backends.*",

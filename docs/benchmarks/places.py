@@ -66,11 +66,10 @@ def rates(given: Any) -> None:
     """Prints the shares of pairs that are called different."""
     from olive_ext.config import ModelSettings
     from olive_ext.model import resolve
-    from olive_ext.plugins.diagnose.places.decision import held
-    from olive_ext.plugins.diagnose.places.noise import Variant, computed_in, form_of, log_probabilities, moved
+    from olive_ext.plugins.diagnose.places.judge import Variant, computed_in, form_of, held, log_probabilities, moved
 
     model = resolve(ModelSettings(model=str(given.model), deterministic=True))
-    documents = [[one] for one in requests_of(given, model)]
+    documents = requests_of(given, model)
     plain = log_probabilities(model, Variant("as it is", {}), documents, given.max_length)
 
     def apart(variant: Variant) -> list[Any]:
@@ -107,7 +106,7 @@ def requests_of(given: Any, model: Any) -> list[Any]:
     """Requests of the tasks, as a comparison keeps them; their numbers are found anew."""
     from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
-    from olive_ext.plugins.diagnose.places import Kept
+    from olive_ext.plugins.diagnose.places.judge import Kept
     from olive_ext.session.requests import RollingRequest, ScoringRequest
     from olive_ext.session.texts import open_tokenizer
 

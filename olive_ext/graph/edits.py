@@ -122,16 +122,30 @@ def cross_graph(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelPro
     wanted = set(outputs)
     kept = makers_of(nodes, wanted)
     needed = wanted.union(reads(kept))
-    returned = [output for output in graph.output if output.name in wanted]
-    cut = onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
-    cut.opset_import.extend(model.opset_import)
-    cut.functions.extend(model.functions)
-    cut.graph.name = graph.name
-    cut.graph.node.extend(kept)
-    cut.graph.output.extend(returned)
+    cut = part_of(model, kept, [output for output in graph.output if output.name in wanted], weights)
     cut.graph.input.extend(item for item in graph.input if item.name in needed)
-    cut.graph.initializer.extend(item for item in weights if item.name in needed)
     return cut
+
+
+def part_of(
+    model: onnx.ModelProto,
+    nodes: Iterable[onnx.NodeProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    weights: Iterable[onnx.TensorProto] | None = None,
+) -> onnx.ModelProto:
+    """A new model of some `nodes` of `model` with these `outputs` and the weights that are read, of `weights` or of the
+    graph's; it has no inputs yet."""
+    whole, part = model.graph, onnx.ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
+    part.opset_import.extend(model.opset_import)
+    part.functions.extend(model.functions)
+    part.graph.name = whole.name or "part"
+    part.graph.node.extend(nodes)
+    part.graph.output.extend(outputs)
+    read = {*reads(part.graph.node), *(output.name for output in part.graph.output)}
+    weights = whole.initializer if weights is None else weights
+    part.graph.initializer.extend(tensor for tensor in weights if tensor.name in read)
+    part.graph.sparse_initializer.extend(one for one in whole.sparse_initializer if one.values.name in read)
+    return part
 
 
 def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

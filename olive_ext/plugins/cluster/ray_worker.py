@@ -74,10 +74,13 @@ class _Cluster:
         with self._lock:
             self._join()
             self._num_actors += 1
-        resources = dict(self.wanted.resources)
+        resources, settings = dict(self.wanted.resources), job.settings
+        threads = settings.get("engine", {}).get("num_threads", 1) if self.wanted.address is not None else 1
+        # A GPU for a model on a provider of GPUs, for a Hugging Face model where its device is one.
+        places = str([settings.get("execution_provider"), job.handed_over, settings.get("device")]).lower()
         options: dict[str, Any] = {
-            "num_cpus": resources.pop("CPU", 1 if self.wanted.address is None else _threads(job)),
-            "num_gpus": resources.pop("GPU", _num_gpus(job)),
+            "num_cpus": resources.pop("CPU", threads if isinstance(threads, int) else 1),
+            "num_gpus": resources.pop("GPU", int(any(name in places for name in _GPU_PROVIDERS))),
             "resources": resources,
             "max_concurrency": 2,  # the model's steps are counted while a chunk runs
             "max_restarts": 0,
@@ -205,7 +208,7 @@ class RayWorker(Worker):
         return None
 
     def _result(self, reference: Any, timeout: float | None = None) -> Any:
-        """What the actor answers, or raises. Raises `TimeoutError`, and `WorkerLostError` where the actor is gone."""
+        """The actor's answer; its error is raised. Raises `TimeoutError`, `WorkerLostError` where it is gone."""
         try:
             envelope = self._cluster.ray.get(reference, timeout=timeout)
         except TimeoutError:
@@ -243,14 +246,3 @@ def _connect(address: str | None) -> None:
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-
-
-def _threads(job: WorkerJob) -> int:
-    number = job.settings.get("engine", {}).get("num_threads", 1)
-    return number if isinstance(number, int) else 1
-
-
-def _num_gpus(job: WorkerJob) -> int:
-    """One for a model on a provider of GPUs; for a Hugging Face model where its device is one."""
-    named = str([job.settings.get("execution_provider"), job.handed_over, job.settings.get("device")]).lower()
-    return int(any(name in named for name in _GPU_PROVIDERS))

@@ -150,7 +150,7 @@ class Sandbox:
 
 
 def _exchange(options: dict[str, Any], job: Any, seconds: float) -> tuple[bytes, int]:
-    """What a child writes, and its exit status. It gets this environment: nothing of ours."""
+    """The output of a child and its exit status. The child gets this environment and nothing of ours."""
     command = python_command(f"import runpy; runpy.run_path({child.__file__!r}, run_name='__main__')")
     command[1:1] = ["-S", "-s", "-B"]
     one = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -179,7 +179,7 @@ def _exchange(options: dict[str, Any], job: Any, seconds: float) -> tuple[bytes,
 
 
 def _read(pipe: int, end: float) -> bytes | None:
-    """What comes through `pipe` until it is closed; None where it is not closed by `end`, or is no message."""
+    """The bytes that come through `pipe` until it is closed; None where it is open at `end`, or they are no message."""
     message = b""
     while (left := end - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
         part = os.read(pipe, _LONGEST_MESSAGE)

@@ -38,10 +38,10 @@ plugin = Plugin(
     },
     functions={"locate": f"{_ROOM}.remedy.locate:locate", "mend": f"{_ROOM}.remedy.mend:mend"},
     hooks={
-        "finish_report": f"{_ROOM}.placed:finish_report",
-        "refuse_stages": f"{_ROOM}.stages:refuse_stages",
-        "place_sample": f"{_ROOM}.places:Sample",
-        "recorded_facts": f"{_ROOM}.placed:recorded_facts",
+        "finish_report": f"{_ROOM}.findings:finish_report",
+        "refuse_stages": f"{_ROOM}.findings:refuse_stages",
+        "place_sample": f"{_ROOM}.places.judge:Sample",
+        "recorded_facts": f"{_ROOM}.findings:recorded_facts",
         "hold_against": f"{_ROOM}.conversion:hold_against",
     },
 )

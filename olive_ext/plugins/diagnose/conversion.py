@@ -118,11 +118,12 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
 
 
 def _rounding(checkpoint: ResolvedModel, dtype: str, scored: _Scored) -> tuple[float, float]:
-    """How far transformers in that precision are: in nats, and in states. Nothing where they cannot compute in it, as
-    experts in fp64 and large states in fp16, which overflow."""
+    """How far transformers in that precision are: in nats, and in states of any module that both have.
+    Nothing where they cannot compute in it, as experts in fp64 and large states in fp16, which overflow."""
     other, text = PlainPass(checkpoint, dtype), scored.texts[0]
     try:
-        states = states_error(scored.plain.states(text), other.states(text))
+        exact, rounded = scored.plain.states(text), other.states(text)
+        states = max(float(_errors(rounded[name], exact[name]).max()) for name in exact.keys() & rounded.keys())
         nats = scored.farthest_from(other, scored.expected)
     except RuntimeError:
         return 0.0, 0.0
@@ -204,7 +205,7 @@ LARGEST_ERROR = 3e-4
 """The largest error of a token's state, relative to its length, that is rounding in fp32."""
 
 MOST_ERROR = 1e9
-"""What an error counts at most, and where it is no number."""
+"""The largest error that counts; an error that is no number counts as this."""
 
 LEAST_LENGTH = 1e-3
 """The least length of a state, as a part of the mean length."""
@@ -237,7 +238,8 @@ def first_state_difference(
         raise ModelError("which layer it is cannot be found: no value of the graph has the size of a hidden state")
     wrong = {name: best for name, best in nearest.items() if best.errors_S.max() > bound}
     layers = plain.layers
-    borders = [EMBEDDED, *(name for name in states if _is_layer(name, layers)), NORMED]
+    own = [name for name in states if layers and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()]
+    borders = [EMBEDDED, *own, NORMED]
     borders = [name for name in borders if name in nearest]
 
     def parts(layer: str) -> list[str]:
@@ -245,12 +247,12 @@ def first_state_difference(
 
     if borders[-1] == NORMED and len(borders) > 1 and (last := parts(borders[-2])) and not wrong.keys() & set(last):
         wrong.pop(borders[-2], None)  # a fused norm adds its parts up and returns no sum
-    first = _behind_last_equal(borders, wrong)
+    first = _after_last_equal(borders, wrong)
     if first is None:
         return None
     inside = parts(first)
     side_by_side = next((name for name in inside if name in wrong), None)  # as attention and MLP are in some models
-    part = _behind_last_equal(inside, wrong) or side_by_side
+    part = _after_last_equal(inside, wrong) or side_by_side
     equal = [name for name in states if name in nearest and name not in wrong]
     best = nearest[part or first]
     return StateDifference(
@@ -262,19 +264,10 @@ def first_state_difference(
     )
 
 
-def states_error(exact: States, rounded: States) -> float:
-    """The largest error of a token's state at any module that both have."""
-    return max(float(_errors(rounded[name], exact[name]).max()) for name in exact.keys() & rounded.keys())
-
-
-def _behind_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
+def _after_last_equal(names: Sequence[str], wrong: Mapping[str, object]) -> str | None:
     """The first of `names` after the last that is not in `wrong`; None where that is the last of all."""
     last = max((place for place, name in enumerate(names) if name not in wrong), default=-1)
     return names[last + 1] if last + 1 < len(names) else None
-
-
-def _is_layer(name: str, layers: str) -> bool:
-    return bool(layers) and name.startswith(f"{layers}.") and name[len(layers) + 1 :].isdecimal()
 
 
 def _place(name: str, layers: str) -> str:
@@ -440,7 +433,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Omission:
-    """What was changed in transformers for them to compute what the graph computes."""
+    """A change of transformers with which they compute the same as the graph."""
 
     text: str
     """ "a sliding window of 16 is missing"."""
@@ -517,7 +510,7 @@ class Agreement:
 
     @property
     def reason(self) -> str:
-        """What counts as equal, and why."""
+        """The bound of equality, with its reason."""
         return f"at most {self.bound:.2g} is {self.bound_reason}"
 
     @property

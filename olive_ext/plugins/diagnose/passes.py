@@ -22,8 +22,8 @@ from olive_ext.model.files.content import load_graph, weight_files
 from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.plugins.diagnose.remedy.bill import refuse_broken, show
 from olive_ext.plugins.diagnose.remedy.locate import locate
+from olive_ext.plugins.diagnose.remedy.loss_map import write_loss_map
 from olive_ext.plugins.diagnose.remedy.mend import mend
-from olive_ext.plugins.diagnose.remedy.page import write_loss_map
 from olive_ext.plugins.diagnose.settings import LocationConfig, LocationSettings, MendingConfig, MendingSettings
 from olive_ext.workflow.current_run import settled
 from olive_ext.workflow.evaluator import surfaced
@@ -129,7 +129,11 @@ def _placed(given: ModelConfig, root: Path, folder: Path) -> ModelConfig:
 
 def composite_in(folder: Path, model: Any, root: Path) -> CompositeModelHandler:
     """The composite model whose components have the places in `folder` that those of `model` have in `root`."""
-    parts = [_component_in(folder, part, root) for _, part in model.get_model_components()]
+    parts = []
+    for _, part in model.get_model_components():
+        graph = folder / Path(part.model_path).resolve().relative_to(root)
+        beside = _beside(graph.parent) if graph.parent != folder else []
+        parts.append(_in(graph.parent, Path(graph.name), part, beside))
     attributes = copy.deepcopy(model.model_attributes or {})
     attributes["additional_files"] = _beside(folder)
     if (folder / GENAI_CONFIG).is_file():
@@ -137,11 +141,6 @@ def composite_in(folder: Path, model: Any, root: Path) -> CompositeModelHandler:
     return CompositeModelHandler(
         parts, list(model.model_component_names), model_path=str(folder), model_attributes=attributes
     )
-
-
-def _component_in(folder: Path, part: Any, root: Path) -> ONNXModelHandler:
-    graph = folder / Path(part.model_path).resolve().relative_to(root)
-    return _in(graph.parent, Path(graph.name), part, _beside(graph.parent) if graph.parent != folder else [])
 
 
 def _beside(folder: Path) -> list[str]:

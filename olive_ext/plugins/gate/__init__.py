@@ -1,7 +1,7 @@
 """The gate of a pull request: an evaluation is held against a baseline that the repository keeps.
 
-`baseline` is the file, `decision` pairs and judges, `bounds` are what is held, `forms` lays the result out for
-machines. Statistics and words of the verdict are those of every comparison.
+`decision` reads the file, pairs and judges, `forms` lays the result out for machines. Statistics and words of the
+verdict are those of every comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Holds an evaluation against a baseline: pairs the documents of both, and judges as every comparison does.
+"""Holds an evaluation against a baseline: pairs the documents of both, and judges as every comparison does; each
+outcome becomes a bound with its decision and its figures.
 
 Knows no form of a result.
 """
@@ -14,7 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,20 +32,79 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.plugins.gate.bounds import CLAIMED, Bound, Decision, bounds_of, of_claim
 from olive_ext.report import Metric, Report, to_json, write_texts
-from olive_ext.report.comparison import Comparison
+from olive_ext.report.changes import changes_of, difference_texts, judged
+from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
 from olive_ext.report.page import TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
-from olive_ext.report.verdict import EXIT_STATUS, Status, Verdict, verdict
+from olive_ext.report.verdict import EXIT_STATUS, Reason, Status, Verdict, possible_loss, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import STOP_FACTS, stops_of
 from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 from olive_ext.run.sample_logs import Logs
+
+Decision = Literal["passed", "loss", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One metric of one task by one filter, or all answers together, with what was decided of it."""
+
+    name: str
+    decision: Decision
+    text: str
+    """The figures: difference, interval, documents, flips, p-value."""
+
+
+CLAIMED: Mapping[str, Decision] = {"kept": "passed", "broken": "loss", "open": "cannot tell"}
+
+
+def of_claim(certainty: Certainty, comparison: Comparison) -> Bound:
+    """The bound of a claim about drawn documents."""
+    interval = (
+        f"difference {100 * certainty.estimate:+.2f} pt ({100 * certainty.low:+.2f} to {100 * certainty.high:+.2f})"
+    )
+    flips = comparison.overall_outcome()
+    flipped = "" if flips is None else f", flips {flips.right_to_wrong} lost / {flips.wrong_to_right} won"
+    return Bound(certainty.metric, CLAIMED[certainty.verdict], f"{interval}{flipped}; {certainty.sentence()}")
+
+
+def bounds_of(comparison: Comparison, found: Verdict) -> list[Bound]:
+    """Every outcome with its decision."""
+    changes = changes_of(comparison)
+    deciding, bounds = judged(changes), []
+    for change in changes:
+        decision: Decision = "passed"
+        note = "" if change in deciding else "of first answers: the mean of all decides"
+        if found.code == "cannot_tell":
+            decision, note = "cannot tell", found.headline
+        elif change.is_lost:
+            decision = "loss" if change.may_lose(comparison.matters) else "passed"
+            note = f"loss of less than {comparison.matters:g} {change.unit}" * (decision == "passed")
+        elif change in deciding and change.may_lose(comparison.matters):
+            reason = Reason("too_few", change.task, change.metric, -change.low, change.unit, change.advice)
+            decision, note = "cannot tell", possible_loss(reason)
+        text = f"perplexity {change.figure.value} ({change.figure.note})"
+        name, figures = (change.name, text) if change.outcome is None else _named(change.outcome)
+        bounds.append(Bound(name, decision, "; ".join(filter(None, [figures, note]))))
+    return bounds
+
+
+def _named(item: Outcome) -> tuple[str, str]:
+    """ "arc_easy acc", "gsm8k exact_match (strict-match)", "accuracy over all tasks"; and its figures."""
+    name = f"{item.metric} over all tasks"
+    if item.task != ALL:
+        name = f"{item.task} {item.metric}" + ("" if item.filter == "none" else f" ({item.filter})")
+    shown, interval = difference_texts(item)
+    percent = item.unit
+    text = f"{percent * item.reference:.4g} to {percent * item.candidate:.4g}, difference {shown} ({interval})"
+    flips = f", flips {item.right_to_wrong} lost / {item.wrong_to_right} won, p {item.mcnemar_p:.3g}"
+    return name, f"{text}, {counted(item.num_documents, 'document')}{flips if item.is_binary else ''}"
+
 
 _DECISIONS: Mapping[Status, Decision] = {
     "ok": "passed",
@@ -62,13 +122,13 @@ _NO_FAULTS = Comparison({})
 
 @dataclass(frozen=True)
 class Gated:
-    """What the gate says of an evaluation."""
+    """The gate's decision on an evaluation."""
 
     decision: Decision
     verdict: Verdict
     bounds: tuple[Bound, ...]
     notes: tuple[str, ...] = ()
-    """What the numbers do not cover."""
+    """Sentences on what the numbers do not cover."""
 
 
 def gate(run: str, file: str, within: float | None = None, *, update: bool = False) -> Gated | Baseline:
@@ -95,16 +155,12 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
             return _of_drawn(config, certain, baseline)
     with tempfile.TemporaryDirectory() as scratch:
         given = {"output_dir": scratch, **values, **matters, "sample_log_num": _ALL_DOCUMENTS}
-        config = _recorded(EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job())
+        config = EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job()
+        if (reference := config.reference) is not None and reference.mode == "auto":
+            # It is asked once for its content, and not beside every commit's model.
+            config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
         check_complete(evaluate(config, progress=True), config.on_error)
         return _of_folder(str(config.output_dir), file, baseline, within)
-
-
-def _recorded(config: EvaluationConfig) -> EvaluationConfig:
-    """With a reference that is asked once for its content, and not beside every commit's model."""
-    if (reference := config.reference) is None or reference.mode != "auto":
-        return config
-    return config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
 
 
 def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
@@ -287,7 +343,7 @@ _KEY_BYTES = 4
 """Bytes of a digest: 32 bits are for one document beside its earlier self, and among some thousand others."""
 
 _MOST_BYTES = 1 << 26
-"""What packed numbers may unfold to: 8 million documents; a file of more is no baseline of ours."""
+"""The most bytes that packed numbers unfold to: 8 million documents; a file of more is no baseline of ours."""
 
 _DEFINITION = (
     "output_type",

@@ -10,8 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from olive_ext.errors import ConfigError, counted, printable
-from olive_ext.plugins.gate.bounds import Bound
-from olive_ext.plugins.gate.decision import Gated
+from olive_ext.plugins.gate.decision import Bound, Gated
 from olive_ext.report import literal, write_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -161,7 +161,7 @@ def _defaults() -> Iterator[None]:
 
 
 def tags_of(report: Report) -> dict[str, str]:
-    """What runs are looked up by: the digest of the model's content, versions, and the verdict where there is one."""
+    """Tags to look runs up by: the digest of the model's content, versions, and the verdict where there is one."""
     tags = {f"olive_ext.version.{name}": report.versions[name] for name in _TAGGED if name in report.versions}
     if digest := report.model.get("content_hash"):
         tags["olive_ext.model_digest"] = str(digest)

@@ -130,7 +130,7 @@ def _wave_files(made: Any, rate: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _transcription(session: Session, settings: MetricSettings, params: Mapping[str, Any]) -> Callable[[Any], Document]:
-    """What is asked of a model that hears, for samples [N] or [1, N]."""
+    """Makes the document that asks a model of speech, from samples [N] or [1, N]."""
     rate, most = params.get("sample_rate") or _RATE, _most_tokens(session)
     prompt: Any = "" if settings.language is not None or session.encoding is None else _first_tokens(session) or ""
     if session.encoding is None:
@@ -163,7 +163,7 @@ def _first_tokens(session: Session) -> list[int]:
 
 
 def _answer(session: Session) -> Callable[[Any], Document]:
-    """What is asked of a model that sees, for a mapping of "image", "question" and more, as Olive's data set has it."""
+    """Makes the document that asks a model of pictures, from a mapping of "image", "question" and more."""
 
     def make(given: Any) -> Document:
         if not isinstance(given, Mapping) or "question" not in given:
@@ -185,7 +185,7 @@ def _answer(session: Session) -> Callable[[Any], Document]:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answered to the documents of one metric, and how long that took."""
+    """A model's answers to the documents of one metric, and how long they took."""
 
     texts: list[str]
     targets: list[str]

@@ -137,7 +137,8 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             models = opened_models(model, self.settings, providers, device)
             _ = models.own.kind == "onnx" and not is_transducer(models.own) and models.own.spec
         except OliveExtError as error:
-            if not all(map(_decodes_itself, answers)):
+            data = [metric.data_config for metric in answers]
+            if any(one is None or one.user_script is None for one in data):  # whose code makes texts of outputs
                 raise
             logger.info("the model's metrics are measured by Olive's own evaluator: %s", first_line(error))
             return None
@@ -231,11 +232,6 @@ def _listed(metrics: Sequence[Any]) -> str:
     return ", ".join(metric.name for metric in metrics) or "none"
 
 
-def _decodes_itself(metric: Any) -> bool:
-    """Whether the metric's data brings code, which Olive's own evaluator has make texts of a model's outputs."""
-    return metric.data_config is not None and metric.data_config.user_script is not None
-
-
 FloatArray = npt.NDArray[np.float64]
 
 _PROMPT = "Once upon a time there was a model of language, and it was asked how it was."
@@ -254,7 +250,10 @@ def scored(metric: Any, answers: Answers, resamples: int) -> tuple[Any, dict[str
         if name == "wer":
             beside |= {"wer_jiwer": float(values_D.mean())}
             if resamples and len(values_D) > 1:
-                beside["wer_stderr"] = _ratio_error(word_counts(answers), resamples)
+                counts = word_counts(answers)  # a ratio of sums, with the documents drawn anew
+                drawn = np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))
+                errors_R, words_R = np.moveaxis(counts[drawn].sum(axis=1), 1, 0)
+                beside["wer_stderr"] = float((errors_R / np.maximum(words_R, 1)).std(ddof=1))
         elif len(values_D) > 1:
             beside[f"{name}_stderr"] = float(values_D.std(ddof=1) / np.sqrt(len(values_D)))
     if answers.is_resumed and not answers.timing["total_inference_time"] and "rtfx" in result.root:
@@ -286,13 +285,6 @@ def values_by_document(metric: Any, answers: Answers) -> dict[str, FloatArray]:
 def word_counts(answers: Answers) -> FloatArray:
     """[D, 2]: wrong words and words that were said, by jiwer on the texts as they are. Raises `TaskError`."""
     return np.array(word_errors(zip(answers.targets, answers.texts, strict=True)), np.float64)
-
-
-def _ratio_error(counts: FloatArray, resamples: int) -> float:
-    """The standard error of a ratio of sums, with the documents drawn anew."""
-    drawn = np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))
-    errors_R, words_R = np.moveaxis(counts[drawn].sum(axis=1), 1, 0)
-    return float((errors_R / np.maximum(words_R, 1)).std(ddof=1))
 
 
 Answered = Sequence[tuple[Any, Answers]]

@@ -233,7 +233,7 @@ class _Group:
         return encoded, ends_B
 
     def _predict(self) -> None:
-        """What the prediction network says after each sound's last token, and the states that it would go on from."""
+        """Runs the prediction network after each sound's last token; keeps its output, and the states to go on from."""
         section, (hidden, cell) = self._model.config.decoder, self._state
         names, results = section.inputs, section.outputs
         given = {names.targets: self._last_B[:, None], names.lstm_hidden_state: hidden, names.lstm_cell_state: cell}
@@ -309,7 +309,7 @@ def opened(model: ResolvedModel) -> Session:
 
 @dataclass
 class Counters:
-    """What was done since the session was opened."""
+    """Counts since the session was opened."""
 
     tokens_generated: int = 0
     requests: int = 0
@@ -369,7 +369,7 @@ class TransducerSession(AbstractContextManager["TransducerSession"]):
         return "".join(self._pieces.get(token, "") for token in tokens).replace(_SPACE, " ").removeprefix(" ")
 
     def describe_execution(self) -> dict[str, Any]:
-        """What a report says of the run."""
+        """Facts of the execution, for a report."""
         return {
             "runtime": "onnxruntime",
             "providers": [provider.name for provider in self.model.providers],

@@ -1,9 +1,12 @@
-"""The distance to a checkpoint by stage: of a quantized export, and of one whose conversion changed a layer."""
+"""The distance to a checkpoint by stage: of a quantized export, and of one whose conversion changed a layer. Which
+stage is said to have lost, and which is called innocent: never one that would be noticed alone."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,16 +14,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from hypothesis import given
+from hypothesis import strategies as st
 
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Provider
-from olive_ext.plugins.diagnose import conversion, stages
-from olive_ext.plugins.diagnose.stages import refuse_stages, stage_of, with_stages
-from olive_ext.report import Report, from_json
-from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.plugins.diagnose import conversion, findings
+from olive_ext.plugins.diagnose.findings import refuse_stages, stage_of, with_stages
+from olive_ext.report import Report, from_json, numbers
+from olive_ext.report.comparison import Certainty, Comparison, Spread
+from olive_ext.report.stages import Stage, stage_sentences
 from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.export import float_export
@@ -29,9 +34,10 @@ from olive_ext.run.reference.comparison_run import Comparer
 from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
-from tests.plugins.diagnose.conversion.test_checkpoint import edited, weight
+from tests.plugins.diagnose.edited import change, edited, weight
 from tests.refusals import refused
 from tests.report.test_comparison import divergence, outcome
+from tests.report.test_verdict import SAFE
 from tests.run.reference.test_sampled_run import COUNT, write_many
 
 pytestmark = pytest.mark.slow
@@ -44,10 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rounded(model: onnx.ModelProto) -> None:
     """A weight to 4 bits, as quantization would."""
-    tensor = weight(model, "layers.0", "down_proj")
-    values = numpy_helper.to_array(tensor)
-    scale = np.abs(values).max() / 7
-    tensor.CopyFrom(numpy_helper.from_array((np.round(values / scale) * scale).astype(np.float32), tensor.name))
+
+    def to_4_bits(values: np.ndarray) -> np.ndarray:
+        scale = np.abs(values).max() / 7
+        return np.round(values / scale) * scale
+
+    change(weight(model, "layers.0", "down_proj"), to_4_bits)
 
 
 def staged(folder: Path, model: Path, family: str, float_model: Path, **more: Any) -> Report:
@@ -77,11 +85,10 @@ def test_quantization_is_charged_where_the_conversion_lost_nothing(folder: Path,
 
 
 def test_conversion_is_charged_and_its_layer_is_named(folder: Path, tmp_path: Path) -> None:
-    def changed(model: onnx.ModelProto) -> None:
-        tensor = weight(model, "layers.1", "o_proj")
-        tensor.CopyFrom(numpy_helper.from_array(3 * numpy_helper.to_array(tensor), tensor.name))
+    def tripled(model: onnx.ModelProto) -> None:
+        change(weight(model, "layers.1", "o_proj"), lambda values: 3 * values)
 
-    converted = edited(genai_export("llama"), tmp_path / "float", changed)
+    converted = edited(genai_export("llama"), tmp_path / "float", tripled)
     quantized = edited(converted, tmp_path / "quantized", rounded)
     report = staged(folder, quantized, "llama", converted, output_dir=str(tmp_path / "out"))
     assert report.comparison is not None
@@ -302,6 +309,130 @@ def test_remark_that_fails_in_any_way_costs_no_report(monkeypatch: pytest.Monkey
         raise KeyError("a module that has another name")
 
     monkeypatch.setattr(conversion, "hold_against", failing)
-    monkeypatch.setattr(stages, "_float_model", lambda *_: object())
+    monkeypatch.setattr(findings, "_float_model", lambda *_: object())
     models: Any = SimpleNamespace(given_reference=None)
-    assert "a module that has another name" in stages._finding(models)
+    assert "a module that has another name" in findings._finding(models)
+
+
+NEAREST = 0.01
+NAN = float("nan")
+
+
+def sentences(*stages: Stage, most_kl: float = NEAREST) -> list[str]:
+    return [text.replace(numbers.MINUS, "-") for text in stage_sentences(stages, most_kl)]
+
+
+@pytest.mark.parametrize(
+    ("conversion", "quantization", "text"),
+    [
+        (0.82, 0.0031, "the conversion lost it (KL 0.820 nats); quantization did not (KL 0.00310 nats)"),
+        (1e-11, 0.02, "quantization lost it (KL 0.0200 nats); the conversion did not (KL 1.0e-11 nats)"),
+        (0.1, 0.2, "both stages lost: quantization KL 0.200 nats, the conversion KL 0.100 nats"),
+        (5.0, 0.5, "both stages lost: the conversion KL 5.00 nats, quantization KL 0.500 nats"),
+        (0.82, 0.0095, "both stages lost: the conversion KL 0.820 nats, quantization KL 0.00950 nats"),
+        (0.02, 0.002, "both stages lost: the conversion KL 0.0200 nats, quantization KL 0.00200 nats"),
+        (1e-9, 1e-10, "neither the conversion nor quantization lost anything: at most KL 1.0e-09 nats"),
+        (NAN, 0.2, "the stages cannot be separated: the conversion KL not a number nats, quantization KL 0.200 nats"),
+    ],
+)
+def test_two_stages(conversion: float, quantization: float, text: str) -> None:
+    stages = (
+        Stage("conversion", conversion, None, 0.9, finding="equal up to 17 tokens"),
+        Stage("quantization", quantization, 0.001, 0.97),
+    )
+    assert sentences(*stages) == [text, "the conversion: equal up to 17 tokens"]
+
+
+@pytest.mark.parametrize(
+    ("conversion", "quantization", "provider", "text"),
+    [
+        (1e-9, 0.02, 3e-7, "quantization lost it (KL 0.0200 nats); the conversion and the provider did not (KL"),
+        (1e-9, 2e-3, 0.3, "the provider lost it (KL 0.300 nats); the conversion and quantization did not (KL"),
+        (1e-9, 0.2, 0.3, "two stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats; the conversion did"),
+        (
+            0.1,
+            0.2,
+            0.3,
+            "all three stages lost: the provider KL 0.300 nats, quantization KL 0.200 nats, the conversion",
+        ),
+        (
+            1e-9,
+            1e-8,
+            1e-7,
+            "neither the conversion nor quantization nor the provider lost anything: at most KL 1.0e-07",
+        ),
+    ],
+)
+def test_three_stages(conversion: float, quantization: float, provider: float, text: str) -> None:
+    (sentence,) = sentences(
+        Stage("conversion", conversion, 0.1 * conversion, 1.0),
+        Stage("quantization", quantization, 0.1 * quantization, 0.97),
+        Stage("provider", provider, 0.1 * provider, 0.98),
+    )
+    assert sentence.startswith(text)
+
+
+def test_single_document_makes_nobody_innocent() -> None:
+    """It has no interval."""
+    assert sentences(Stage("conversion", 0.8, None, 0.5), Stage("quantization", 0.001, None, 1.0)) == [
+        "both stages lost: the conversion KL 0.800 nats, quantization KL 0.00100 nats"
+    ]
+
+
+def test_one_stage_is_not_told_apart_from_anything() -> None:
+    assert sentences(Stage("quantization", 0.8, 0.1, 0.5)) == []
+
+
+def test_claim_that_one_stage_breaks_alone_makes_it_no_innocent() -> None:
+    stages = (Stage("conversion", 0.8, 0.1, 0.5), Stage("quantization", 0.004, 1e-5, 0.99))
+    for bound, text in (0.1, "quantization did not"), (0.003, "both stages lost"):
+        claim = Certainty("kl_mean", "below", bound, 0.95, "broken", 0.8, bound, 1.0, 40, 400, "")
+        judged = verdict(Comparison({}, (divergence(),), (outcome(**SAFE),), certainty=claim, stages=stages))
+        assert any(text in line for line in judged.evidence)
+
+
+shares = st.floats(0.0, 1.0)
+distances = st.floats(-9, 1).map(lambda power: 10.0**power)
+
+
+@st.composite
+def alone(draw: st.DrawFn) -> Comparison:
+    """The comparison of a stage's model with the one before it."""
+    kl, half = draw(distances), draw(st.floats(0, 0.05))
+    spread = Spread(kl, draw(st.none() | st.floats(0, 1).map(lambda part: part * kl)), kl, kl, kl, kl, 3 * kl)
+    difference = draw(st.floats(-0.2, 0.2))
+    own = outcome(difference=difference, low=difference - half, high=difference + half, mcnemar_p=draw(shares))
+    error = draw(st.none() | st.floats(0, 0.1))
+    distance = divergence(
+        "choice", kl=0, perplexity_ratio=1.0, perplexity_ratio_stderr=1e-6, top1_agreement=draw(shares) ** 0.1,
+        top1_agreement_stderr=error,
+    )  # fmt: skip
+    return Comparison({}, (replace(distance, kl=spread),), (own,))
+
+
+@given(conversion=alone(), quantization=alone(), provider=alone(), bound=st.none() | distances)
+def test_innocent_stage_never_breaks_the_verdict_alone(
+    conversion: Comparison, quantization: Comparison, provider: Comparison, bound: float | None
+) -> None:
+    parts = {"the conversion": conversion, "quantization": quantization, "the provider": provider}
+    claim = None
+    if bound is not None:
+        claim = Certainty("kl_mean", "below", bound, 0.95, "broken", bound, bound, bound, 40, 400, "")
+    stages = (
+        stage_of("conversion", conversion, conversion),
+        stage_of("quantization", quantization, quantization),
+        stage_of("provider", provider, provider),
+    )
+    whole = Comparison({}, (divergence("choice", kl=1.0),), (outcome(),), certainty=claim, stages=stages)
+    sentence = next(line for line in verdict(whole).lines if "lost" in line and "KL" in line)
+    match = re.search(r"(?:^|; )((?:(?!; ).)*) did not", sentence)
+    innocent = re.split(", | and ", match[1]) if match is not None else []
+    if sentence.startswith("neither"):
+        innocent = list(parts)
+    largest = max(stage.kl_mean for stage in stages)
+    for title in innocent:
+        overall = parts[title].overall_divergence()
+        assert overall is not None
+        assert verdict(parts[title]).code not in ("loss", "small_loss", "distant", "claim_broken")
+        assert overall.kl.mean < 1e-6 or overall.kl.mean <= 0.1 * largest
+        assert bound is None or overall.kl.mean <= max(1e-6, bound)

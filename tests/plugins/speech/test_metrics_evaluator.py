@@ -363,18 +363,13 @@ def test_chat_model_that_hears_is_asked_for_a_transcript(sounds: Path) -> None:
     assert found["speech-wer"] > 0.5  # nobody has taught it to hear
 
 
-def test_size_is_measured_by_olives_own_evaluator(seen: dict[str, Any], vision: ONNXModelHandler) -> None:
-    assert seen["size-bytes"] == vision.size_on_disk
-
-
-def test_latency_is_told_with_first_token_and_speed(seen: dict[str, Any]) -> None:
+def test_size_and_times_are_measured(seen: dict[str, Any], vision: ONNXModelHandler) -> None:
+    """Latency with first token and speed; throughput of a batch: two answers, of one token or more each, in as long as
+    a batch takes; without data a sentence, after which there are at most 64 tokens."""
+    assert seen["size-bytes"] == vision.size_on_disk, "by Olive's own evaluator"
     assert 0 < seen["time-first_token_ms"] <= seen["time-p90"]
     assert seen["time-avg"] <= seen["time-p90"]
     assert seen["time-tokens_per_second"] > 0
-
-
-def test_throughput_is_of_a_batch_and_a_text_stands_in_for_data(seen: dict[str, Any]) -> None:
-    """Two answers, of one token or more each, in as long as a batch takes; 64 tokens behind a sentence at most."""
     assert 0 < seen["speed-avg"] <= seen["speed-tokens_per_second"] * 1.001
     assert 0 < seen["plain-tokens_per_second"] * seen["plain-p50"] / 1000 <= 64 * 2
 
@@ -456,15 +451,12 @@ def test_metric_that_cannot_be_measured_is_refused_before_anything_is_opened() -
         MetricSettings.parse({"taskz": ["mmlu"]})
 
 
-def test_column_that_is_not_there_is_named(vision: ONNXModelHandler, pictures: Path) -> None:
-    message = (
-        r"'data_configs\.shapes\.pre_process_data_config\.params\.question_col' = 'asked': the data has the columns"
-    )
-    with pytest.raises(ConfigError, match=message):
+def test_column_that_is_not_there_and_a_model_without_sound_are_refused(
+    vision: ONNXModelHandler, pictures: Path, sounds: Path
+) -> None:
+    field = "'data_configs.shapes.pre_process_data_config.params.question_col' = 'asked'"
+    with refused(ConfigError, "wrong_value", holds=(field, "text")):
         measured(vision, declared("m", "accuracy", ["exact_match"], shapes(pictures, question_col="asked")))
-
-
-def test_model_without_sound_is_refused_for_transcriptions(vision: ONNXModelHandler, sounds: Path) -> None:
     with pytest.raises(OliveExtError, match="sound"):
         measured(vision, declared("m", "accuracy", ["wer"], tones(sounds, max_samples=1)))
 

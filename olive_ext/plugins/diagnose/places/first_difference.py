@@ -25,8 +25,20 @@ from olive_ext.graph.nodes import layer_of
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.providers.ort_session import LEVELS
 from olive_ext.model.providers.resolution import plugin_devices
-from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError, Place, Runs, last_row
-from olive_ext.plugins.diagnose.places.tolerance import FACTOR, FACTOR_ALIKE, Array, Judged, judge, moved, unit_of
+from olive_ext.plugins.diagnose.places.place import (
+    FACTOR,
+    FACTOR_ALIKE,
+    Array,
+    HeldError,
+    Judged,
+    NotLocatedError,
+    Place,
+    Runs,
+    judge,
+    last_row,
+    moved,
+    unit_of,
+)
 from olive_ext.report.numbers import nats
 
 MOST_APART = 10
@@ -72,7 +84,7 @@ class FirstDifference:
 
     largest_error: float
     tolerance: float
-    """What rounding explains."""
+    """The error that rounding explains."""
 
     providers: tuple[str, str]
     runs: int
@@ -205,7 +217,7 @@ def _write_part(graph: Path, inputs: Path, place: Place, given: Mapping[str, Arr
 
 
 def _shared(folder: Path, names: tuple[str, str], content: Callable[[Path], Any]) -> tuple[str, str]:
-    """The names of both places' files, of which the second goes where both hold the same."""
+    """The names of both places' files; where both hold the same, the second one is removed."""
     first, second = names
     if content(folder / first) != content(folder / second):
         return names
@@ -333,7 +345,7 @@ class Search:
         return said
 
     def _differs(self, level: str) -> bool:
-        """Whether the whole graph, of which nothing is read, does at a level of optimizations."""
+        """Whether the whole graph differs at a level of optimizations, where no value between nodes is read."""
         logits = self.own.run({}, self.own.graph.outputs, level)[self.own.logits]
         return bool(np.abs(last_row(logits) - self._theirs).max() > self._whole / FACTOR)
 
@@ -360,7 +372,14 @@ class Search:
         if not borders:
             return self._first_node(values, judged)
         pieces = list(zip([begin, *borders], [*borders, end], strict=True))
-        worst = [self._worst(judged, *piece) for piece in pieces]
+        worst = [
+            max(
+                (one for name, one in judged.items() if first <= self._makers[name] < last),
+                key=lambda one: one.ratio,
+                default=Judged(0.0, 1.0),
+            )
+            for first, last in pieces
+        ]
         for number in _tried([one.ratio for one in worst]):
             piece = pieces[number]
             found = self._in_piece(*piece)
@@ -385,7 +404,7 @@ class Search:
             count //= 2
 
     def known_before(self, begin: int) -> dict[str, Array]:
-        """What is known of the other place of values made before a node."""
+        """The other place's values, as far as they are known, that are made before a node."""
         return {name: array for name, array in self._known.items() if self._makers[name] < begin}
 
     def _judged(
@@ -414,10 +433,6 @@ class Search:
             steps = int(own.graph.nodes[self._makers[name]].op_type in _QUANTIZERS)
             judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
         return values, judged
-
-    def _worst(self, judged: dict[str, Judged], begin: int, end: int) -> Judged:
-        inside = [one for name, one in judged.items() if begin <= self._makers[name] < end]
-        return max(inside, key=lambda one: one.ratio, default=Judged(0.0, 1.0))
 
     def _first_node(self, values: dict[str, Array], judged: dict[str, Judged]) -> Found | None:
         """The first of single nodes that differs, and moves the logits."""

@@ -1,29 +1,342 @@
 """The finding on one model in two places: how far apart they are, beside this model's own noise, and beside what the
-rounding of their arithmetic does to it. Noise passes each of the two with a probability of at most 1 %."""
+rounding of their arithmetic does to it. Noise passes each of the two with a probability of at most 1 %.
+
+**The sample.** Requests of a comparison are kept while it runs: those of documents drawn at random, to be run again in
+other forms, and those that are farthest apart, to be looked into.
+
+**The noise.** The model is asked the same requests in other forms of running it, and with the inputs of its products
+moved at random by as much as the rounding of any kernel amounts to. A product's result, computed with rounding in any
+order, is the exact one of inputs that are moved by at most n u relatively, and with high probability by a multiple of
+sqrt(n) u (Higham 2002, ch. 3; Higham and Mary 2019), with n terms and the unit roundoff u. Kernels sum in blocks, of
+tiles and of vector lanes: sqrt(b + n / b) u.
+
+**The decision.** Whether two places are farther apart than noise is tested twice at half the level each. Axes: N
+positions, D documents.
+
+Single positions: the distances of a noise run are a sample of what rounding does at a position. Their tail is taken
+for a Pareto's from the 95 % quantile on (Hill 1975), which gives the distance that is passed at one of N positions with
+a probability of at most alpha (Weissman 1978): x_k (k N / (alpha J))^xi with the k-th largest x_k of J noise distances
+and the mean xi of ln x_j / x_k over the k largest. A Pareto's tail is heavier than a normal's: the limit errs upwards,
+which is what a sample of few positions needs (with the moment estimator of Dekkers, Einmahl and de Haan 1989, which
+fits lighter tails, 5 to 10 % of equal pairs were beyond the limit: `python -m docs.benchmarks places rates`).
+
+All together: for each of D documents the logarithm of the pair's root mean square over the noise's, on the same
+positions: one-sided t-test that its mean is at most 0. A document's own scale cancels.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from scipy import stats
 
-from olive_ext.errors import OliveExtError, first_line
+from olive_ext.config import EngineConfig
+from olive_ext.errors import OliveExtError, RunError, first_line
+from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
-from olive_ext.plugins.diagnose.places.decision import RESOLUTION, FloatArray, held
-from olive_ext.plugins.diagnose.places.noise import (
-    UNITS,
-    Variant,
-    coarser,
-    computed_in,
-    form_of,
-    log_probabilities,
-    moved,
-)
-from olive_ext.plugins.diagnose.places.sample import Kept, Sample
+from olive_ext.plugins.diagnose.remedy.documents import asked
+from olive_ext.python_processes import usable_processors
 from olive_ext.report.numbers import nats
 from olive_ext.report.place import FirstPosition, Noise, Place, PlaceKind
+from olive_ext.session.opening import open_model
+from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
+
+MOST_DOCUMENTS = 64
+MOST_APART = 32
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A request with what both places said: log-probabilities of its targets in nats, [T] each."""
+
+    task: str
+    document: int
+    request: ScoringRequest | RollingRequest
+    own: FloatArray
+    other: FloatArray
+    positions: npt.NDArray[np.int64]
+    """Tokens before each target that the models attended to, [T]."""
+
+    targets: npt.NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Tokens to be fed, about."""
+        return int(self.positions.max(initial=0)) + 1 if isinstance(self.request, ScoringRequest) else len(self.own)
+
+    @property
+    def apart(self) -> FloatArray:
+        """How far apart the two places are at each target, in nats."""
+        return np.abs(self.own - self.other)
+
+    def tokens(self, target: int) -> list[int] | None:
+        """The tokens that were fed before this target is predicted; None where they are not known."""
+        position = int(self.positions[target])
+        if isinstance(self.request, ScoringRequest):
+            before: Any = self.request.context
+        else:
+            before = () if self.request.prefix is None else (self.request.prefix,)
+        if isinstance(before, str) or (len(before) and not isinstance(before[0], int)):
+            return None
+        whole = [*before, *self.targets[:target].tolist()]
+        return whole[len(whole) - position :] if 0 < position <= len(whole) else None
+
+
+class Sample:
+    """`MOST_DOCUMENTS` documents of each task at most, those with the smallest digests of their numbers: every document
+    is among them with the same probability, however many come. Of each document the first request: its choices share a
+    context, which each of them would have computed again."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, dict[tuple[int, int], Kept]] = {}
+        self._apart: list[tuple[float, int, Kept]] = []
+        self._count = 0
+
+    def note(
+        self, task: str, document: int, request: ScoringRequest | RollingRequest, output: ScoringOutput | RollingOutput
+    ) -> None:
+        """Notes a compared request."""
+        compared = output.compared
+        if compared is None or not len(compared):
+            return
+        own, other = np.asarray(output.token_logprobs, np.float64), np.asarray(compared.reference_logprobs, np.float64)
+        kept = Kept(task, document, request, own, other, compared.positions, compared.targets)
+        self._count += 1
+        heapq.heappush(self._apart, (float(np.nan_to_num(kept.apart).max()), self._count, kept))
+        if len(self._apart) > MOST_APART:
+            heapq.heappop(self._apart)
+        documents = self._tasks.setdefault(task, {})
+        key = (zlib.crc32(f"{task} {document}".encode()), document)
+        if key in documents or len(documents) < MOST_DOCUMENTS or key < max(documents):
+            documents.setdefault(key, kept)
+            if len(documents) > MOST_DOCUMENTS:
+                del documents[max(documents)]
+
+    def documents(self) -> Iterator[Kept]:
+        """The request of each drawn document, the tasks by turns, in an order that is random within each."""
+        ordered = [[documents[key] for key in sorted(documents)] for documents in self._tasks.values()]
+        for turn in itertools.zip_longest(*ordered):
+            yield from (document for document in turn if document is not None)
+
+    def apart(self) -> list[Kept]:
+        """The requests that are farthest apart, at most `MOST_APART`."""
+        return [kept for *_, kept in sorted(self._apart, reverse=True)]
+
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+ALPHA = 0.01
+"""Probability that noise is taken for more than noise, at most."""
+
+RESOLUTION = 4e-6
+"""Nats below which no distance counts: twice the spacing of float32 at logits of 16 to 32."""
+
+_LEAST_TESTED = 4
+_TAIL = 0.05
+_LEAST_TAIL = 10
+_NOTHING = RESOLUTION / 10
+
+
+@dataclass(frozen=True)
+class Held:
+    """A pair held against noise."""
+
+    limit: float
+    """Distance in nats that noise passes at none of the pair's positions."""
+
+    ratio: float
+    """The pair's distances over the noise's: the geometric mean over documents. 1 where it is not known."""
+
+    is_farther_somewhere: bool
+    is_farther_overall: bool
+
+    @property
+    def is_farther(self) -> bool:
+        """Whether the pair is farther apart than the noise is."""
+        return self.is_farther_somewhere or self.is_farther_overall
+
+
+def held(pair: Sequence[FloatArray], noise: Sequence[Sequence[FloatArray]], everywhere: FloatArray) -> Held:
+    """`pair`: distances in nats at the positions of each of D documents; `noise`: the same of each noise run;
+    `everywhere` [N]: the pair's distances at all positions that were compared."""
+    runs = [[np.maximum(values, RESOLUTION) for values in run] for run in noise]
+    limits = [tail_limit(np.concatenate(run), len(everywhere), ALPHA / 2) for run in noise]
+    limit = max(RESOLUTION, *limits)  # runs in two places may differ in scale, and would be no tail together
+    logs = np.array([
+        math.log(_rms([np.maximum(values, RESOLUTION)]) / _rms([run[number] for run in runs]))
+        for number, values in enumerate(pair)
+    ])  # fmt: skip
+    overall, ratio = False, math.exp(float(logs.mean())) if len(logs) else 1.0
+    if len(logs) >= _LEAST_TESTED:  # distances that are all equal have no error
+        error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+        overall = float(logs.mean()) - float(stats.t.ppf(1 - ALPHA / 2, len(logs) - 1)) * error > 0
+    return Held(limit, ratio, bool(everywhere.max(initial=0.0) > limit), overall)
+
+
+def tail_limit(noise: FloatArray, num_positions: int, alpha: float) -> float:
+    """The distance that noise passes at one of so many positions with a probability of at most `alpha`."""
+    ordered = np.sort(noise)[::-1]
+    count = min(len(ordered) - 1, max(_LEAST_TAIL, round(_TAIL * len(ordered))))
+    if count < 1:
+        return float(ordered[0])
+    start = max(float(ordered[count]), _NOTHING)
+    ordered = np.maximum(ordered, start)
+    index = float(np.mean(np.log(ordered[:count] / start)))
+    beyond = count * max(num_positions, 1) / (alpha * len(ordered))
+    return float(max(ordered[0], start * max(beyond, 1.0) ** index))
+
+
+def _rms(parts: Sequence[FloatArray]) -> float:
+    values = np.concatenate(list(parts))
+    return math.sqrt(float(np.mean(values**2)))
+
+
+CHUNK = 24
+"""Tokens of a step where these are few: no multiple of what kernels take in one go."""
+
+NUM_MOVED = 2
+"""Runs with moved inputs."""
+
+UNITS = {"float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8, "8-bit activations": 2.0**-7}
+"""Unit roundoff by what a place computes in. Of activations that are rounded to 8 bits in blocks: a step is 1/127 of
+the largest, which is about three times the root mean square of a block."""
+
+_MOST_TERMS = 256
+"""sqrt(b + n / b) for n up to 16,384 terms in blocks b of 64 to 256 stays near sqrt(256)."""
+
+_BLOCK_UNITS = ("float32", "tf32", "float16", "bfloat16")
+_FLOATS = {1: "float32", 10: "float16", 16: "bfloat16"}
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulBnb4")
+_PASSED = ("DequantizeLinear", "Cast", "Transpose")
+_OPTIONS = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "tf32": "tf32"}
+
+
+def computed_in(model: ResolvedModel) -> str:
+    """The coarsest of `UNITS` that a place rounds to: by its graph's weights, and by its providers' options."""
+    if model.kind == "hf":
+        dtype = model.settings.dtype
+        return dtype if dtype in UNITS else "bfloat16"
+    graph = model.decoder_graph().graph
+    types = {_FLOATS[one.data_type] for one in graph.initializer if one.data_type in _FLOATS and len(one.dims) > 1}
+    for provider in model.providers:
+        for name, value in dict(provider.options).items():
+            if str(value).lower() not in ("0", "false", ""):
+                types |= {unit for word, unit in _OPTIONS.items() if word in f"{name} {value}".lower()}
+    if model.spec.rounds_rows or any(attribute(node, "accuracy_level", 0) == 4 for node in graph.node):
+        types.add("8-bit activations")
+    return coarser(*types)
+
+
+def coarser(*names: str) -> str:
+    """The one with the largest unit roundoff; float32 of none."""
+    return max(("float32", *names), key=lambda name: UNITS.get(name, 0.0))
+
+
+def move_inputs(model: ModelProto, unit: str, seed: int) -> None:
+    """Puts a multiplication by 1 + e before every product with weights in `model`, e drawn for each column of the
+    product's input from a normal distribution with a standard deviation of sqrt(n) u. Raises `ValueError` where there
+    is no such product."""
+    graph, rng = model.graph, np.random.default_rng(seed)
+    weights = {one.name: one for one in graph.initializer}
+    sources = {output: node for node in graph.node for output in node.output}
+    moved = ModelProto().graph
+    for number, node in enumerate(graph.node):
+        if columns := _columns(node, weights, sources) if node.op_type in _PRODUCTS else 0:
+            spread = UNITS[unit] * (math.sqrt(min(columns, _MOST_TERMS)) if unit in _BLOCK_UNITS else 1.0)
+            name, factor = f"olive_ext_moved_{number}", f"olive_ext_moved_{number}_float"
+            values = (1 + spread * rng.standard_normal(columns)).astype(np.float32)
+            graph.initializer.append(numpy_helper.from_array(values, factor))
+            if (elem_type := _type_of(node, weights, sources)) != TensorProto.FLOAT:
+                cast, factor = factor, f"{name}_factor"
+                moved.node.append(helper.make_node("Cast", [cast], [factor], to=elem_type, name=f"{name}_cast"))
+            moved.node.append(helper.make_node("Mul", [node.input[0], factor], [name], name=name))
+            node.input[0] = name
+        moved.node.append(node)
+    if len(moved.node) == len(graph.node):
+        raise ValueError("its graph has no product with weights")
+    del graph.node[:]
+    graph.node.extend(moved.node)
+
+
+def _columns(node: NodeProto, weights: Mapping[str, TensorProto], sources: Mapping[str, NodeProto]) -> int:
+    """Columns of the input that a product with weights sums over; 0 where it has none, or they are not known."""
+    if node.op_type in ("MatMulNBits", "MatMulBnb4"):
+        return int(attribute(node, "K", 0))
+    name, is_turned = node.input[1], bool(attribute(node, "transB", 0))
+    while name not in weights and name in sources and sources[name].op_type in _PASSED:
+        is_turned ^= sources[name].op_type == "Transpose"
+        name = sources[name].input[0]
+    shape = weights[name].dims if name in weights else ()
+    return 0 if len(shape) != 2 else shape[1 if is_turned else 0]
+
+
+def _type_of(node: NodeProto, weights: Mapping[str, TensorProto], sources: Mapping[str, NodeProto]) -> int:
+    """The element type of a product's input: that of its weights, or of what scales them."""
+    names = [*node.input[1:]]
+    while names:
+        name = names.pop(0)
+        if name in weights and weights[name].data_type in _FLOATS:
+            return int(weights[name].data_type)
+        if name in sources and (source := sources[name]).op_type in _PASSED:
+            if source.op_type == "Cast":
+                return int(attribute(source, "to", TensorProto.FLOAT))
+            names += source.input
+    return int(TensorProto.FLOAT)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running a model that changes its numbers by rounding alone."""
+
+    words: str
+    engine: Mapping[str, Any]
+    edit_graph: Callable[[Any], None] | None = field(default=None, compare=False)
+
+
+def form_of(model: ResolvedModel) -> Variant:
+    """Another form: a row for each text instead of their shared steps, few tokens at a time, on other threads. All of
+    this in one run: each session that is opened costs."""
+    threads = 2 if model.settings.engine.num_threads == 1 and (usable_processors() or 1) > 1 else 1
+    words = f"rows, chunks of {CHUNK} tokens, {threads} thread{'s' * (threads > 1)}"
+    return Variant(words, {"chunk_size": CHUNK, "scoring": "rows", "num_threads": threads})
+
+
+def moved(unit: str, count: int = NUM_MOVED) -> list[Variant]:
+    """With moved inputs, each run by other numbers."""
+    words = f"inputs of products moved as by rounding in {unit}"
+    return [
+        Variant(f"{words}, draw {seed + 1}", {}, edit_graph=partial(move_inputs, unit=unit, seed=seed))
+        for seed in range(count)
+    ]
+
+
+def log_probabilities(
+    model: ResolvedModel, variant: Variant, sample: Sequence[Kept], max_length: int
+) -> list[FloatArray]:
+    """The log-probabilities in nats of each request's targets. Raises `OliveExtError` where the model cannot be run in
+    this way."""
+    engine = model.settings.engine.model_dump(exclude_unset=True)
+    here = {"isolation": "none", "workers": None, "max_length": max_length, "deterministic": True}
+    opened = model.patched({**here, "engine": EngineConfig.parse({**engine, **variant.engine})})
+    opened = opened if variant.edit_graph is None else replace(opened, edit_graph=variant.edit_graph)
+    try:
+        with open_model(opened) as session:
+            (outputs,) = asked(session, [[kept.request for kept in sample]])
+    except ValueError as error:
+        raise error if isinstance(error, OliveExtError) else RunError(str(error)) from error
+    return [np.asarray(output.token_logprobs, np.float64) for output in outputs]
+
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +353,7 @@ HARMLESS = 1e-4
 1e-5 apart, and a product 0.01 % too large 2.6e-4."""
 
 LEAST_DOCUMENTS, LEAST_POSITIONS = 8, 100
-"""What noise is measured on at least, whatever that costs: a tail needs some positions to be seen."""
+"""The least that noise is measured on, whatever that costs: a tail shows in some positions only."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +388,7 @@ def judged(
     if not np.isfinite(everywhere).all():
         return replace(found, reason="a log-probability is not finite"), None
     own, rounding, failures = _runs(places, unit, sample, tokens_fed)
-    documents = [np.concatenate([kept.apart for kept in one]) for one in sample.documents()]
+    documents = [kept.apart for kept in sample.documents()]
     noises = tuple(run.noise for run in (*own, *rounding))
     sizes = [len(run.apart) for run in (*own, *rounding)]
     if not own or not rounding:
@@ -136,7 +449,7 @@ def _runs(places: Places, unit: str, sample: Sample, tokens_fed: int) -> tuple[l
             failures.append(f"{variant.words}: {first_line(error)}")
             logger.info("no noise of %s, %s: %s", name, variant.words, first_line(error))
             continue
-        known = [np.concatenate([kept.own if is_own else kept.other for kept in one]) for one in documents]
+        known = [kept.own if is_own else kept.other for kept in documents]
         apart = [np.abs(new - old) for new, old in zip(said, known, strict=True)]
         whole, is_rounding = np.concatenate(apart), variant.edit_graph is not None
         if not np.isfinite(whole).all():
@@ -161,22 +474,22 @@ def _jobs(places: Places, unit: str) -> Iterator[tuple[str, ResolvedModel, bool,
 
 
 def _kind_of(model: ResolvedModel) -> tuple[str, ...]:
-    """What decides how a place computes: two places of one kind have the same noise."""
+    """All that decides how a place computes: two places of one kind have the same noise."""
     if model.kind == "hf":
         return model.kind, model.settings.dtype
     return model.kind, model.runtime.name, *(provider.name for provider in model.providers)
 
 
-def _affordable(sample: Sample, most_tokens: int) -> list[list[Kept]]:
+def _affordable(sample: Sample, most_tokens: int) -> list[Kept]:
     """The first documents of so many tokens in all, and at least a few."""
-    chosen: list[list[Kept]] = []
+    chosen: list[Kept] = []
     num_positions = 0
-    for document in sample.documents():
-        most_tokens -= sum(kept.size for kept in document)
+    for kept in sample.documents():
+        most_tokens -= kept.size
         if most_tokens < 0 and len(chosen) >= LEAST_DOCUMENTS and num_positions >= LEAST_POSITIONS:
             break
-        chosen.append(document)
-        num_positions += sum(len(kept.own) for kept in document)
+        chosen.append(kept)
+        num_positions += len(kept.own)
     return chosen
 
 

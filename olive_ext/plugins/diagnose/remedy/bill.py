@@ -1,22 +1,30 @@
 """The bill of a mended model: what each weight costs in bytes and loss, what was chosen, predicted and measured, as
-data and as text.
+data, as text and as a page.
 
 Knows no model and no session. All losses are KL(float || model) in nats a position.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from olive_ext.errors import RequirementError, counted
-from olive_ext.plugins.diagnose.remedy.loss_map import doubt, interval
+from olive_ext.plugins.diagnose.remedy.loss_map import TEMPLATES, doubt, interval
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report import numbers
+from olive_ext.report.html.render import filled
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
+from olive_ext.report.report import plain, to_json
 from olive_ext.report.tables import Table
 
 FILE_NAME, TABLE_NAME, PAGE_NAME, SETTINGS_NAME = "bill.json", "bill.md", "bill.html", "olive_settings.json"
+
+_TONES = {"kept": "fine", "not kept": "loss", "not decided": "doubt", "none": ""}
+"""The style of a verdict."""
 
 Verdict = Literal["kept", "not kept", "not decided", "none"]
 
@@ -129,7 +137,7 @@ class Bill:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was chosen, what it loses, and whether the bound is kept."""
+        """The choices, their loss, and whether the bound is kept."""
         grown = self.chosen.bytes / self.unchanged.bytes
         held, before = self.chosen_loss.held_out, self.unchanged_loss.held_out
         sizes = f"{numbers.size(self.chosen.bytes)}, {grown:.3f} times the quantized model's"
@@ -214,3 +222,82 @@ def show(bill: Bill) -> None:
         print_cells(changes_table(bill))
     print_cells(points_table(bill))
     print_lines(bill.sentences)
+
+
+def bill_texts(bill: Bill) -> dict[Path, str]:
+    """The files beside a mended model, by their names."""
+    return {
+        Path(FILE_NAME): to_json({**plain(bill), "verdict": bill.verdict}),
+        Path(TABLE_NAME): to_markdown(bill),
+        Path(PAGE_NAME): bill_page(bill),
+        Path(SETTINGS_NAME): to_json(bill.olive),
+    }
+
+
+def bill_page(bill: Bill) -> str:
+    """The page of a bill: the sentences, bytes against loss, and what changed."""
+    return filled(
+        "bill.html.j2",
+        TEMPLATES,
+        bill=bill,
+        tone=_TONES[bill.verdict],
+        picture=picture_of(bill),
+        changed=changes_table(bill),
+        points=points_table(bill),
+    )
+
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 340, 70, 28, 24
+
+LINE = 14
+"""Height of a name."""
+
+
+def picture_of(bill: Bill) -> dict[str, Any]:
+    """Places in the picture, in its own units, y downwards; losses of nothing lie at the bottom, with the smallest
+    power of ten. Squares are given by right, down, the height of the name's line, and the name."""
+    points = [*bill.front, *bill.uniform, bill.unchanged, bill.chosen]
+    held = bill.chosen_loss.held_out
+    measured = (held.mean, held.high, bill.bound or 0.0)
+    losses = [one.kl for one in points if one.kl > 0] + [one for one in measured if 0 < one < math.inf]
+    least, most = _decades(losses)
+    small, large = min(one.bytes for one in points), max(one.bytes for one in points)
+
+    def x(size: float) -> float:
+        return round(LEFT + 20 + (WIDTH - LEFT - 60) * (size - small) / max(large - small, 1), 1)
+
+    def y(loss: float) -> float:
+        share = (math.log10(max(loss, 10.0**least)) - least) / (most - least)
+        return round(HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(1.0, share), 1)
+
+    at = x(bill.chosen.bytes)
+    low, middle, high = y(held.low), y(held.mean), y(held.high)
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": LEFT,
+        "ticks": tuple((y(10.0**power), numbers.nats(10.0**power)) for power in range(least, most + 1)),
+        "sizes": tuple((x(size), numbers.size(size)) for size in (small, (small + large) / 2, large)),
+        "front": " ".join(f"{x(one.bytes)},{y(one.kl)}" for one in bill.front),
+        "squares": tuple(_apart([(x(one.bytes), y(one.kl), one.name) for one in (bill.unchanged, *bill.uniform)])),
+        "chosen": (at, y(bill.chosen.kl)),
+        "cross": f"M{at - 5} {low}H{at + 5}M{at} {low}V{high}M{at - 5} {high}H{at + 5}M{at - 10} {middle}H{at + 10}",
+        "bound": None if bill.bound is None else y(bill.bound),
+    }
+
+
+def _apart(squares: Iterable[tuple[float, float, str]]) -> Iterator[tuple[float, float, float, str]]:
+    """The squares with the lines of their names, none of which lies on another's: from below, each above the last."""
+    free = math.inf
+    for x, y, name in sorted(squares, key=lambda square: -square[1]):
+        line = min(y - LINE * 0.7, free)
+        free = line - LINE
+        yield x, y, line, name
+
+
+def _decades(losses: list[float]) -> tuple[int, int]:
+    """Powers of ten around all losses, at most eight."""
+    if not losses:
+        return -1, 0
+    most = math.ceil(math.log10(max(losses)) + 1e-9)
+    return max(most - 8, min(most - 1, math.floor(math.log10(min(losses))))), most

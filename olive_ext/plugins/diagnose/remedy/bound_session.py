@@ -1,14 +1,18 @@
-"""One session of a float model whose weights and switches are bound, with those of its upper parts. Knows targets and
-requests, no tasks.
+"""One session of a float model whose weights and switches are bound, with those of its upper parts, which begin with
+kept states. Knows targets and requests, no tasks.
+
+A run of steps begins with nothing resident. What a step computes is decided by the steps before it and by itself, so a
+digest of all of these is its key: another run of the same requests has the same steps, or finds nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +21,148 @@ from typing_extensions import override
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights, OpenAbove
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights, OpenAbove, StepStates
 from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.engine.runners.runner import OpenedRunner
+from olive_ext.engine.step import Step
 from olive_ext.errors import ModelError
+from olive_ext.graph.edits import part_of
 from olive_ext.graph.nodes import reads
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.model.types import Role
-from olive_ext.plugins.diagnose.remedy.documents import Document
-from olive_ext.plugins.diagnose.remedy.kept_states import KeptStates, KeptStepStates, MissingStatesError
+from olive_ext.plugins.diagnose.remedy.documents import Document, asked
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import Matrix
 from olive_ext.records import Records
 from olive_ext.session.local import LocalModel
-from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 from olive_ext.session.session import Session
 from olive_ext.session.texts import read_texts
+
+Values: TypeAlias = dict[str, Any]
+"""Values on their device (`onnxruntime.OrtValue`) by name."""
+
+
+class MissingStatesError(Exception):
+    """Nothing is kept of a step: the whole graph is to be run."""
+
+
+class KeptStates:
+    """Values by runs and steps, up to a number of bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self._runs: OrderedDict[Hashable, dict[bytes, Values]] = OrderedDict()
+        self._borders: dict[Hashable, list[tuple[str, ...]]] = {}
+
+    def borders(self, run: Hashable) -> Sequence[tuple[str, ...]]:
+        """The borders that are kept of every step of a run."""
+        return self._borders.get(run, ())
+
+    def begin(self, run: Hashable, borders: Iterable[tuple[str, ...]]) -> None:
+        """Keeps the values of these borders of the steps that come, beside those of other runs while there is room."""
+        self.drop(run)
+        self._runs[run], self._borders[run] = {}, list(borders)
+
+    def names(self, run: Hashable) -> frozenset[str]:
+        """All values of a run's borders."""
+        return frozenset(name for border in self.borders(run) for name in border)
+
+    def type_of(self, run: Hashable, name: str) -> tuple[int, list[None]]:
+        """ONNX's element type of a value of the run's, and as many lengths as it has axes."""
+        value = next(iter(self._runs[run].values()))[name]
+        return int(value.element_type()), [None] * len(value.shape())
+
+    def get(self, run: Hashable, step: bytes) -> Mapping[str, Any]:
+        """The states of one step. Raises `MissingStatesError`."""
+        try:
+            return self._runs[run][step]
+        except KeyError:
+            raise MissingStatesError from None
+
+    def put(self, run: Hashable, step: bytes, values: Values) -> None:
+        """Keeps a step's values. Where there is no room, runs that began earlier are dropped, then borders of this
+        one: every second."""
+        if run not in self._runs:
+            return
+        self._runs[run][step] = values
+        self._num_bytes += _num_bytes(values.values())
+        while self._num_bytes > self._most_bytes and self._borders[run]:
+            oldest = next(iter(self._runs))
+            if oldest != run:
+                self.drop(oldest)
+            else:
+                self._thin(run)
+
+    def drop(self, run: Hashable) -> None:
+        """Forgets a run."""
+        for values in self._runs.pop(run, {}).values():
+            self._num_bytes -= _num_bytes(values.values())
+        self._borders.pop(run, None)
+
+    def _thin(self, run: Hashable) -> None:
+        self._borders[run] = self._borders[run][1::2]
+        names = self.names(run)
+        for values in self._runs[run].values():
+            for name in set(values) - names:
+                self._num_bytes -= _num_bytes([values.pop(name)])
+
+
+class KeptStepStates(StepStates):
+    """The states that one runner's steps take, or leave."""
+
+    def __init__(self, kept: KeptStates, taken: tuple[str, ...] = (), left: tuple[str, ...] = ()) -> None:
+        """`taken`: inputs of the graph, `left`: outputs."""
+        self._kept, self._taken, self.left = kept, taken, left
+        self._source: Hashable = None
+        self._targets: tuple[Hashable, ...] = ()
+        self._digest = b""
+
+    def begin(self, source: Hashable = None, targets: Iterable[Hashable] = ()) -> None:
+        """Another run begins, with nothing resident: it takes the states of the run `source`, and leaves its own in
+        those of `targets`."""
+        self._source, self._targets, self._digest = source, tuple(targets), b""
+
+    @override
+    def bind(self, binding: Any, step: Step) -> None:
+        """Binds what a step takes and leaves. Raises `MissingStatesError`."""
+        self._digest = hashlib.blake2b(self._digest + _content(step), digest_size=16).digest()
+        if self._taken:
+            values = self._kept.get(self._source, self._digest)
+            for name in self._taken:
+                binding.bind_ortvalue_input(name, values[name])
+        for name in self.left:
+            binding.bind_output(name)
+
+    @override
+    def collect(self, outputs: Sequence[Any]) -> None:
+        """Keeps what the step has left."""
+        values = dict(zip(self.left, outputs, strict=True))
+        for run in self._targets:
+            names = self._kept.names(run)
+            self._kept.put(run, self._digest, {name: value for name, value in values.items() if name in names})
+
+
+def _content(step: Step) -> bytes:
+    """All that decides what a step computes, besides what is resident."""
+    rows = [
+        (
+            *row[:3],
+            None if row.cells_P is None else row.cells_P.tobytes(),
+            [(run.item.key, run.start, run.stop) for run in row.media],
+        )
+        for row in step.rows
+    ]
+    moves = [(move.source_N.tobytes(), move.target) for move in step.moves]
+    read = [row[:2] for row in step.logits_rows]
+    return repr((rows, step.copies, moves, step.first_cell, step.width, step.whole_length, read)).encode()
+
+
+def _num_bytes(values: Iterable[Any]) -> int:
+    return sum(value.tensor_size_in_bytes() for value in values)
+
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +191,9 @@ class BoundSession:
         Raises what opening `model` raises."""
         switches, files = Switches(roundings), {"": model.files.decoder}
         files |= {part: companion.graph for part, companion in model.files.companions.items()}
-        model = _on_fitting_threads(model, sum(array.size for array in arrays[""].values()))
+        engine, num_weights = model.settings.engine, sum(array.size for array in arrays[""].values())
+        if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
+            model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
         self._decoder = Borders(arrays[""], switches.edit, model, levels)
         self._weights = {part: BoundWeights(own, lambda _: None) for part, own in arrays.items()} | {"": self._decoder}
         texts = read_texts(model)
@@ -114,7 +244,10 @@ class BoundSession:
     def _sums_above(self, border: Border, run: Hashable, documents: Sequence[Document]) -> Floats | None:
         """From a border's states of a run; None where its part does not open, or these are of other steps."""
         try:
-            session = self._session_above(border, run)
+            if border not in self._above:
+                local = replace(self.local, opened=self._decoder.above(border, run))
+                self._above[border] = local.session(ReadingTap(self._records, self.kernels))
+            session = self._above[border]
             session.gc()
             assert border.states is not None
             border.states.begin(run)
@@ -143,12 +276,6 @@ class BoundSession:
         finally:
             states.begin()
 
-    def _session_above(self, border: Border, run: Hashable) -> Session:
-        if border not in self._above:
-            local = replace(self.local, opened=self._decoder.above(border, run))
-            self._above[border] = local.session(ReadingTap(self._records, self.kernels))
-        return self._above[border]
-
     def bind(self, wanted: frozenset[AnyTarget], numbers: Callable[[AnyTarget], Mapping[str, Matrix]]) -> None:
         """Has some targets quantized, the others not. `numbers`: what a target's values are then."""
         if wanted == self._bound:
@@ -160,13 +287,6 @@ class BoundSession:
         if any(target.part for target in self._bound ^ wanted):
             self.session.release_memory()  # what encoders have made of items, too
         self._bound = wanted
-
-
-def _on_fitting_threads(model: ResolvedModel, num_weights: int) -> ResolvedModel:
-    engine = model.settings.engine
-    if engine.num_threads != "auto" or model.device.kind != "cpu" or num_weights > SMALL:
-        return model
-    return model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
 
 
 def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
@@ -181,20 +301,6 @@ def _sums(session: Session, documents: Sequence[Document]) -> Floats:
             for document in asked(session, documents)
         ]
     )
-
-
-def asked(session: Session, documents: Sequence[Document]) -> list[list[ScoringOutput | RollingOutput]]:
-    """The outputs of each document's requests."""
-    requests = [request for document in documents for request in document]
-    scoring = [request for request in requests if isinstance(request, ScoringRequest)]
-    rolling = [request for request in requests if isinstance(request, RollingRequest)]
-    scored = iter(session.loglikelihood(scoring) if scoring else ())
-    rolled = iter(session.loglikelihood_rolling(rolling) if rolling else ())
-    outputs: list[ScoringOutput | RollingOutput] = [
-        next(scored) if isinstance(request, ScoringRequest) else next(rolled) for request in requests
-    ]
-    ordered = iter(outputs)
-    return [[next(ordered) for _ in document] for document in documents]
 
 
 @dataclass(frozen=True)
@@ -254,20 +360,14 @@ class UpperParts:
     def cut(self, model: onnx.ModelProto, part: UpperPart, border: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
         """A part of `model` by itself, which takes the `border`, and every input of the whole but the rest's caches,
         read or not."""
-        upper = onnx.ModelProto(ir_version=model.ir_version)
-        upper.opset_import.extend(model.opset_import)
-        upper.functions.extend(model.functions)
-        graph, whole = upper.graph, self._graph
-        graph.name = whole.name
-        graph.node.extend(whole.node[index] for index in sorted(part.nodes | part.beside))
-        read = {name for index in part.nodes | part.beside for name in self._reads[index]}
-        made = {name for node in graph.node for name in node.output}
-        graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in read)
-        graph.sparse_initializer.extend(tensor for tensor in whole.sparse_initializer if tensor.values.name in read)
-        graph.output.extend(value for value in whole.output if value.name in made and value.name not in part.border)
+        whole = self._graph
+        nodes = [whole.node[index] for index in sorted(part.nodes | part.beside)]
+        made = {name for node in nodes for name in node.output}
+        outputs = [value for value in whole.output if value.name in made and value.name not in part.border]
+        upper = part_of(model, nodes, outputs)
         dropped = {past for present, past in self._caches.items() if present not in made}
-        graph.input.extend(value for value in whole.input if value.name not in dropped)
-        graph.input.extend(border)
+        upper.graph.input.extend(value for value in whole.input if value.name not in dropped)
+        upper.graph.input.extend(border)
         return upper
 
     def _with_makers(self, nodes: Iterable[int]) -> frozenset[int]:
@@ -335,7 +435,9 @@ class Borders(BoundWeights):
     @override
     def edit(self, proto: ModelProto) -> None:
         super().edit(proto)
-        self.borders = self._found(proto) if _is_fit(self._model) else []
+        model = self._model
+        is_fit = model.media is None and not model.spec.cross and model.device.kind == "cpu"
+        self.borders = self._found(proto) if is_fit and model.buckets.steps == "none" else []
         left = dict.fromkeys(name for border in self.borders for name in border.part.border)
         present = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in left if name not in present)
@@ -364,7 +466,8 @@ class Borders(BoundWeights):
         changing = {*tokens, *spec.embeddings, *self._arrays}
         self._parts = UpperParts(graph, {cache.present: cache.past for cache in spec.caches}, changing)
         nodes = {name: self._parts.decided_by([name]) for name in self._arrays}
-        sizes = self._multiplied(graph)
+        multiplied = {name for node in graph.node if "Gather" not in node.op_type for name in node.input}
+        sizes = {name: array.size for name, array in self._arrays.items() if name in multiplied and array.size > 1}
         found: dict[tuple[str, ...], Border] = {}
         for values in self._levels:
             part = self._parts.part(values)
@@ -378,14 +481,3 @@ class Borders(BoundWeights):
         borders = sorted(found.values(), key=lambda border: -border.share)
         every = -(-len(borders) // MOST)
         return borders[::-1][::every][::-1] if borders else []
-
-    def _multiplied(self, graph: onnx.GraphProto) -> dict[str, int]:
-        """The sizes of the bound weights that are multiplied with, not looked up."""
-        readers = {name for node in graph.node if "Gather" not in node.op_type for name in node.input}
-        return {name: array.size for name, array in self._arrays.items() if name in readers and array.size > 1}
-
-
-def _is_fit(model: ResolvedModel) -> bool:
-    """Whether the engine's steps of a model may begin above others'."""
-    takes_text = model.media is None and not model.spec.cross
-    return takes_text and model.device.kind == "cpu" and model.buckets.steps == "none"

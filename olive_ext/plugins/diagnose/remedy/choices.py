@@ -156,11 +156,6 @@ class Menu:
         """The choice of each weight with the fewest bytes."""
         return tuple(int(np.argmin(sizes)) for sizes in self._bytes)
 
-    @property
-    def can_shrink(self) -> bool:
-        """Whether a choice takes fewer bytes than the weight as it is."""
-        return any(self.least)
-
     def precisions(self, answer: Sequence[int]) -> dict[Target, Precision | None]:
         """By weight, or by weight with its table, None for one that stays."""
         return {
@@ -240,7 +235,7 @@ def _float_bytes(target: Target, sources: Sources) -> int:
 
 
 def _width(own: WeightUse, sources: Sources) -> int:
-    """The length of what is cut into blocks; none is too large for a weight that cannot be cut."""
+    """The length of the axis that is cut into blocks; `WHOLE` for a weight that cannot be cut."""
     numbers = sources.floats.view(own.value)
     is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
     return WHOLE if numbers is None else int(numbers.shape[-1 if is_last else 0])

@@ -17,6 +17,7 @@ from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.run.reference.observer import Observer, Scoring, score_generated
 from olive_ext.session import Session
+from olive_ext.session.requests import RollingOutput, RollingRequest, ScoringOutput, ScoringRequest
 
 if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
@@ -79,3 +80,16 @@ def answered(
     if not documents:
         raise TaskError(f"tasks {list(tasks.tasks)} ask nothing of a model")
     return documents
+
+
+def asked(session: Session, documents: Sequence[Document]) -> list[list[ScoringOutput | RollingOutput]]:
+    """The outputs of each document's requests."""
+    requests = [request for document in documents for request in document]
+    scoring = [request for request in requests if isinstance(request, ScoringRequest)]
+    rolling = [request for request in requests if isinstance(request, RollingRequest)]
+    scored = iter(session.loglikelihood(scoring) if scoring else ())
+    rolled = iter(session.loglikelihood_rolling(rolling) if rolling else ())
+    return [
+        [next(scored) if isinstance(request, ScoringRequest) else next(rolled) for request in document]
+        for document in documents
+    ]

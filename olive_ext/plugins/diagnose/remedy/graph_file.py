@@ -68,7 +68,7 @@ SMALL = 1024
 """Bytes up to which numbers stay in the graph's file."""
 
 INLINE_BYTES = 16
-"""What numbers inside of the graph's file take there beside themselves, at most."""
+"""The most bytes that a tensor inside of the graph's file takes there beside its numbers."""
 
 _Writer: TypeAlias = Callable[[BinaryIO], None]
 
@@ -109,7 +109,10 @@ class GraphFile:
         for tensor, length, write in self._parts(graph):
             assert self.data is not None
             end += -end % (PAGE if length >= LARGE else ALIGNMENT)
-            _point(tensor, self.data.as_posix(), end, length)
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", self.data.as_posix()), ("offset", end), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
             parts.append((end, length, write))
             end += length
         return graph, parts
@@ -117,12 +120,14 @@ class GraphFile:
     def _parts(self, graph: onnx.ModelProto) -> Iterator[tuple[TensorProto, int, _Writer]]:
         """Tensor, bytes and writer of all numbers outside of `graph`, in the order of the file; `graph` is a copy, in
         which new tensors are declared."""
-        for own, tensor in list(zip(tensors_of(self.model), tensors_of(graph), strict=True)):
+        for own, kept in list(zip(tensors_of(self.model), tensors_of(graph), strict=True)):
             if uses_external_data(own):
                 length = self.constants.place(own)[2]
-                yield tensor, length, lambda file, own=own: self._copy(own, file)  # type: ignore[misc]
+                yield kept, length, lambda file, own=own: self._copy(own, file)  # type: ignore[misc]
         for new in self.new.values():
-            tensor = _declared(graph, new)
+            tensor: TensorProto = graph.graph.initializer.add()
+            tensor.name, tensor.data_type = new.name, new.data_type
+            tensor.dims.extend(new.dims)
             if not self._is_inside(new):
                 yield tensor, new.num_bytes, lambda file, new=new: file.writelines(new.parts())  # type: ignore[misc]
 
@@ -154,18 +159,3 @@ class GraphFile:
             if new is not None and self._is_inside(new):
                 tensor.raw_data = b"".join(new.parts())
         path.write_bytes(graph.SerializeToString())
-
-
-def _declared(graph: onnx.ModelProto, new: NewTensor) -> TensorProto:
-    tensor: TensorProto = graph.graph.initializer.add()
-    tensor.name, tensor.data_type = new.name, new.data_type
-    tensor.dims.extend(new.dims)
-    return tensor
-
-
-def _point(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Has a tensor's numbers lie at a place in a file."""
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))

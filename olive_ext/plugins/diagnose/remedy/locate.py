@@ -26,14 +26,12 @@ from olive_ext.model.files.constants import plain_name
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.spec.media_types import MEDIA_PARTS
 from olive_ext.plugins.diagnose.remedy.documents import answered
-from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap
+from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
-from olive_ext.plugins.diagnose.remedy.page import write_loss_map
 from olive_ext.plugins.diagnose.remedy.pairing import Pairing, Target, pair, refuse_nothing
-from olive_ext.plugins.diagnose.remedy.race import Floats, Race, estimate
+from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 from olive_ext.plugins.diagnose.remedy.roundings import (
     OUTPUT,
-    AnyTarget,
     QuantizedCache,
     Rounding,
     Site,
@@ -45,7 +43,6 @@ from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts, wi
 from olive_ext.plugins.diagnose.remedy.variants import (
     Group,
     Material,
-    Measurements,
     Variants,
     grouped,
     nats_by_document,
@@ -195,15 +192,15 @@ class Location:
         return Journal(folder / f"losses_{facts_key(facts)}.jsonl", facts, resume=self._config.resume)
 
     def map(self, material: Material, *, with_gains: bool = True) -> LossMap:
-        """What the weights lose on these documents; `with_gains` also what keeping the certain ones float gains."""
+        """The loss of each weight on these documents; `with_gains` also the gain of keeping each certain one float."""
         variants, documents, positions = material.variants, material.documents, material.positions
-        targets, measurements = variants.targets, Measurements(variants, documents, material.journal)
+        targets = variants.targets
         groups = grouped(targets, self._config.by)
         groups.sort(key=lambda group: variants.share(group.targets))  # those above leave states for those below
         race = Race(
             len(groups),
             positions,
-            lambda group, numbers: measurements.kl(groups[group].targets, numbers),
+            lambda group, numbers: material.kl(groups[group].targets, numbers),
             self._config.seed or 0,
         )
         before = variants.work
@@ -211,15 +208,16 @@ class Location:
         share = variants.computed_share(before)
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
-        total = measurements.kl(targets, order)
-        kept = {number: groups[number] for number in sorted(certain)} if with_gains else {}
-        gained = _gained(measurements, kept, targets, total, order)
+        total = material.kl(targets, order)
+        gained = {}
+        for number in sorted(certain) if with_gains else ():
+            rest = [one for one in targets if one not in groups[number].targets]
+            gained[number] = float((total - material.kl(rest, order)).sum()) / float(positions_N.sum())
         compared = variants.compared(self.model, [documents[number] for number in order])
         own = nats_by_document(compared, len(order))
         divergence = measure_divergence("all", compared)
-        per_position = {number: nats / float(positions_N.sum()) for number, nats in gained.items()}
         damaged = {group.name for group in groups if any(one.name in self.pairing.damaged for one in group.targets)}
-        entries = [_entry(number, group, race, certain, per_position) for number, group in enumerate(groups)]
+        entries = [_entry(number, group, race, certain, gained) for number, group in enumerate(groups)]
         return LossMap(
             model=self.model.name,
             reference=self.reference.name,
@@ -245,7 +243,7 @@ class Location:
     def _told(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
-        doing, fed = f"Quantized one by one, {many} documents", lambda: variants.tokens_fed
+        doing, fed = f"Quantized one by one, {many} documents", lambda: variants.work[0]
         with (
             quiet_bars(self._models.progress),
             progress_bar(doing, len(quantities), fed, False, unit="weights") as advance,
@@ -271,14 +269,6 @@ def _comparable(models: Models) -> tuple[ResolvedModel, ResolvedModel]:
         raise NotComparableError(f"the reference has {other.spec.vocab_size} tokens, the model {own.spec.vocab_size}")
     length = {"max_length": min(own.spec.context_length, other.spec.context_length)}
     return own.patched(length), other.patched({**tokenizer, **length})
-
-
-def _gained(
-    measurements: Measurements, kept: Mapping[int, Group], targets: Sequence[AnyTarget], total: Floats, order: list[int]
-) -> dict[int, float]:
-    """By the numbers of groups how much less is lost, in nats over all positions, where they alone are kept float."""
-    others = {number: [one for one in targets if one not in group.targets] for number, group in kept.items()}
-    return {number: float((total - measurements.kl(rest, order)).sum()) for number, rest in others.items()}
 
 
 def _entry(number: int, group: Group, race: Race, certain: frozenset[int], gained: Mapping[int, float]) -> Entry:
@@ -387,8 +377,10 @@ def _static(
     tensors = tuple(quantized.tensor(name) for name in sorted(names))
     scale_type = quantized.initializers[first.input[1]].data_type
     weighed = [uses[site.node] for site in sites if site.weight]
+    index = sites[0].index
+    which = ", output" if index == OUTPUT else f", input {index}" if index else ""
     return Rounding(
-        _place(sites[0]),
+        f"{plain_name(sites[0].node)}{which}",
         tuple(node.name for node in (first, *seconds)),
         tuple(sites),
         (first, seconds[0]),
@@ -401,7 +393,8 @@ def _static(
 def _output_site(first: onnx.NodeProto, quantized: GraphWeights, uses: Mapping[str, WeightUse]) -> list[Site]:
     """The float graph's product whose output is rounded for all that read it; none where it is another value."""
     value, maker = first.input[0], quantized.maker.get(first.input[0])
-    own = None if maker is None else _named(maker, uses)
+    wanted = None if maker is None else plain_name(maker.name)
+    own = next((use for name, use in uses.items() if plain_name(name) == wanted), None)
     graph = quantized.model.graph
     is_read = any(value in node.input for node in graph.node if node is not first)
     if own is None or is_read or any(value == output.name for output in graph.output):
@@ -425,14 +418,3 @@ def _input_sites(
             use = None if index else uses.get(found[0].name)
             sites.append(Site(found[0].name, index, use.value if use is not None else ""))
     return sites or "no node reads it"
-
-
-def _named(maker: onnx.NodeProto, uses: Mapping[str, WeightUse]) -> WeightUse | None:
-    """The float graph's product that has the name of a node of the quantized graph."""
-    wanted = plain_name(maker.name)
-    return next((use for name, use in uses.items() if plain_name(name) == wanted), None)
-
-
-def _place(site: Site) -> str:
-    name = plain_name(site.node)
-    return f"{name}, output" if site.index == OUTPUT else f"{name}, input {site.index}" if site.index else name

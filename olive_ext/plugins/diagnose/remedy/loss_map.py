@@ -1,4 +1,4 @@
-"""The loss map: what each quantized weight costs, with intervals, as data, as JSON, and as text for a terminal.
+"""The loss map: what each quantized weight costs, with intervals, as data, as JSON, as text and as a page.
 
 Knows no model and no session. All losses are KL(float || variant) in nats a position.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import counted
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report import numbers
+from olive_ext.report.html.render import filled
 from olive_ext.report.numbers import Bin
 from olive_ext.report.plain_text import markdown_page, print_cells, print_lines
 from olive_ext.report.report import to_json
+from olive_ext.report.report_files import write_texts
 from olive_ext.report.tables import Table
 
 FILE_NAME, TABLE_NAME, PAGE_NAME = "loss_map.json", "loss_map.md", "loss_map.html"
@@ -28,6 +31,12 @@ SAYS_NOTHING = 20.0
 
 DOUBTED = 0.01
 """Share of numbers beyond rounding from which on it is reported."""
+
+MOST_SHADE = 70
+"""Per cent of the accent's colour in the darkest cell: text on it stays readable."""
+
+TEMPLATES = Path(__file__).with_name("templates")
+"""The pages' templates, beside those of report.html, whose style sheet is shared."""
 
 _MADE_UP = 4.0
 """Times the loss of all weights together from which on others make up for an entry's: it was changed with them."""
@@ -55,12 +64,12 @@ class Entry:
     """Whether it is certain, together with all others of which that is said, that it is among the largest."""
 
     gained: float | None
-    """What the loss of the whole model shrinks by where this entry alone is kept float; None where not measured.
+    """How much less the whole model loses where this entry alone is kept float; None where not measured.
     Negative where its error cancels another one's."""
 
     float_bytes: int
     bytes: int
-    """What it takes in the float model's files and in the quantized model's; nothing of activations."""
+    """Its bytes in the float model's files and in the quantized model's; 0 for activations."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class LossMap:
     and all weights together take a pass each, and what is gained takes one for each certain entry."""
 
     computed_passes: float
-    """What `passes` cost in multiplications: layers below what is quantized are not computed again."""
+    """The cost of `passes` in multiplications: layers below a quantized weight are not computed again."""
 
     @property
     def num_certain(self) -> int:
@@ -127,7 +136,7 @@ class LossMap:
 
     @property
     def rest(self) -> str:
-        """What the quantized model loses beside the entries, in one sentence."""
+        """The loss of the quantized model that is no entry's, in one sentence."""
         low, high = numbers.nats(self.kernels.low), numbers.nats(self.kernels.high)
         whole = f"The quantized model itself loses {numbers.nats(self.model_kl.mean)} nats"
         if not math.isfinite(self.kernels.high - self.kernels.low):
@@ -210,12 +219,15 @@ def row(entry: Entry, loss_map: LossMap) -> tuple[str, ...]:
 
 
 def unpaired_sentences(unpaired: dict[str, str]) -> Sequence[str]:
-    """What has no counterpart in the float model, in at most one sentence."""
+    """The nodes without a counterpart in the float model, in at most one sentence."""
     if not unpaired:
         return ()
-    (name, why), *others = unpaired.items()
-    more = f", and {counted(len(others), 'other')}" if others else ""
-    return (f"Not compared: '{name}' ({why}){more}.",)
+    name, why = next(iter(unpaired.items()))
+    return (f"Not compared: '{name}' ({why}){_and_others(unpaired)}.",)
+
+
+def _and_others(named: dict[str, str]) -> str:
+    return f", and {counted(len(named) - 1, 'other')}" if len(named) > 1 else ""
 
 
 def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
@@ -227,13 +239,12 @@ def heat(loss_map: LossMap) -> tuple[list[str], list[tuple[str, dict[str, Any]]]
 
 
 def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
-    """What is not the float model's, and whether the numbers of the other weights are farther off than rounding puts
-    them; `shares` by weight. At most a sentence each."""
+    """Whether weights are not the float model's, and whether the numbers of the others are farther off than rounding
+    puts them; `shares` by weight. At most a sentence each."""
     sentences = []
     if damaged:
-        (name, what), *others = damaged.items()
-        more = f", and {counted(len(others), 'other')}" if others else ""
-        sentences.append(f"Damaged: '{name}' {what}{more}.")
+        name, what = next(iter(damaged.items()))
+        sentences.append(f"Damaged: '{name}' {what}{_and_others(damaged)}.")
     rest = {name: share for name, share in shares.items() if name not in damaged}
     mean = sum(rest.values()) / max(1, len(rest))
     if mean > DOUBTED:
@@ -244,3 +255,43 @@ def doubt(damaged: dict[str, str], shares: dict[str, float]) -> list[str]:
             "before they were rounded (AWQ, GPTQ)."
         )
     return sentences
+
+
+def write_loss_map(loss_map: LossMap, folder: str | Path) -> tuple[Path, ...]:
+    """Writes loss_map.json, loss_map.md and loss_map.html into `folder`, all or none. Raises `RunError`."""
+    texts = {
+        FILE_NAME: loss_map.to_json(),
+        TABLE_NAME: to_markdown(loss_map),
+        PAGE_NAME: to_html(loss_map),
+    }
+    paths = {Path(folder) / name: text for name, text in texts.items()}
+    write_texts(paths, Path(folder), "the loss map")
+    return tuple(paths)
+
+
+def to_html(loss_map: LossMap) -> str:
+    """The page: the sentences, a heat map of layers by kinds, places in the texts, and all entries."""
+    kinds, layers = heat(loss_map)
+    largest = max((entry.kl for entry in loss_map.entries), default=0.0)
+    return filled(
+        "loss_map.html.j2",
+        TEMPLATES,
+        map=loss_map,
+        kinds=kinds,
+        layers=layers,
+        outside=[entry for entry in loss_map.entries if entry.layer is None] if layers else (),
+        shade=lambda entry: _shade(entry, largest),
+        interval=interval,
+        nats=numbers.nats,
+        count=numbers.count,
+        heads=HEADS,
+        rows=[row(entry, loss_map) for entry in loss_map.entries],
+        places=[("By the tokens before a target", loss_map.by_position), ("By the target's kind", loss_map.by_class)],
+    )
+
+
+def _shade(entry: Entry, largest: float) -> int:
+    """Per cent, over three powers of ten below the largest loss: one hue, so that lightness alone shows it."""
+    if entry.kl <= 0 or largest <= 0:
+        return 0
+    return round(MOST_SHADE * max(0.0, 1 + math.log10(entry.kl / largest) / 3))

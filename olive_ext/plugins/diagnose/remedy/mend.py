@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
-from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, with_interval
+from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, bill_texts, with_interval
 from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Answer, Menu
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
@@ -35,12 +34,11 @@ from olive_ext.plugins.diagnose.remedy.mended_package import (
     refuse_filled,
     refuse_inside,
 )
-from olive_ext.plugins.diagnose.remedy.page import bill_texts
 from olive_ext.plugins.diagnose.remedy.pairing import Target
 from olive_ext.plugins.diagnose.remedy.precision import PackedWeight, Precision
 from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
 from olive_ext.plugins.diagnose.remedy.sources import Sources
-from olive_ext.plugins.diagnose.remedy.variants import Material, Measurements, nats_by_document
+from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
@@ -109,7 +107,7 @@ class Mender:
         folder: Path,
         progress: bool,
     ) -> None:
-        """Bound and size, of which one may be None; `folder` is for models that are measured."""
+        """One of bound and size may be None; `folder` is for models that are measured."""
         self._most_kl, self._size, self.location = most_kl, size, location
         self.model = location.model
         self.own_size = size_on_disk(location.model.files)
@@ -120,25 +118,17 @@ class Mender:
         by_target = {target: losses[target.name] for target in location.targets}
         self.menu = Menu.of(by_target, location.tables, location.sources, kernels, self._map.damaged)
 
-        def announce(package: Package) -> None:
-            if progress:
-                say(f"writing {numbers.size(package.num_bytes)} to {folder}")
-
-        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, announce)
-        self._measure_tables()
+        self.drafts = Drafts(location.model, location.sources, self.menu, material, folder, progress)
+        for number in range(len(self.menu.targets)):
+            for choice, one in enumerate(self.menu.of_target(number)):
+                if one.together is not None and not one.is_measured:  # a head with its table: nothing predicts its loss
+                    self.drafts.learn(number, choice, self.choosing)
         self.search = Search(self.menu, self.drafts, self.own_size, self.choosing, self._goal)
 
     @property
     def least(self) -> int:
         """Bytes of the smallest model that the choices give, nearly."""
         return self.own_size + self.menu.num_bytes(self.menu.least) - self.menu.num_bytes(self.menu.unchanged)
-
-    def _measure_tables(self) -> None:
-        """Measures what a head loses with its table in its precision: nothing predicts it."""
-        for number in range(len(self.menu.targets)):
-            for choice, one in enumerate(self.menu.of_target(number)):
-                if one.together is not None and not one.is_measured:
-                    self.drafts.learn(number, choice, self.choosing)
 
     def run(self) -> tuple[Path, Bill]:
         """Chooses, measures what was chosen; the folder with the model, and its bill."""
@@ -153,6 +143,7 @@ class Mender:
         if any(answer):
             loss = Measured(drafts.loss(answer, self.choosing), drafts.loss(answer, self.held_out))
         draft = drafts.place(answer)
+        uniform = [(precision.name, menu.uniform(precision)) for precision in CANDIDATES]
         bill = Bill(
             model=self.model.name,
             reference=self.location.reference.name,
@@ -161,7 +152,7 @@ class Mender:
             bound=self._most_kl,
             lines=tuple(self._lines(answer)),
             front=tuple(self._point("", one) for one in menu.front(FRONT_POINTS)),
-            uniform=tuple(self._uniform()),
+            uniform=tuple(self._point(f"all {name}", one) for name, one in uniform if any(one)),
             unchanged=self._point("as it was", menu.unchanged),
             unchanged_loss=unchanged,
             chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(answer)),
@@ -170,18 +161,13 @@ class Mender:
             unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             damaged=self._map.damaged,
-            olive=asdict(self._settings(answer)),
+            olive=self._settings(answer),
         )
         return draft, bill
 
     def _point(self, name: str, answer: Answer) -> Point:
         grown = self.menu.num_bytes(answer) - self.menu.num_bytes(self.menu.unchanged)
         return Point(name, self.own_size + grown, self.menu.kl(answer))
-
-    def _uniform(self) -> list[Point]:
-        """All weights in each of the precisions that at least one may have."""
-        answers = [(precision.name, self.menu.uniform(precision)) for precision in CANDIDATES]
-        return [self._point(f"all {name}", answer) for name, answer in answers if any(answer)]
 
     def _lines(self, answer: Answer) -> list[Line]:
         return [
@@ -198,15 +184,13 @@ class Mender:
             for number, target in enumerate(self.menu.targets)
         ]
 
-    def _settings(self, answer: Answer) -> Any:
+    def _settings(self, answer: Answer) -> dict[str, Any]:
         precisions = self.menu.precisions(answer)
         own = {target: precision for target, precision in precisions.items() if not target.part}
         made = olive_settings(own, self.location.sources[""])
         others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
-        return replace(
-            made,
-            notes=(*made.notes, *(f"the settings are the decoder's, not the graph's of {part}" for part in others)),
-        )
+        notes = (f"the settings are the decoder's, not the graph's of {part}" for part in others)
+        return {**made, "notes": (*made["notes"], *notes)}
 
     @property
     def _goal(self) -> str:
@@ -241,24 +225,13 @@ _WEIGHT = {"MatMul": 1, "Gather": 0}
 """By operator that the pass quantizes the input that is the weight."""
 
 
-@dataclass(frozen=True)
-class OliveSettings:
-    """Passes of Olive 0.13 after the float ONNX model, and after the checkpoint; what they leave open, one sentence
-    each. Names of nodes are the float graph's."""
-
-    passes: dict[str, dict[str, Any]]
-    """For a recipe whose model is the float ONNX model at this place."""
-
-    builder_passes: dict[str, dict[str, Any]]
-    """The same for the checkpoint, with ModelBuilder; empty where it could not have made the model."""
-
-    notes: tuple[str, ...] = field(default=())
-
-
-def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources) -> OliveSettings:
-    """For all targets of a model, each with its new precision or None where it stays."""
+def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources) -> dict[str, Any]:
+    """For all targets of a model, each with its new precision or None where it stays: `passes` of Olive 0.13 for a
+    recipe whose model is the float ONNX model at this place; `builder_passes`, the same for the checkpoint, with
+    ModelBuilder, empty where it could not have made the model; `notes` on what they leave open. Names of nodes are the
+    float graph's.
+    """
     floats = sources.floats.model
-    notes = list(_notes(choices, sources))
     kept = [target for target, precision in choices.items() if precision is None]
     passes: dict[str, dict[str, Any]] = {}
     if kept and (form := _form(kept[0])) is not None:
@@ -282,7 +255,8 @@ def olive_settings(choices: Mapping[Target, Precision | None], sources: Sources)
             **own_form,
             "nodes_to_include": names_of,
         }
-    return OliveSettings(_named(passes, floats), _named(_with_builder(passes), floats), tuple(notes))
+    both = {"passes": _named(passes, floats), "builder_passes": _named(_with_builder(passes), floats)}
+    return {**both, "notes": tuple(_notes(choices, sources))}
 
 
 def _named(passes: Mapping[str, dict[str, Any]], floats: onnx.ModelProto) -> dict[str, dict[str, Any]]:
@@ -349,7 +323,7 @@ def _quantizable(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _notes(choices: Mapping[Target, Precision | None], sources: Sources) -> Iterator[str]:
-    """What the passes cannot say."""
+    """A sentence for each thing that the passes cannot express."""
     kept = [target for target, precision in choices.items() if precision is None]
     forms = {tuple((_form(target) or {}).items()) for target in kept}
     if any(_form(target) is None for target in kept):
@@ -427,7 +401,7 @@ class Search:
         model loses. Raises `RequirementError` where none does."""
         menu = self._menu
         kept = menu.unchanged if before.high <= most_kl and not any(menu.cured) else None
-        if kept is not None and not menu.can_shrink:
+        if kept is not None and not any(menu.least):
             return kept
         ratio = _ratio(before, menu.kl(menu.unchanged))
         for rounds in range(1, MOST_ROUNDS + 1):
@@ -483,7 +457,7 @@ class Search:
 
 
 def _ratio(measured: Estimate, predicted: float) -> float:
-    """What was lost for each nat that was predicted; 1 where either is none, as of a constant that no text reaches."""
+    """Measured nats for each predicted one; 1 where either is 0, as for a constant that no text reaches."""
     return measured.high / predicted if predicted and measured.high else 1.0
 
 
@@ -500,12 +474,11 @@ class Drafts:
         menu: Menu,
         material: Material,
         folder: Path,
-        announce: Callable[[Package], None],
+        progress: bool,
     ) -> None:
-        """`sources` by part of the package; `announce` is given each package before it is written."""
+        """`sources` by part of the package; with `progress` each model is announced before it is written."""
         self._model, self._sources, self._menu, self._material = model, sources, menu, material
-        self._folder, self._announce = folder, announce
-        self._measurements = Measurements(material.variants, material.documents, material.journal)
+        self._folder, self._progress = folder, progress
         self._beside = size_on_disk(model.files) - mended(model, sources, {}).graph_bytes
         self._places: dict[Answer, Path] = {}
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
@@ -526,13 +499,14 @@ class Drafts:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
             package = self.package(answer)
-            self._announce(package)
+            if self._progress:
+                say(f"writing {numbers.size(package.num_bytes)} to {self._folder}")
             self._places = {answer: self._folder / str(len(list(self._folder.glob("*"))))}
             package.write(self._places[answer])
         return self._places[answer]
 
     def loss(self, answer: Answer, numbers: Sequence[int]) -> Estimate:
-        """What the model with these choices loses by itself, with its own kernels, on documents by their numbers."""
+        """The loss of the model with these choices, run by its own kernels, on documents by their numbers."""
 
         def measure(documents: Sequence[Document]) -> Floats:
             model = copy_of(self._model, self.place(answer)) if any(answer) else self._model
@@ -543,7 +517,7 @@ class Drafts:
             for target, precision in self._menu.precisions(answer).items()
             if precision is not None
         ]
-        sums = self._measurements.kept(repr(sorted(changed) or AS_IT_IS), numbers, measure)
+        sums = self._material.kept(repr(sorted(changed) or AS_IT_IS), numbers, measure)
         return estimate(sums, self._material.positions[list(numbers)].astype(np.float64))
 
     def learn(self, number: int, choice: int, numbers: Sequence[int]) -> None:
@@ -561,5 +535,5 @@ class Drafts:
             finally:
                 del alternatives[other]
 
-        lost = self._measurements.kept(other.name, numbers, measure).sum()
+        lost = self._material.kept(other.name, numbers, measure).sum()
         self._menu.learn(number, choice, float(lost / self._material.positions[list(numbers)].sum()))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ class Mending:
 
     @property
     def new_bytes(self) -> int:
-        """What the weights take in their new precisions."""
+        """The bytes of the weights in their new precisions."""
         return sum(new.num_bytes for new in self.tensors.values())
 
     def apply(self, choices: Mapping[Target, Precision]) -> None:
@@ -93,7 +92,7 @@ class Mending:
                 self._floats[own.value, data_type] = use.value
 
     def _nodes(self, target: Target, number: int, precision: Precision) -> list[onnx.NodeProto]:
-        """What takes the place of the node `number` of a target's."""
+        """The nodes in the place of a target's node `number`."""
         if not self.sources.offers(target, precision):
             raise ModelError(f"'{target.name}' cannot be {precision.name} in this graph")
         use = target.quantized[number]
@@ -181,13 +180,17 @@ class Mending:
         is_symmetric = precision.bits == 8 or self.sources.is_symmetric(use)
         dtype = helper.tensor_dtype_to_np_dtype(data_type)
         count = len(view()) if use.part else 0
-        views = [partial(_expert, view, expert) for expert in range(count)] if use.part else [view]
+        views = [lambda expert=expert: view()[expert].T for expert in range(count)] if use.part else [view]
         weights = [PackedWeight(one, dtype, precision, is_symmetric=is_symmetric) for one in views]
         stem = own.value if use.part or own.value in self.sources.floats.initializers else own.name
 
         def added(what: str, dims: tuple[int, ...], kind: int, part: Callable[[PackedWeight], Iterator[Array]]) -> str:
             shape = (count, dims[0], math.prod(dims[1:])) if use.part else dims
-            return self._add(f"{stem}{what}", shape, kind, lambda: (one for each in weights for one in part(each)))
+            tensor = NewTensor(
+                self._fresh(f"{stem}{what}"), shape, kind, lambda: (one for each in weights for one in part(each))
+            )
+            self.tensors[tensor.name] = tensor
+            return tensor.name
 
         first = weights[0]
         names = [
@@ -241,11 +244,6 @@ class Mending:
         )
         return [constant, reshape, lookup]
 
-    def _add(self, name: str, dims: tuple[int, ...], data_type: int, chunks: Callable[[], Iterator[Array]]) -> str:
-        tensor = NewTensor(self._fresh(name), dims, data_type, chunks)
-        self.tensors[tensor.name] = tensor
-        return tensor.name
-
     def _fresh(self, name: str) -> str:
         """`name`, or with a number after it where the graph has it already."""
         new, number = name, 1
@@ -277,12 +275,6 @@ def mended_alone(target: Target, precision: Precision, sources: Sources) -> Mend
     mending = Mending(model, sources)
     mending.apply({target: precision})
     return mending
-
-
-def _expert(view: Callable[[], Array], expert: int) -> Array:
-    """An expert's weight as a product's [K, N]."""
-    turned: Array = view()[expert].T
-    return turned
 
 
 def _product(

@@ -59,7 +59,7 @@ class Package:
         has no room or fails; then nothing is left behind."""
         refuse_filled(output)
         output = output.absolute()
-        free = shutil.disk_usage(_nearest(output)).free
+        free = shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.exists())).free
         if free < self.num_bytes:
             raise RunError(f"the mended model takes {size(self.num_bytes)}: '{output}' has {size(free)} left")
         work = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
@@ -133,7 +133,7 @@ def refuse_filled(output: Path) -> None:
 
 
 def root_of(model: ResolvedModel) -> Path:
-    """The folder that is copied: the one that was named, or the named file's, of which only its own files are."""
+    """The folder that is copied as a whole; of a named file its folder, from which only its own files are copied."""
     return _named(model) if _named(model).is_dir() else model.files.decoder.parent
 
 
@@ -165,8 +165,8 @@ def _named(model: ResolvedModel) -> Path:
 
 
 def _package_files(model: ResolvedModel) -> list[Path]:
-    """What a package is copied with: all files of a folder that was named; of a named file those beside it that are no
-    other model's, and the graphs that it works with."""
+    """The files of a package: all of a named folder; for a named file the files beside it that belong to no other
+    model, and the graphs that it works with."""
     root, files = root_of(model), model.files
     if _named(model).is_dir():
         return [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != OLIVE_RECORD]
@@ -182,7 +182,3 @@ def _package_files(model: ResolvedModel) -> list[Path]:
 def _weights(graph: Path) -> set[Path]:
     """The files of a graph's weights."""
     return {path.resolve() for path in weight_files(graph, external_locations(load_graph(graph))).values()}
-
-
-def _nearest(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())

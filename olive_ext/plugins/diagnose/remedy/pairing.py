@@ -76,7 +76,7 @@ class Target:
 
     @property
     def what(self) -> str:
-        """What is appended to the names of groups of such targets."""
+        """A suffix for the names of groups of such targets."""
         return f", {self.part}" if self.part else ""
 
     @property
@@ -138,8 +138,8 @@ Couple: TypeAlias = tuple[list[WeightUse], list[WeightUse]]
 
 
 def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairing:
-    """All targets, in the order of the quantized graph's nodes, of which part of a package these are: first the
-    constants that should be equal and are not.
+    """All targets of one graph, in the order of the quantized graph's nodes: first the constants that should be equal
+    and are not. `part` is the graph's part of the package.
 
     A weight whose values are others is damaged where most are not: it is a target. Where most of its kind are, or of
     all weights, these are not the float graph's: they are named, as is what the other graph has otherwise.
@@ -176,7 +176,8 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
         for side, more in zip(group, (owns, uses), strict=True):
             side += more
     for owns, uses in groups.values():
-        if other := _only_in_floats(owns, floats):
+        values = {own.value for own in owns}  # a product with one of these would be given the group's quantized numbers
+        if other := next((use.name for use in floats.uses.values() if use.value in values and use not in owns), ""):
             why = f"the float graph has one weight for it and for '{other}', which is not quantized with it"
             pairing.unpaired |= {use.node.name: why for use in uses}
             continue
@@ -290,13 +291,6 @@ def _shared(
         return len(first) == len(second) and (bool(other & roots) or any(own.value in values for own in first))
 
     return next((one for one in groups if is_same(one)), roots) if len(owns) == len(uses) else roots
-
-
-def _only_in_floats(owns: Sequence[WeightUse], floats: GraphWeights) -> str:
-    """A node of the float graph that would be given the group's quantized numbers and has no part in it; empty where
-    there is none."""
-    values = {own.value for own in owns}
-    return next((use.name for use in floats.uses.values() if use.value in values and use not in owns), "")
 
 
 def _bytes(weights: GraphWeights, uses: Iterable[WeightUse]) -> int:

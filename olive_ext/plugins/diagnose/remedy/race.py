@@ -85,7 +85,7 @@ class Race:
             self.num_passes += float(self._positions_N[start:many].sum() / self._positions_N.sum())
 
     def estimate(self, quantity: int) -> Estimate:
-        """The mean of what was measured of a quantity."""
+        """The mean of a quantity on the documents that it was measured on."""
         many = int(self._counts_Q[quantity])
         return estimate(self._sums_QN[quantity, :many], self._positions_N[:many])
 
@@ -102,7 +102,7 @@ class Race:
         return looks
 
     def _standing(self, num_largest: int, num_looks: int) -> tuple[frozenset[int], list[int]]:
-        """The quantities that are certain to be among the largest, and those of which that is open: a quantity is out
+        """The quantities that are certain to be among the largest, and those that are still open: a quantity is out
         where `num_largest` others are larger than it, and certain where all but `num_largest` - 1 others are out or
         smaller than it."""
         count = len(self._counts_Q)
@@ -135,7 +135,7 @@ class Race:
 
 
 def estimate(sums_N: Floats, positions_N: Floats) -> Estimate:
-    """The mean over positions of what documents sum up to, with a 95 % interval; documents are drawn, so the mean is a
+    """The mean over positions of sums by document, with a 95 % interval; documents are drawn, so the mean is a
     ratio of two totals (Cochran 1977, Sampling Techniques, eq. 6.13). One document has no interval.
 
     Losses are skewed, a few documents have most of them: Student's interval holds in 86 % of draws of 30 documents of

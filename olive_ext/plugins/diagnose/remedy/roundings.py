@@ -214,7 +214,7 @@ class Rounding:
 
 
 AnyTarget: TypeAlias = Target | Rounding | QuantizedCache
-"""What is quantized alone: a weight, the activations that some nodes read, or the KV cache."""
+"""The things that are quantized alone: a weight, the activations that some nodes read, the KV cache."""
 
 
 class Switches:

@@ -70,8 +70,8 @@ class Sources:
         return not any(_input(node, 2) for node in makers if node.op_type == "DequantizeLinear")
 
     def weight(self, own: WeightUse) -> Callable[[], Array] | None:
-        """What gives a float weight as [K, N], of a table [V, H] as [H, V], of experts [E, N, K]; None where its nodes
-        do more to it than to transpose it."""
+        """A function that reads a float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K]; None where
+        its nodes do more than to transpose it."""
         if self.floats.view(own.value) is None:
             return None
         is_turned = own.node.op_type in TABLES or own.is_transposed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ import numpy.typing as npt
 from olive_ext.engine.reference.tap import WritingTap
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
-from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers, asked
-from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
+from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers
+from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
 from olive_ext.plugins.diagnose.remedy.pairing import Target
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding
 from olive_ext.plugins.diagnose.remedy.sources import Sources
@@ -131,7 +132,8 @@ class Variants:
 
     @property
     def work(self) -> tuple[int, float]:
-        """`tokens_fed`, and the same where a token whose lower layers were known counts by the multiplications left."""
+        """Tokens that were computed so far, recorded ones, too; and the same where a token whose lower layers were
+        known counts by the multiplications that were left."""
         fed = [(int(session.counters.tokens_fed), share) for session, share in self._sessions]
         return sum(tokens for tokens, _ in fed), sum(tokens * share for tokens, share in fed)
 
@@ -139,11 +141,6 @@ class Variants:
         """The share of the work since then that was computed; 1 where there was none."""
         (fed, computed), (fed_before, computed_before) = self.work, since
         return (computed - computed_before) / (fed - fed_before) if fed > fed_before else 1.0
-
-    @property
-    def tokens_fed(self) -> int:
-        """Tokens that were computed so far, recorded ones, too."""
-        return self.work[0]
 
     def __enter__(self) -> Variants:
         return self
@@ -184,37 +181,33 @@ class Material:
     """The positions of each document [N]."""
 
     journal: Journal | None
+    """Of the facts of `variants` and of the quantized model."""
+
+    @cached_property
+    def _keys(self) -> list[bytes]:
+        return [document_key(document) for document in self.documents]
 
     def part(self, numbers: Sequence[int]) -> Material:
         """Some of the documents."""
         documents, tasks = [self.documents[n] for n in numbers], [self.tasks[n] for n in numbers]
         return replace(self, documents=documents, tasks=tasks, positions=self.positions[list(numbers)])
 
-
-class Measurements:
-    """KL(float || variant), by documents that are recorded."""
-
-    def __init__(self, variants: Variants, documents: Sequence[Document], journal: Journal | None) -> None:
-        """`journal` is of the facts of `variants` and of the quantized model."""
-        self._variants, self._documents, self._journal = variants, documents, journal
-        self._keys = [document_key(document) for document in documents]
-
     def kl(self, targets: Collection[AnyTarget], numbers: Sequence[int]) -> Floats:
-        """Nats summed over the positions of each of N documents, by their numbers [N]; the variant has the quantized
-        numbers of `targets`."""
+        """KL(float || variant) in nats, summed over the positions of each of N documents, by their numbers [N]; the
+        variant has the quantized numbers of `targets`."""
         names = repr(sorted((target.what, node) for target in targets for node in target.nodes))
-        return self.kept(names, numbers, lambda documents: self._variants.kl(targets, documents))
+        return self.kept(names, numbers, lambda documents: self.variants.kl(targets, documents))
 
     def kept(self, name: str, numbers: Sequence[int], measure: Callable[[Sequence[Document]], Floats]) -> Floats:
         """As `kl`, of a variant that has this name in the journal and is measured by `measure`."""
         keys = [hashlib.blake2b(name.encode() + self._keys[number], digest_size=16).digest() for number in numbers]
-        known = {key: self._journal[key] for key in keys if key in self._journal} if self._journal is not None else {}
+        known = {key: self.journal[key] for key in keys if key in self.journal} if self.journal is not None else {}
         missing = [(key, number) for key, number in zip(keys, numbers, strict=True) if key not in known]
         if missing:
-            measured = measure([self._documents[number] for _, number in missing])
+            measured = measure([self.documents[number] for _, number in missing])
             made = dict(zip((key for key, _ in missing), measured.tolist(), strict=True))
-            if self._journal is not None:
-                self._journal.add(made)
+            if self.journal is not None:
+                self.journal.add(made)
             known |= made
         return np.array([known[key] for key in keys], np.float64)
 

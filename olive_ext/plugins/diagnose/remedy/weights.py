@@ -118,19 +118,21 @@ class GraphWeights(Constants):
         return None
 
     def matrix(self, use: WeightUse) -> Matrix:
-        """What the node computes with: [K, N], or [V, N] of a table; [N, K] for a Gemm that transposes it; [E, N, K] of
-        E experts."""
+        """The matrix that the node computes with: [K, N], or [V, N] of a table; [N, K] for a Gemm that transposes it;
+        [E, N, K] of E experts."""
         if not use.is_packed:
-            return self._constant(use.value)
+            is_stored = use.value in self.initializers
+            return self._numbers(use.value) if is_stored else self._run([], {}, use.value)
         if use.part:
             return self._experts(use)
         node = deepcopy(use.node)
-        if node.op_type == "GatherBlockQuantized":
-            return self._table(node)
+        if node.op_type == "GatherBlockQuantized":  # [V, N], looked up row by row
+            indices = np.arange(self.initializers[node.input[2]].dims[0], dtype=np.int64)
+            return self._run([node], {node.input[1]: indices}, node.output[0])
         return self._product(node)
 
     def product(self, use: WeightUse, rows: Matrix) -> Matrix:
-        """What the node of a product gives for `rows` [R, K], without its bias [R, N], as the host computes it."""
+        """The product [R, N] of `rows` [R, K] by the node of a weight on the host, without its bias."""
         node = deepcopy(use.node)
         del node.input[_BIAS.get(node.op_type, len(node.input)) :]
         return self._run([node], {node.input[0]: rows}, node.output[0])
@@ -156,12 +158,11 @@ class GraphWeights(Constants):
 
     def num_bytes(self, use: WeightUse) -> int:
         """Bytes that the weight takes in the model's files: numbers, scales and zero points."""
-        return sum(self._stored_bytes(self.initializers[name]) for name in use.roots)
-
-    def _stored_bytes(self, tensor: onnx.TensorProto) -> int:
-        if uses_external_data(tensor):
-            return self.place(tensor)[2]
-        return len(tensor.raw_data) or onnx.numpy_helper.to_array(tensor).nbytes
+        tensors = [self.initializers[name] for name in use.roots]
+        return sum(
+            self.place(one)[2] if uses_external_data(one) else len(one.raw_data) or self.numbers(one.name).nbytes
+            for one in tensors
+        )
 
     def _free(self, name: str) -> str:
         """The name, or with a number after it where nodes differ in their counters alone."""
@@ -203,11 +204,6 @@ class GraphWeights(Constants):
             return None
         return self._roots_of_all([name for name in maker.input if name])
 
-    def _constant(self, value: str) -> Matrix:
-        if value in self.initializers:
-            return self._numbers(value)
-        return self._run([], {}, value)
-
     def _product(self, node: onnx.NodeProto) -> Matrix:
         """[K, N]. Each sum of a row of the identity matrix has one term that is not zero, so it is exact; activations
         are not rounded for it, whatever the node's accuracy level."""
@@ -219,11 +215,6 @@ class GraphWeights(Constants):
         firsts = range(0, num_inputs, IDENTITY_ROWS)
         blocks = [np.eye(min(IDENTITY_ROWS, num_inputs - k), num_inputs, k, dtype=dtype) for k in firsts]
         return np.concatenate([self._run([node], {node.input[0]: block}, node.output[0]) for block in blocks])
-
-    def _table(self, node: onnx.NodeProto) -> Matrix:
-        """[V, N], looked up row by row."""
-        indices = np.arange(self.initializers[node.input[2]].dims[0], dtype=np.int64)
-        return self._run([node], {node.input[1]: indices}, node.output[0])
 
     def _experts(self, use: WeightUse) -> Matrix:
         """[E, N, K]: packed along K, two numbers a byte where these have 4 bits, blocks along K, or none."""

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
 from olive_ext.model import ResolvedModel
-from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, unit
-from olive_ext.plugins.suites.mteb.yes_no import YesNoReranker
+from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, YesNoReranker, unit
 from olive_ext.report import Metric
 from olive_ext.stats.paired_answers import difference_interval
 

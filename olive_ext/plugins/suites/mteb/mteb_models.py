@@ -16,8 +16,7 @@ from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 
 from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.errors import ConfigError
-from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder
-from olive_ext.plugins.suites.mteb.yes_no import YesNoReranker
+from olive_ext.plugins.suites.mteb.text_encoder import TextEncoder, YesNoReranker
 
 Array = npt.NDArray[np.float32]
 
@@ -25,7 +24,14 @@ _DOCUMENTS = ("document", "passage", "corpus")
 """Names that sentence-transformers gives the prompt of documents."""
 
 
-class OrtEncoder:
+class _Driven:
+    @property
+    def mteb_model_meta(self) -> Any:
+        """Nothing is reported of the model."""
+        return ModelMeta.create_empty()
+
+
+class OrtEncoder(_Driven):
     """mteb's `EncoderProtocol`. With `keeps` the embedding of each text that tasks asked for stays in `embedded`, by
     prompt and text."""
 
@@ -64,13 +70,8 @@ class OrtEncoder:
         """[N] cosines."""
         return pairwise_cos_sim(embeddings1, embeddings2)
 
-    @property
-    def mteb_model_meta(self) -> Any:
-        """Nothing is reported of the model."""
-        return ModelMeta.create_empty()
 
-
-class OrtCrossEncoder:
+class OrtCrossEncoder(_Driven):
     """mteb's `CrossEncoderProtocol`."""
 
     def __init__(self, encoder: TextEncoder | YesNoReranker) -> None:
@@ -84,11 +85,6 @@ class OrtCrossEncoder:
             return self.encoder.score_pairs(queries, documents)
         instructions = [text for batch in batches for text in batch.get("instruction", ())]
         return self.encoder.score_pairs(queries, documents, instructions)
-
-    @property
-    def mteb_model_meta(self) -> Any:
-        """Nothing is reported of the model."""
-        return ModelMeta.create_empty()
 
 
 def mteb_model(encoder: TextEncoder | YesNoReranker, *, keeps: bool = False) -> OrtEncoder | OrtCrossEncoder:

@@ -1,12 +1,19 @@
-"""Texts to vectors on one ONNX model: tokens, hidden states, pooling, length. Knows no task.
+"""Texts to vectors on one ONNX model (tokens, hidden states, pooling, length), and pairs to scores by rerankers that
+answer "yes" or "no". Pooling, prompts, length and a reranker's answers are what the sentence-transformers files say.
+Knows no task.
 
-Axes: N texts, H dimensions, B rows of a run, S positions, T positions read of a text.
+A reranker's score is a decoder's log-probabilities of both words after Qwen3-Reranker's template. The engine computes
+what pairs have in common (the system's message, an instruction, a query) once. Source of the template:
+https://huggingface.co/Qwen/Qwen3-Reranker-0.6B.
+
+Axes: N texts or pairs, H dimensions, B rows of a run, S positions, T positions read of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +28,99 @@ from olive_ext.engine.reference.kernels import to_host
 from olive_ext.engine.reference.tap import Tap, target_arrays
 from olive_ext.engine.requests import Notes, Request
 from olive_ext.engine.step import Step, StepOutput
-from olive_ext.errors import ConfigError, ModelError, RunError, listed
+from olive_ext.errors import ConfigError, DamagedError, ModelError, RunError, listed
 from olive_ext.graph.nodes import remove_dead
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import wants_few_shapes
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.package_config import read_json
 from olive_ext.model.providers.ort_session import open_session, reason_of
-from olive_ext.plugins.suites.mteb.sentence_files import read_sentence_files
+from olive_ext.model.types import ModelFiles
+from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """None of a field where the files do not say."""
+
+    pooling: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    """The prompt of texts that are neither queries nor documents, where a task has none of its own."""
+
+    max_length: int | None = None
+    answers: tuple[int, int] | None = None
+    """Tokens of a reranker's "yes" and "no"."""
+
+
+def read_sentence_files(files: ModelFiles) -> SentenceFiles:
+    """The files of the first of a model's folders that has modules.json. Raises `ModelError` for layers besides
+    pooling, normalization and the scores of two answers, and for poolings of other kinds."""
+    folders = files.directory, files.decoder.parent, Path(files.tokenizer)
+    folder = next((folder for folder in folders if (folder / "modules.json").is_file()), None)
+    if folder is None:
+        return SentenceFiles()
+    pooling = answers = None
+    for module in _modules(folder / "modules.json"):
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind == "Pooling":
+            file = folder / str(module.get("path", "")) / "config.json"
+            pooling = _pooling(read_json(file), file)
+        elif kind == "LogitScore":
+            file = folder / str(module.get("path", "")) / "config.json"
+            answers = _answers(read_json(file), file)
+        elif kind not in ("Transformer", "Normalize"):
+            raise ModelError(f"'{folder / 'modules.json'}' has a layer '{kind}', which is not run here")
+    names = "config_sentence_transformers.json", "sentence_bert_config.json"
+    config, bert = (read_json(folder / name) if (folder / name).is_file() else {} for name in names)
+    prompts = {str(name): text for name, text in (config.get("prompts") or {}).items() if text}
+    if bert.get("do_lower_case") is True:
+        raise ModelError(f"'{folder / names[1]}' lowers texts ('do_lower_case' = true), which is not run here")
+    default = config.get("default_prompt_name")
+    if default is not None and default not in (config.get("prompts") or {}):
+        raise ModelError(f"'{folder / names[0]}' has no prompt of its 'default_prompt_name' = {default!r}")
+    length = bert.get("max_seq_length")
+    return SentenceFiles(pooling, prompts, default, length if isinstance(length, int) else None, answers)
+
+
+def _modules(file: Path) -> list[Mapping[str, Any]]:
+    try:
+        modules = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{file}' cannot be read: {error}", code="no_access") from error
+    if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
+        raise DamagedError(f"'{file}' is no list of modules")
+    return modules
+
+
+def _answers(config: Mapping[str, Any], file: Path) -> tuple[int, int]:
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(yes, int) or not isinstance(no, int):
+        raise ModelError(f"'{file}' scores one answer: those with 'true_token_id' and 'false_token_id' are run")
+    return yes, no
+
+
+def _pooling(config: Mapping[str, Any], file: Path) -> str:
+    named = config.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else list(named or ())
+    modes = [_NAMES.get(mode, mode) for mode in modes]
+    modes += [_POOLINGS.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+    if len(modes) != 1 or modes[0] not in _NAMES.values():
+        raise ModelError(
+            f"'{file}' asks for the pooling {' and '.join(modes) or 'none'}: mean, cls or last token is run"
+        )
+    if config.get("include_prompt") is False and modes[0] == "mean":
+        raise ModelError(f"'{file}' leaves prompts out of the mean ('include_prompt' = false), which is not run here")
+    return modes[0]
+
 
 Array = npt.NDArray[np.float32]
 
@@ -286,7 +378,7 @@ class TextEncoder:
             raise ModelError(f"'{model.name}' is no ONNX model: embeddings are made by ONNX packages")
         files = model.files
         self._hf = load_tokenizer(files.tokenizer, trust_remote_code=model.settings.trust_remote_code).hf
-        found = read_sentence_files((files.directory, files.decoder.parent, Path(files.tokenizer)))
+        found = read_sentence_files(files)
         if found.answers is not None:
             raise ModelError(f'\'{model.name}\' is a reranker of two answers: give "reranker": "yes_no"')
         given = self.settings.prompts
@@ -371,3 +463,70 @@ class TextEncoder:
     def close(self) -> None:
         """Releases the model."""
         self.states.close()
+
+
+_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_INSTRUCTION = "Given the user query, retrieval the relevant passages"
+"""mteb's own for these models, word for word."""
+
+_MOST_TOKENS = 8192
+"""Tokens of a pair with its template, as in the model's card and in mteb, where `max_length` is not given."""
+
+
+class YesNoReranker:
+    """An open reranker; closed by `close`."""
+
+    def __init__(self, model: ResolvedModel, settings: EmbeddingSettings) -> None:
+        """Raises `ModelError` for a tokenizer without the tokens "yes" and "no", and errors as opening does."""
+        files = model.files
+        found = read_sentence_files(files)
+        prompts = found.prompts if settings.prompts is None else settings.prompts
+        self.instruction = prompts.get("query") or _INSTRUCTION
+        """The instruction of pairs that come without one."""
+
+        self._session = open_model(model)
+        self._hf = self._session.tokenizer.hf
+        self.max_length = min(self._session.max_length, model.settings.max_length or _MOST_TOKENS)
+        self._before, self._behind = (self._hf.encode(text, add_special_tokens=False) for text in (_BEFORE, _BEHIND))
+        try:
+            self._answers = found.answers or self._yes_no(files.tokenizer)
+            if (room := self.max_length - len(self._before) - len(self._behind)) < 1:
+                raise ConfigError(f"the template alone has {self.max_length - room}", "max_length", self.max_length)
+        except (ModelError, ConfigError):
+            self.close()
+            raise
+        self._room = room
+
+    def _yes_no(self, where: Any) -> tuple[int, int]:
+        known = self._hf.get_vocab()
+        if "yes" not in known or "no" not in known:
+            raise ModelError(f"'reranker' = 'yes_no': the tokenizer in '{where}' has no tokens 'yes' and 'no'")
+        return known["yes"], known["no"]
+
+    def score_pairs(
+        self, queries: Sequence[str], documents: Sequence[str], instructions: Sequence[str] | None = None
+    ) -> Array:
+        """[N] probabilities of "yes" where the answer is "yes" or "no". Raises `RunError`."""
+        own = instructions or [self.instruction] * len(queries)
+        texts = [
+            f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+            for instruction, query, document in zip(own, queries, documents, strict=True)
+        ]
+        pairs = self._hf(texts, truncation=True, max_length=self._room)["input_ids"]
+        prompts = [(*self._before, *pair, *self._behind) for pair in pairs]
+        asked = [(prompt, (answer,)) for prompt in prompts for answer in self._answers]
+        yes_no_N2 = np.array([one.logprob for one in self._session.loglikelihood(asked)]).reshape(-1, 2)
+        return np.asarray(1 / (1 + np.exp(yes_no_N2[:, 1] - yes_no_N2[:, 0])), np.float32)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready facts of the execution."""
+        facts = {"reranker": "yes_no", "instruction": self.instruction}
+        return {**self._session.describe_execution(), **facts, "max_length": self.max_length}
+
+    def close(self) -> None:
+        """Releases the model."""
+        self._session.close()

@@ -1,13 +1,28 @@
-"""Packages with a wrong kernel: one node of a decoder rewritten, everything else as it was."""
+"""The quickstart's model in two places, by one command line's settings; and packages with a wrong kernel: one node of a
+decoder rewritten, everything else as it was."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from olive_ext.graph.nodes import take_attribute
+from olive_ext.report import Report
+from olive_ext.run import evaluate
+from tests.exports.quickstart import TASKS, exported
+from tests.plugins.diagnose.edited import edited
+
+WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(TASKS), "limit": 16, "bootstrap_iters": 0}
+
+
+def compared(reference: Any, model: Path | None = None, **settings: Any) -> Report:
+    """The report of an evaluation of the float model, or `model`, against `reference`."""
+    return evaluate(model or exported(), reference=reference, **{**WORK, **settings})
+
 
 ATTRIBUTES = {
     "GroupQueryAttention": ("scale", 0.2),
@@ -23,23 +38,22 @@ OTHERS = {"Add": "Sub", "Sub": "Add", "Mul": "Add", "Sigmoid": "Tanh"}
 def planted(source: Path, target: Path, number: int, *, factor: float = 1.2) -> onnx.NodeProto:
     """Copies the package `source`, with its node of this number wrong: another attribute, another operator, or a weight
     whose first numbers are `factor` times as large. Returns the node."""
-    shutil.copytree(source, target)
-    (path,) = target.glob("*.onnx")
-    model = onnx.load(path)
-    node = model.graph.node[number]
-    if node.op_type in ATTRIBUTES:
-        name, value = ATTRIBUTES[node.op_type]
-        kept = [entry for entry in node.attribute if entry.name != name]
-        del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(name, value)])
-    elif node.op_type in OTHERS:
-        node.op_type = OTHERS[node.op_type]
-    else:
-        _scale_weight(model.graph, node, factor)
-    for file in target.glob("*.data"):
-        file.unlink()
-    onnx.save(model, path)
-    return node
+    found: list[onnx.NodeProto] = []
+
+    def rewrite(model: onnx.ModelProto) -> None:
+        node = model.graph.node[number]
+        if node.op_type in ATTRIBUTES:
+            name, value = ATTRIBUTES[node.op_type]
+            take_attribute(node, name, None)
+            node.attribute.append(helper.make_attribute(name, value))
+        elif node.op_type in OTHERS:
+            node.op_type = OTHERS[node.op_type]
+        else:
+            _scale_weight(model.graph, node, factor)
+        found.append(node)
+
+    edited(source, target, rewrite)
+    return found[0]
 
 
 def _scale_weight(graph: onnx.GraphProto, node: onnx.NodeProto, factor: float) -> None:

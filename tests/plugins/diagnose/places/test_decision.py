@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from olive_ext.plugins.diagnose.places.decision import ALPHA, RESOLUTION, Held, held, tail_limit
+from olive_ext.plugins.diagnose.places.judge import ALPHA, RESOLUTION, Held, held, tail_limit
 
 
 def drawn(rng: np.random.Generator, lengths: list[int], scale: float = 1e-3, spread: float = 0.0) -> list[np.ndarray]:

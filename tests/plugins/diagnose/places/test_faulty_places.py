@@ -1,23 +1,28 @@
-"""Places whose kernels are wrong in some steps, or from run to run: what they are wrong by is not taken for noise."""
+"""Places whose kernels are wrong in some steps, or from run to run: what they are wrong by is not taken for noise. What
+noise may explain, and no node: green is what nodes hold, or what noise was seen to do where they cannot run."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from olive_ext.cli import main
+from olive_ext.config import EvaluationConfig
 from olive_ext.engine.runners.ort.ort_runner import OrtRunner
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.report.place import Place
-from tests.exports.quickstart import TASKS, exported
-from tests.plugins.diagnose.places.pairs import compared
+from olive_ext.run.recording import record
+from tests.exports.cache import once
+from tests.exports.quickstart import TASKS, exported, quantized
+from tests.plugins.diagnose.edited import changed, edited
+from tests.plugins.diagnose.places.planted import WORK, compared, planted
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -29,10 +34,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faulty:
     """A copy of the float model whose place gives something else in some steps, as a wrong kernel would."""
 
     def make(is_wrong: Callable[[Step], bool], changed: Callable[[Step, StepOutput], StepOutput]) -> Path:
-        shutil.copytree(exported(), tmp_path / "model")
-        model = onnx.load(tmp_path / "model" / "model.onnx", load_external_data=False)
-        model.graph.name = "faulty"
-        onnx.save(model, tmp_path / "model" / "model.onnx")
+        model = edited(exported(), tmp_path / "model", lambda proto: setattr(proto.graph, "name", "faulty"))
         plain = OrtRunner._run
 
         def run(runner: Any, step: Step) -> StepOutput:
@@ -41,15 +43,14 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faulty:
             return changed(step, output) if name == "faulty" and is_wrong(step) else output
 
         monkeypatch.setattr(OrtRunner, "_run", run)
-        return tmp_path / "model"
+        return model
 
     return make
 
 
-def place_of(model: Path, **settings: Any) -> Place:
-    found = compared({"path": str(exported()), "is_same_model": True}, model, **settings).comparison.place
-    assert isinstance(found, Place)
-    return found
+def place_of(model: Path) -> Place:
+    """Beside the float model, as the same one."""
+    return place_against({"path": str(exported()), "is_same_model": True}, model)
 
 
 def off(step: Step, output: StepOutput, size: Any = 1.0) -> StepOutput:
@@ -101,3 +102,57 @@ def test_what_decoding_steps_alone_make_wrong_is_different(faulty: Faulty, capsy
     said = capsys.readouterr().out
     assert "different: first at position" in said
     assert "of the generated answer is another one" in said
+
+
+GATE = 14
+
+
+@cache
+def dynamic() -> Path:
+    """Weights and activations of 8 bits, the activations' scale measured as they come."""
+
+    def build(folder: Path) -> None:
+        from onnxruntime.quantization import quantize_dynamic
+
+        for file in exported().iterdir():
+            if not file.name.startswith(("model.onnx", "cache")):
+                shutil.copy(file, folder)
+        quantize_dynamic(exported() / "model.onnx", folder / "model.onnx", op_types_to_quantize=["MatMul"])
+
+    return once("quickstart-dynamic", [exported().name], build)
+
+
+def place_against(reference: Any, model: Path, **settings: Any) -> Place:
+    found = compared(reference, model, **settings).comparison.place
+    assert isinstance(found, Place)
+    return found
+
+
+def test_fault_within_rounding_of_activations_is_found_by_its_node(tmp_path: Path) -> None:
+    """A scale 1 % too large is less than rounding to 8 bits does; on equal inputs one kernel gives one result."""
+    model = quantized(4, 32, accuracy_level=4)
+    node = planted(model, tmp_path / "model", GATE, factor=1.01)
+    place = place_against({"path": str(model), "is_same_model": True}, tmp_path / "model")
+    assert place.largest < place.kernel_limit
+    assert (place.kind, place.first.node, place.reason) == ("different", node.name, "")
+
+
+def test_records_hold_no_node_and_rounding_of_activations_is_not_green(tmp_path: Path) -> None:
+    """The same against records cannot be told, with the reason; equal numbers are the same without any node."""
+    model = quantized(4, 32, accuracy_level=4)
+    record(EvaluationConfig.of(model, WORK), tmp_path / "float.records")
+    planted(model, tmp_path / "model", GATE, factor=1.01)
+    reference = {"path": str(tmp_path / "float.records"), "is_same_model": True}
+    place = place_against(reference, tmp_path / "model")
+    assert (place.kind, "both places are on one machine" in place.reason) == ("cannot_tell", True)
+    assert place_against(reference, model, engine={"num_threads": 1}).kind == "same"
+
+
+def test_model_without_a_scale_is_held_by_its_nodes(tmp_path: Path) -> None:
+    """Where no product's input can be moved, equal numbers are the same, and a fault is its node's."""
+    model = dynamic()
+    assert place_against({"path": "same_model", "engine": {"num_threads": 1}}, model).kind == "same"
+    name = "model.layers.0.mlp.gate_proj.MatMul.weight_scale"
+    shifted = changed(model, tmp_path / "model", name, lambda scale: scale * np.float32(1.01))
+    place = place_against({"path": str(model), "is_same_model": True}, shifted)
+    assert (place.kind, place.first.node) == ("different", "/model/layers.0/mlp/gate_proj/MatMul_quant_scales_mul")

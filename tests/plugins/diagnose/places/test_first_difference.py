@@ -15,8 +15,15 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.plugins.diagnose.places.first_difference import FirstDifference, Search, first_difference
-from olive_ext.plugins.diagnose.places.place import MOST_RUNS, HeldError, NotLocatedError, Place, ProbedGraph, Runs
-from olive_ext.plugins.diagnose.places.tolerance import judge
+from olive_ext.plugins.diagnose.places.place import (
+    MOST_RUNS,
+    HeldError,
+    NotLocatedError,
+    Place,
+    ProbedGraph,
+    Runs,
+    judge,
+)
 from tests.exports.cache import once
 from tests.plugins.diagnose.places.deep import VOCAB, deep_decoder
 from tests.plugins.diagnose.places.planted import planted
@@ -106,8 +113,9 @@ def test_difference_of_another_size_is_not_looked_for(tmp_path: Path) -> None:
         found(tmp_path / "planted", deep(), distance=1e-5)
     with pytest.raises(HeldError, match="last bit"):
         found(deep(), deep(), distance=1e-7)
-    with pytest.raises(NotLocatedError, match="shows no difference"):
-        found(deep(), deep(), distance=1e-3)
+    for distance in (1e-3, None):
+        with pytest.raises(NotLocatedError, match="shows no difference"):
+            found(deep(), deep(), distance=distance)
 
 
 def test_optimizers_fault_is_a_region_with_its_level_and_a_repro_that_shows_it(tmp_path: Path) -> None:
@@ -147,12 +155,6 @@ def test_repro_of_two_graphs_holds_both_and_their_weights(tmp_path: Path) -> Non
     assert names == ["inputs.npz", "model.onnx", "reference.onnx", "repro.py"]
     assert run_repro(result.repro).returncode == 1
     assert len(onnx.load(result.repro / "model.onnx").graph.node) == 1
-
-
-def test_equal_places_have_no_first_difference() -> None:
-    """Two places that give the same logits are told as that, not as some node."""
-    with pytest.raises(NotLocatedError, match="shows no difference"):
-        found(deep(), deep())
 
 
 def test_values_that_are_read_at_once_stay_within_the_memory(tmp_path: Path) -> None:
@@ -212,22 +214,18 @@ def test_cuts_lie_where_least_is_read_across() -> None:
         ([np.nan, 2.0], [np.nan, 2.0], [np.nan, 2.0], False),
         ([np.nan, 2.0], [1.0, 2.0], [1.0, 2.0], True),
         ([-np.inf, 2.0], [-np.inf, 2.0], [-np.inf, 2.0], False),
+        ([3, 4], [3, 5], [3, 5], True),
+        ([3, 4], [3, 4], [3, 4], False),
+        ([3], [3, 4], [3, 4], True),
     ],
 )
 def test_rounding_is_told_from_errors(
     one: list[float], other: list[float], response: list[float], is_beyond: bool
 ) -> None:
-    """A difference counts against what moved inputs do; equal infinities and NaN are equal, one NaN is an error."""
-    arrays = [np.array(values, np.float32) for values in (one, other, response)]
-    assert (judge(*arrays, 1.2e-7).ratio > 1) is is_beyond
-
-
-def test_integers_are_equal_or_wrong() -> None:
-    """No rounding explains an integer, or another shape."""
-    a, b = np.array([3, 4]), np.array([3, 5])
-    assert judge(a, b, b, 0.0).ratio > 1
-    assert judge(a, a, a, 0.0).ratio == 0
-    assert judge(a[:1], a, a, 0.0).ratio > 1
+    """A difference counts against what moved inputs do; equal infinities and NaN are equal, one NaN is an error. No
+    rounding explains an integer, or another shape."""
+    kind, unit = (np.int64, 0.0) if isinstance(one[0], int) else (np.float32, 1.2e-7)
+    assert (judge(*(np.array(values, kind) for values in (one, other, response)), unit).ratio > 1) is is_beyond
 
 
 def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,39 @@ from tests.refusals import refused
 pytestmark = pytest.mark.slow
 
 WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(quickstart.TASKS), "limit": 4, "by": "kind"}
+MODELS: dict[str, Callable[[], Path]] = {
+    "float": quickstart.exported,
+    "int4": lambda: quickstart.quantized(4, 128),
+    "llama": lambda: genai_export("llama"),
+    "llama_int4": lambda: genai_export("llama", "0.14.1", "int4"),
+    "lfm2": lambda: genai_export("lfm2"),
+    "hf": lambda: hf_model("llama"),
+}
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("model", "reference", "changes", "error"),
     [
-        (
-            {"tasks": ["quickstart_choise"]},
-            {"code": "unknown_name", "field": "tasks", "value": ["quickstart_choise"], "holds": "quickstart_choice"},
-        ),
-        ({"reference": "nowhere"}, {"code": "not_found", "holds": "nowhere"}),
-        ({"by": "nodes"}, {"code": "wrong_value", "field": "by", "value": "nodes"}),
-        ({"tops": 3}, {"code": "unknown_key", "field": "tops", "value": 3, "holds": "top"}),
-        ({"reference": {"path": "x", "mode": "resident"}}, {"code": "contradiction"}),
-        ({"workers": 2}, {"code": "contradiction", "holds": "process"}),
+        ("int4", "float", {"tasks": ["quickstart_choise"]}, {"code": "unknown_name", "field": "tasks",
+                                                             "holds": ("'quickstart_choise'", "'quickstart_choice'")}),
+        ("int4", "nowhere", {}, {"code": "not_found", "holds": "nowhere"}),
+        ("int4", "float", {"by": "nodes"}, {"code": "wrong_value", "field": "by", "value": "nodes"}),
+        ("int4", "float", {"tops": 3}, {"code": "unknown_key", "field": "tops", "value": 3, "holds": "top"}),
+        ("int4", "float", {"reference": {"path": "x", "mode": "resident"}}, {"code": "contradiction"}),
+        ("int4", "float", {"workers": 2}, {"code": "contradiction", "holds": "process"}),
+        ("int4", "int4", {}, {"code": "contradiction", "holds": "is the model itself"}),
+        ("float", "int4", {}, {"code": "wrong_value", "holds": "(MatMulNBits)"}),
+        ("int4", "llama", {}, {"code": "not_comparable"}),
+        ("llama_int4", "lfm2", {}, {"code": "not_comparable"}),
+        ("hf", "float", {}, {"code": "wrong_value", "field": "model", "holds": "ONNX"}),
     ],
-)
-def test_wrong_setting_is_one_line(changes: dict[str, Any], told: dict[str, Any]) -> None:
-    given = {"reference": str(quickstart.exported()), **WORK, **changes}
-    with refused(OliveExtError, **told) as error:
-        olive_ext.locate(quickstart.quantized(4, 128), **given)
-    assert "\n" not in str(error.value)
-
-
-def test_model_is_not_its_own_reference() -> None:
-    with pytest.raises(OliveExtError, match="is the model itself: give the float model"):
-        olive_ext.locate(quickstart.quantized(4, 128), reference=quickstart.quantized(4, 128), **WORK)
+)  # fmt: skip
+def test_mistake_is_one_line(model: str, reference: str, changes: dict[str, Any], error: dict[str, Any]) -> None:
+    """Settings, and models that cannot be compared: another vocabulary, another architecture, the wrong order."""
+    path = MODELS[reference]() if reference in MODELS else reference
+    with refused(OliveExtError, **error) as raised:
+        olive_ext.locate(MODELS[model](), **{"reference": str(path), **WORK, **changes})
+    assert "\n" not in str(raised.value)
 
 
 def test_map_is_not_put_into_the_models_own_folder(tmp_path: Path) -> None:
@@ -52,27 +60,6 @@ def test_map_is_not_put_into_the_models_own_folder(tmp_path: Path) -> None:
         with refused(OliveExtError, "wrong_value", "output_dir"):
             olive_ext.locate(package, reference=quickstart.exported(), **WORK, output_dir=place)
     assert sorted(package.iterdir()) == names
-
-
-def test_quantized_model_is_no_reference() -> None:
-    """Float and quantized model in the wrong order."""
-    with pytest.raises(OliveExtError, match=r"is quantized itself \(MatMulNBits\): give the float model"):
-        olive_ext.locate(quickstart.exported(), reference=quickstart.quantized(4, 128), **WORK)
-
-
-def test_model_of_another_vocabulary_is_refused() -> None:
-    with refused(OliveExtError, "not_comparable"):
-        olive_ext.locate(quickstart.quantized(4, 128), reference=genai_export("llama"), **WORK)
-
-
-def test_model_of_another_architecture_is_refused_by_its_nodes() -> None:
-    with refused(OliveExtError, "not_comparable"):
-        olive_ext.locate(genai_export("llama", "0.14.1", "int4"), reference=genai_export("lfm2"), **WORK)
-
-
-def test_hugging_face_model_has_no_quantized_graph() -> None:
-    with refused(OliveExtError, "wrong_value", "model", str(hf_model("llama")), holds="ONNX"):
-        olive_ext.locate(hf_model("llama"), reference=quickstart.exported(), **WORK)
 
 
 def test_measurements_of_an_interrupted_map_are_taken_from_the_journal(

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 import olive_ext
 from olive_ext.errors import ModelError
-from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval
-from olive_ext.plugins.diagnose.remedy.page import write_loss_map
+from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval, write_loss_map
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report.verdict import verdict
 from tests.exports import quickstart
+from tests.plugins.diagnose.edited import change, changed, edited
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -86,16 +85,12 @@ def test_layers_and_kinds_are_the_same_weights_in_other_groups(whole: LossMap) -
 
 
 def test_planted_noise_is_found_first(tmp_path: Path) -> None:
-    broken = shutil.copytree(quickstart.quantized(4, 128), tmp_path / "broken")
-    model = onnx.load(broken / "model.onnx")
-    name = "model.layers.0.attn.qkv_proj.MatMul.weight_Q4"
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    numbers = numpy_helper.to_array(tensor)
-    noise = np.random.default_rng(0).integers(0, 4, numbers.shape).astype(np.uint8) * 0x11
-    tensor.CopyFrom(numpy_helper.from_array(numbers ^ noise, name))
-    for file in broken.glob("model.onnx*"):
-        file.unlink()
-    onnx.save(model, broken / "model.onnx")
+    def noise(numbers: np.ndarray) -> np.ndarray:
+        return numbers ^ (np.random.default_rng(0).integers(0, 4, numbers.shape).astype(np.uint8) * 0x11)
+
+    broken = changed(
+        quickstart.quantized(4, 128), tmp_path / "broken", "layers.0.attn.qkv_proj.MatMul.weight_Q4", noise
+    )
     found = located(broken, top=1, limit=16)
     assert found.entries[0].name == "/model/layers.0/attn/qkv_proj/MatMul"
     assert found.entries[0].is_certain
@@ -103,18 +98,6 @@ def test_planted_noise_is_found_first(tmp_path: Path) -> None:
 
 
 DOWN = "model.layers.1.mlp.down_proj.MatMul.weight_scales"
-
-
-def damaged(folder: Path, name: str, edit: Callable[[Any], Any]) -> Path:
-    """The quickstart's model in int4 with one constant changed."""
-    shutil.copytree(quickstart.quantized(4, 128), folder)
-    model = onnx.load(folder / "model.onnx")
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    tensor.CopyFrom(numpy_helper.from_array(edit(numpy_helper.to_array(tensor).copy()), name))
-    for file in folder.glob("model.onnx*"):
-        file.unlink()
-    onnx.save(model, folder / "model.onnx")
-    return folder
 
 
 def doubled_late(table: Any) -> Any:
@@ -142,7 +125,7 @@ def without_a_row(table: Any) -> Any:
 def test_what_is_damaged_is_the_first_entry_and_mended_by_the_float_model(
     name: str, edit: Callable[[Any], Any], first: str, least: float, tmp_path: Path
 ) -> None:
-    model = damaged(tmp_path / "damaged", name, edit)
+    model = changed(quickstart.quantized(4, 128), tmp_path / "damaged", name, edit)
     loss_map = located(model, top=1, limit=8)
     assert loss_map.entries[0].name == first
     assert loss_map.sentences[0].startswith(f"Damaged: '{first}' ")
@@ -156,7 +139,7 @@ def test_what_is_damaged_is_the_first_entry_and_mended_by_the_float_model(
 
 
 def test_evaluation_that_does_not_reach_the_damage_is_not_green(tmp_path: Path) -> None:
-    model = damaged(tmp_path / "damaged", "cos_cache", doubled_late)
+    model = changed(quickstart.quantized(4, 128), tmp_path / "damaged", "cos_cache", doubled_late)
     given: dict[str, Any] = {**WORK, "limit": 4, "reference": str(quickstart.exported())}
     for path, is_damaged in ((model, True), (quickstart.quantized(4, 128), False)):
         comparison = olive_ext.evaluate({"model": str(path), **given}).comparison
@@ -199,17 +182,12 @@ def test_map_is_written_as_json_and_as_a_page(whole: LossMap, tmp_path: Path) ->
 
 
 def test_model_of_another_origin_is_refused_by_its_values(tmp_path: Path) -> None:
-    other = shutil.copytree(quickstart.exported(), tmp_path / "other")
-    model = onnx.load(other / "model.onnx")
-    rng = np.random.default_rng(0)
-    for tensor in model.graph.initializer:
-        numbers = numpy_helper.to_array(tensor)
-        if numbers.ndim == 2:
-            scrambled = rng.permutation(numbers.reshape(-1)).reshape(numbers.shape)
-            tensor.CopyFrom(numpy_helper.from_array(scrambled, tensor.name))
-    for file in other.glob("model.onnx*"):
-        file.unlink()
-    onnx.save(model, other / "model.onnx")
+    def scramble(model: onnx.ModelProto) -> None:
+        rng = np.random.default_rng(0)
+        for tensor in (tensor for tensor in model.graph.initializer if len(tensor.dims) == 2):
+            change(tensor, lambda numbers: rng.permutation(numbers.reshape(-1)).reshape(numbers.shape))
+
+    other = edited(quickstart.exported(), tmp_path / "other", scramble)
     with refused(ModelError, "not_comparable"):
         located(quickstart.quantized(4, 128), reference=other)
 

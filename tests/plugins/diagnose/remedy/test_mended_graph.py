@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +31,9 @@ def mended(
     own, other = GraphWeights(floats, Path()), GraphWeights(quantized, Path())
     pairing = pair(own, other)
     sources = Sources(own, other)
-    edited = onnx.ModelProto()
-    edited.CopyFrom(quantized)
+    edited = copy.deepcopy(quantized)
     mending = Mending(edited, sources)
-    mending.apply(dict.fromkeys(pairing.targets, precision))
+    mending.apply(dict.fromkeys(whole_experts(pairing.targets), precision))
     for new in mending.tensors.values():
         numbers = np.concatenate([part.reshape(-1) for part in new.chunks()]).reshape(new.dims)
         assert numbers.nbytes == new.num_bytes
@@ -43,9 +41,14 @@ def mended(
     return edited, pairing, sources
 
 
-def run(model: onnx.ModelProto, x: Array) -> Array:
+def run(model: onnx.ModelProto, x: Array, **others: Array) -> Array:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(["y"], {"x": x})[0])
+    return np.asarray(session.run(["y"], {"x": x, **others})[0])
+
+
+def near(stored: graphs.Stored) -> Array:
+    """A float weight that the stored one may be the rounding of."""
+    return np.asarray(stored.matrix + graphs.random_weight() * 0.01, np.float32)
 
 
 FORMS = {
@@ -60,7 +63,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_weight_that_is_kept_float_gives_the_float_graphs_numbers(form: str) -> None:
     stored = FORMS[form]
-    origin = (stored.matrix + graphs.random_weight() * 0.01).astype(np.float32)
+    origin = near(stored)
     edited, _, _ = mended(graphs.plain(origin), stored.model, FLOAT)
     x = np.random.default_rng(1).normal(size=(3, graphs.NUM_INPUTS)).astype(np.float32)
     np.testing.assert_array_equal(run(edited, x), run(graphs.plain(origin), x))
@@ -73,7 +76,7 @@ def test_weight_that_is_kept_float_gives_the_float_graphs_numbers(form: str) -> 
 @pytest.mark.parametrize("block", [16, 128])
 def test_weight_in_int8_is_near_the_float_one_and_of_the_predicted_size(form: str, block: int) -> None:
     stored = FORMS[form]
-    origin = (stored.matrix + graphs.random_weight() * 0.01).astype(np.float32)
+    origin = near(stored)
     edited, _, _ = mended(graphs.plain(origin), stored.model, Precision(8, block))
     (node,) = edited.graph.node
     assert (node.op_type, node.name) == ("MatMulNBits", "/layers.0/mlp/down_proj/MatMul_Q8")
@@ -85,7 +88,7 @@ def test_weight_in_int8_is_near_the_float_one_and_of_the_predicted_size(form: st
 
 def test_table_becomes_float_and_int8() -> None:
     stored = graphs.table(4, 16)
-    origin = (stored.matrix + graphs.random_weight() * 0.01).astype(np.float32)
+    origin = near(stored)
     floats = lookup(origin)
     rows = np.array([3, 0, 63])
     edited, _, _ = mended(floats, stored.model, FLOAT)
@@ -240,42 +243,23 @@ def test_experts_in_another_precision_are_near_the_float_ones(
     origins = {part: (w + drawn.normal(0, 0.01, w.shape)).astype(np.float32) for part, w in origins.items()}
     floats = float_model({**origins, "bias": bias})
     floats.graph.node[0].input[3] = "bias"
-    sources = Sources(GraphWeights(floats, Path()), weights)
-    (target,) = whole_experts(pair(sources.floats, weights).targets)
-    edited = onnx.ModelProto()
-    edited.CopyFrom(quantized)
-    mending = Mending(edited, sources)
-    mending.apply({target: precision})
-    for new in mending.tensors.values():
-        numbers = np.concatenate([part.reshape(-1) for part in new.chunks()]).reshape(new.dims)
-        edited.graph.initializer.append(numpy_helper.from_array(numbers, new.name))
+    edited, _, _ = mended(floats, quantized, precision)
     feeds = {"x": drawn.normal(size=(5, 64)).astype(np.float32), "route": drawn.normal(size=(5, 2)).astype(np.float32)}
     is_read = [name for name in edited.graph.node[0].input if name]
     assert {tensor.name for tensor in edited.graph.initializer} == set(is_read) - {"x", "route"}
     if precision == FLOAT:
-        np.testing.assert_array_equal(outputs(edited, feeds), outputs(floats, feeds))
+        np.testing.assert_array_equal(run(edited, **feeds), run(floats, **feeds))
         return
     made = GraphWeights(edited, Path())
     stored = {use.part: made.matrix(use) for use in made.uses.values()}
     for part, origin in origins.items():
         step = np.abs(origin).max() / (127 if precision.bits == 8 else 7)
         assert np.abs(stored[part] - origin).max() <= step
-    expected = outputs(float_model_with(float_model, stored, bias), feeds)  # in 8 bits the kernel rounds what it reads
+    plain = float_model({**stored, "bias": bias})
+    plain.graph.node[0].input[3] = "bias"
+    expected = run(plain, **feeds)  # in 8 bits the kernel rounds what it reads
     tolerance = np.abs(expected).max() * (0.03 if precision.bits == 8 else 1e-5)
-    np.testing.assert_allclose(outputs(edited, feeds), expected, atol=tolerance)
-
-
-def float_model_with(
-    float_model: Callable[..., onnx.ModelProto], matrices: dict[str, Array], bias: Array
-) -> onnx.ModelProto:
-    model = float_model({**matrices, "bias": bias})
-    model.graph.node[0].input[3] = "bias"
-    return model
-
-
-def outputs(model: onnx.ModelProto, feeds: dict[str, Array]) -> Array:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(["y"], feeds)[0])
+    np.testing.assert_allclose(run(edited, **feeds), expected, atol=tolerance)
 
 
 def test_experts_that_cannot_have_a_precision_are_refused_by_name() -> None:
@@ -292,10 +276,9 @@ def test_experts_that_cannot_have_a_precision_are_refused_by_name() -> None:
 
 def test_nodes_whose_first_output_is_left_out_stay() -> None:
     stored = FORMS["int4"]
-    quantized = onnx.ModelProto()
-    quantized.CopyFrom(stored.model)
+    quantized = copy.deepcopy(stored.model)
     for name in ("one", "other"):
         quantized.graph.node.append(helper.make_node("LSTM", ["x", "w", "r"], ["", name], name, hidden_size=4))
-    origin = (stored.matrix + graphs.random_weight() * 0.01).astype(np.float32)
+    origin = near(stored)
     edited, _, _ = mended(graphs.plain(origin), quantized, FLOAT)
     assert [node.name for node in edited.graph.node if node.op_type == "LSTM"] == ["one", "other"]

@@ -94,24 +94,16 @@ def test_package_has_the_same_files_and_configuration(mixed: Path) -> None:
     assert nodes["/model/layers.2/mlp/up_proj/MatMul_Q4"].op_type == "MatMulNBits"
 
 
-def test_size_is_predicted(mixed: Path, plain_models: Models) -> None:
-    choices = dict.fromkeys(plain_models.targets, FLOAT)
-    made = package(choices, plain_models)
-    made.write(mixed.with_name("all"))
-    written = sum(path.stat().st_size for path in mixed.with_name("all").iterdir())
+def test_everything_float_is_the_float_model_to_the_bit_and_its_size_is_predicted(
+    plain_models: Models, tmp_path: Path
+) -> None:
+    made = package(dict.fromkeys(plain_models.targets, FLOAT), plain_models)
+    made.write(tmp_path / "all")
+    np.testing.assert_array_equal(logits(tmp_path / "all"), logits(quickstart.exported()))
+    written = sum(path.stat().st_size for path in (tmp_path / "all").iterdir())
     inside = sum(new.num_bytes <= SMALL for new in made.graphs[0].new.values())
     assert written <= made.num_bytes <= written + INLINE_BYTES * inside
-    assert written - size_on_disk(locate(mixed.with_name("all"))) == made.num_bytes - made.graph_bytes
-
-
-def test_everything_float_is_the_float_model_to_the_bit(plain_models: Models, tmp_path: Path) -> None:
-    package(dict.fromkeys(plain_models.targets, FLOAT), plain_models).write(tmp_path / "all")
-    np.testing.assert_array_equal(logits(tmp_path / "all"), logits(quickstart.exported()))
-
-
-def test_nothing_changed_is_the_quantized_model_to_the_bit(plain_models: Models, tmp_path: Path) -> None:
-    package({}, plain_models).write(tmp_path / "none")
-    np.testing.assert_array_equal(logits(tmp_path / "none"), logits(quickstart.quantized(4, 128)))
+    assert written - size_on_disk(locate(tmp_path / "all")) == made.num_bytes - made.graph_bytes
 
 
 def test_mended_model_gives_one_score_on_all_runtimes(mixed: Path) -> None:
@@ -200,9 +192,10 @@ def test_named_file_is_copied_without_the_models_beside_it_and_found_again(
 
 
 def test_empty_folder_is_taken_and_the_models_own_is_refused(plain_models: Models, tmp_path: Path) -> None:
+    """Where nothing is changed it gets the quantized model, to the bit."""
     (tmp_path / "mended").mkdir()
     package({}, plain_models).write(tmp_path / "mended")
-    assert (tmp_path / "mended" / "model.onnx").is_file()
+    np.testing.assert_array_equal(logits(tmp_path / "mended"), logits(quickstart.quantized(4, 128)))
     model = resolve(ModelSettings.of({"model": str(tmp_path / "mended")}))
     with refused(ConfigError, "wrong_value", "output_dir"):
         refuse_inside(model, tmp_path / "mended" / "again")

@@ -1,4 +1,5 @@
-"""Activations that a quantized model rounds are targets: what is switched on is what kernels and pairs round."""
+"""Activations that a quantized model rounds are targets: what is switched on is what kernels and pairs round. What
+rounding of weights does is told from another checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 import olive_ext
+from olive_ext.model.files.constants import Array, distances
 from olive_ext.plugins.diagnose.remedy.locate import kernels_roundings, static_roundings
+from olive_ext.plugins.diagnose.remedy.loss_map import doubt
 from olive_ext.plugins.diagnose.remedy.pairing import pair
 from olive_ext.plugins.diagnose.remedy.roundings import Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
@@ -197,3 +201,37 @@ def test_kinds_of_rounded_products_are_entries_and_explain_what_kernels_add() ->
     weights = {kind for kind in kinds if not kind.endswith(", activations")}
     assert kinds - weights == {f"{kind}, activations" for kind in weights} >= {"mlp/down_proj, activations"}
     assert rounded.kernels.low <= 0 <= rounded.kernels.high
+
+
+def rounded(matrix: Array, bits: int, *, is_symmetric: bool) -> onnx.ModelProto:
+    config = DefaultWeightOnlyQuantConfig(block_size=32, is_symmetric=is_symmetric, bits=bits)
+    quantizer = MatMulNBitsQuantizer(graphs.plain(matrix), algo_config=config)
+    quantizer.process()
+    model: onnx.ModelProto = quantizer.model.model
+    return model
+
+
+def share(floats: Array, others: Array, bits: int, *, is_symmetric: bool = True) -> float:
+    of_graph = (
+        GraphWeights(graphs.plain(floats), Path()),
+        GraphWeights(rounded(others, bits, is_symmetric=is_symmetric), Path()),
+    )
+    (distance,) = distances(*of_graph).values()
+    return distance.share
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_rounding_moves_no_number_by_more_than_a_step(bits: int, is_symmetric: bool) -> None:
+    weight = graphs.random_weight(1)
+    assert share(weight, weight, bits, is_symmetric=is_symmetric) == 0
+    assert not doubt({}, {"w": 0.0})
+
+
+@pytest.mark.parametrize(("bits", "noise"), [(4, 0.3), (8, 0.05)])
+def test_another_checkpoint_is_told(bits: int, noise: float) -> None:
+    weight = graphs.random_weight(1)
+    found = share(weight, weight + noise * graphs.random_weight(2), bits)
+    assert 0.05 < found < 1
+    (told,) = doubt({}, {"w": found})
+    assert told.startswith(f"{100 * found:.0f} % of the numbers, and {100 * found:.0f} % of those of 'w', lie farther")

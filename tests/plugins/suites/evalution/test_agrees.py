@@ -12,8 +12,7 @@ from evalution.engines.base import GenerationRequest, LoglikelihoodRequest, Roll
 
 from olive_ext.plugins.suites.evalution import OrtInferenceSession
 from tests.exports import CONTEXT, TEXT
-from tests.plugins.suites.evalution.models import FAMILIES, open_ours, theirs
-from tests.plugins.suites.evalution.requests import Draw
+from tests.plugins.suites.evalution.local import FAMILIES, Draw, open_ours, theirs
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
 
@@ -40,45 +39,30 @@ def check_scores(found: list[Any], expected: list[Any]) -> None:
     assert [output.logprob for output in found] == pytest.approx(scores, abs=1e-4, rel=1e-6)
 
 
-def test_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
-    draw = Draw(1)
-    requests = [draw.scoring(number) for number in range(60)]
-    check_scores(ours.loglikelihood(requests), theirs(family).loglikelihood(requests))
+@pytest.mark.parametrize(("kind", "number"), [("loglikelihood", 60), ("loglikelihood_rolling", 40), ("generate", 60)])
+def test_answers_are_equal(kind: str, number: int, family: str, ours: OrtInferenceSession) -> None:
+    """Scores within 1e-4. In lists, and in streams where there are such, under keys of any kind."""
+    draw = Draw(number)
+    drawn = {"loglikelihood": draw.scoring, "loglikelihood_rolling": draw.rolling, "generate": draw.generation}[kind]
+    requests = [drawn(number) for number in range(number)]
+    check = check_texts if kind == "generate" else check_scores
+    expected = getattr(theirs(family), kind)(requests)
+    check(getattr(ours, kind)(requests), expected)
+    if kind != "loglikelihood_rolling":
+        keyed = {(place, "key"): request for place, request in enumerate(requests)}
+        streamed = [dict(getattr(one, f"{kind}_continuous")(keyed.items())) for one in (ours, theirs(family))]
+        check(*([found[key] for key in keyed] for found in streamed))
+        assert streamed[0].keys() == streamed[1].keys()
 
 
-def test_streamed_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
-    draw = Draw(2)
-    requests = {f"key {number}": draw.scoring(number) for number in range(60)}
-    found = dict(ours.loglikelihood_continuous(requests.items()))
-    expected = dict(theirs(family).loglikelihood_continuous(requests.items()))
-    assert found.keys() == expected.keys()
-    check_scores([found[key] for key in requests], [expected[key] for key in requests])
-
-
-def test_rolling_scores_within_1e_4(family: str, ours: OrtInferenceSession) -> None:
-    draw = Draw(3)
-    requests = [draw.rolling(number) for number in range(40)]
-    check_scores(ours.loglikelihood_rolling(requests), theirs(family).loglikelihood_rolling(requests))
-
-
-def test_texts_and_prompts_equal(family: str, ours: OrtInferenceSession) -> None:
-    draw = Draw(4)
-    requests = [draw.generation(number) for number in range(60)]
-    assert ours.generate(requests) == theirs(family).generate(requests)
+def check_texts(found: list[Any], expected: list[Any]) -> None:
+    assert found == expected
 
 
 def test_texts_of_beam_searches_equal(family: str, ours: OrtInferenceSession) -> None:
     draw = Draw(7)
     requests = [replace(draw.generation(3 * number + 2), num_beams=2 + number % 3, stop=[]) for number in range(9)]
     assert ours.generate(requests) == theirs(family).generate(requests)
-
-
-def test_streamed_texts_equal(family: str, ours: OrtInferenceSession) -> None:
-    draw = Draw(5)
-    requests = {(number, "key"): draw.generation(number) for number in range(60)}
-    assert dict(ours.generate_continuous(requests.items())) == dict(
-        theirs(family).generate_continuous(requests.items())
-    )
 
 
 def test_prepared_requests_equal(family: str, ours: OrtInferenceSession) -> None:

@@ -21,7 +21,7 @@ from evalution.engines.base import (
 from olive_ext.errors import ConfigError
 from olive_ext.plugins.suites.evalution import OrtEngine, OrtInferenceSession
 from tests.exports import CONTEXT, TEXT
-from tests.plugins.suites.evalution.models import onnx_model, open_ours
+from tests.plugins.suites.evalution.local import onnx_model, open_ours
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
 
@@ -147,12 +147,6 @@ def test_streams_keep_any_keys_and_come_in_the_order_of_completion(session: OrtI
     assert found[0][0] != ["a", 0]
     by_number = {key[1]: output for key, output in found}
     assert [by_number[number] for number in range(12)] == session.generate([request for _, request in requests])
-
-
-def test_streamed_scores_are_those_of_the_list(session: OrtInferenceSession) -> None:
-    requests = [scoring(number) for number in range(50)]
-    found = dict(session.loglikelihood_continuous(enumerate(requests)))
-    assert [found[number] for number in range(50)] == session.loglikelihood(requests)
 
 
 # Streams are lazy, and can be closed

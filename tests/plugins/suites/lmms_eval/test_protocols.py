@@ -1,13 +1,21 @@
-"""Protocols of lmms-eval on local documents: answers and numbers are those of its own transformers class."""
+"""Protocols of lmms-eval on local documents: answers and numbers are those of its own transformers class. Sounds in the
+forms that its tasks give them: scores and answers are those of transformers. The command `python -m lmms_eval --model
+olive_ext`, in a process of its own, on a task in a folder.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 pytest.importorskip("lmms_eval")
@@ -20,10 +28,11 @@ from lmms_eval.models import get_model
 from lmms_eval.tasks.ocrbench.utils import OCRBench_score
 from lmms_eval.utils import load_yaml_config
 
-from olive_ext.errors import TaskError
+from olive_ext.errors import LostRequestsError, TaskError
 from olive_ext.plugins.suites.lmms_eval.ort_lmms import OrtChat, OrtSimple
-from tests.exports.media import media_export
+from tests.exports.media import SOUND_FAMILIES, media_export
 from tests.families.pictures import PictureReference
+from tests.families.sounds import RATE, SoundReference, sound
 from tests.plugins.suites.lmms_eval.local_documents import SPLITS, WORDS, drawn, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.other_env]
@@ -123,3 +132,100 @@ def test_what_is_not_taken_is_refused_by_the_documents_name(ours: Any) -> None:
         model.generate_until_multi_round([asked("generate_until_multi_round")])
     with pytest.raises(TaskError, match="--force_simple"):
         model.loglikelihood([asked("loglikelihood", "", " a", None, 0, "drawn", "test")])
+
+
+FAMILY = "qwen3_asr"
+SOUNDS = [sound(0, 9000), sound(1, 24321)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[OrtChat]:
+    model = OrtChat(str(media_export(FAMILY)[0]), engine={"num_slots": 2})
+    yield model
+    model.clean()
+
+
+def mapping(given: Any) -> Any:
+    return {"path": None, "array": given[0], "sampling_rate": given[1]}
+
+
+def decoder(given: Any) -> Any:
+    """Has what datasets' AudioDecoder has: samples [channels, N] as a tensor."""
+    samples = SimpleNamespace(data=torch.from_numpy(given[0])[None], sample_rate=given[1])
+    return SimpleNamespace(get_all_samples=lambda: samples)
+
+
+@pytest.mark.parametrize("form", [mapping, decoder])
+def test_choices_behind_sounds_have_transformers_log_probabilities(model: OrtChat, form: Any) -> None:
+    """Of two sounds, each behind a text of its own, as mappings and as what datasets decodes."""
+    simple = OrtSimple(session=model.session)
+    simple.task_dict = {"heard": {"test": SOUNDS}}
+    rest = (lambda given: [form(given)], "heard", "test")
+    requests = [asked("loglikelihood", "What?", " blue stone", rest[0], at, *rest[1:]) for at in range(len(SOUNDS))]
+    reference = SoundReference(FAMILY, media_export(FAMILY)[1])
+    prompt = f"<user>{SOUND_FAMILIES[FAMILY].marker}What?<assistant>"
+    for (found, _), given in zip(simple.loglikelihood(requests), SOUNDS, strict=True):
+        assert found == pytest.approx(sum(reference.score(prompt, " blue stone", [given])), abs=2e-4)
+
+
+def test_a_sound_in_messages_is_answered_as_one_by_the_simple_class(model: OrtChat) -> None:
+    """lmms-eval's own messages call samples a video; files that are no WAV are refused as sounds, not as pictures."""
+    settings = {"max_new_tokens": 5, "temperature": 0}
+    simple = OrtSimple(session=model.session)
+    model.task_dict = simple.task_dict = {"heard": {"test": [{}]}}
+    visuals = [mapping(SOUNDS[1])]
+    turn = ConfigurableMessagesTask._build_user_turn(visuals, "What?")
+    place = (0, "heard", "test")
+    (chat,) = model.generate_until([asked("generate_until", "", lambda _: turn, settings, *place)])
+    (one,) = simple.generate_until([asked("generate_until", "What?", settings, lambda _: visuals, *place)])
+    assert chat.text == one.text
+    assert chat.token_counts.output_tokens > 0
+    for wrong, why in (("a.mp3", "sound 'a.mp3'"), ({"array": SOUNDS[0][0], "sampling_rate": RATE * 3}, "resample it")):
+        given = [wrong]
+        with pytest.raises(LostRequestsError, match=why):
+            simple.generate_until([asked("generate_until", "What?", settings, lambda _, given=given: given, *place)])
+
+
+TASK = """\
+task: drawn
+dataset_path: {documents}
+test_split: validation
+output_type: generate_until
+doc_to_visual: !function drawn.visuals
+doc_to_text: question
+doc_to_target: answers
+generation_kwargs: {{max_new_tokens: 4, temperature: 0, do_sample: false}}
+process_results: !function drawn.length
+metric_list:
+  - {{metric: length, aggregation: mean, higher_is_better: true}}
+"""
+FUNCTIONS = """\
+def visuals(document):
+    return [document["image"]]
+
+def length(document, results):
+    return {"length": float(len(results[0]) > 0)}
+"""
+
+
+def test_the_command_finds_the_model_and_resumes_from_its_cache(tmp_path: Path) -> None:
+    """By the entry point, with an answer to each of --limit documents; the second run asks for the two new ones."""
+    documents, tasks = write(tmp_path / "documents", "docvqa_val", WORDS), tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "drawn.yaml").write_text(TASK.format(documents=documents))
+    (tasks / "drawn.py").write_text(FUNCTIONS)
+    command = [sys.executable, "-m", "lmms_eval", "--model", "olive_ext", "--include_path", str(tasks)]
+    command += ["--model_args", f"pretrained={media_export('llava')[0]}", "--tasks", "drawn", "--batch_size", "auto"]
+    command += ["--use_cache", "cache", "--log_samples"]
+    found = []
+    for limit, hits in ((3, "0 hits, 3 misses"), (5, "3 hits, 3 from shared DB, 2 misses")):
+        asked = [*command, "--limit", str(limit), "--output_path", f"out{limit}"]
+        done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert hits in done.stdout + done.stderr
+        (samples,) = (tmp_path / f"out{limit}").rglob("*_samples_drawn.jsonl")
+        lines = [json.loads(line) for line in samples.read_text().splitlines()]
+        found.append([line["filtered_resps"] for line in sorted(lines, key=lambda line: int(line["doc_id"]))])
+    assert [len(answers) for answers in found] == [3, 5]
+    assert found[1][:3] == found[0]
+    assert all(answer for answers in found[1] for answer in answers)

@@ -28,7 +28,7 @@ from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator
 from olive_ext.plugins.suites.mteb import TextEncoder
 from olive_ext.plugins.suites.mteb.evaluation import _correlations
-from olive_ext.plugins.suites.mteb.yes_no import YesNoReranker
+from olive_ext.plugins.suites.mteb.text_encoder import YesNoReranker
 from olive_ext.workflow import cli_run
 from tests.plugins.suites.mteb.local_tasks import SENTENCES
 from tests.plugins.suites.mteb.models import DECODERS, ENCODERS, PROMPTS, cross_encoder, folders, reranker
@@ -307,8 +307,9 @@ def test_graph_without_a_mask_gets_no_padding(tmp_path: Path) -> None:
         np.testing.assert_allclose(untold.encode(TEXTS), told.encode(TEXTS), atol=1e-5)
 
 
-def test_scores_of_tokens_are_no_hidden_states(tmp_path: Path) -> None:
-    """A masked language model's logits [texts, positions, vocabulary] are refused by name."""
+def test_scores_of_tokens_and_lowered_texts_are_refused_by_name(tmp_path: Path) -> None:
+    """A masked language model's logits [texts, positions, vocabulary] are no hidden states; sentence-transformers'
+    do_lower_case would change the tokens."""
 
     def change(graph: Any) -> None:
         graph.node.append(onnx.helper.make_node("Identity", [graph.output[0].name], ["logits"]))
@@ -316,11 +317,7 @@ def test_scores_of_tokens_are_no_hidden_states(tmp_path: Path) -> None:
 
     with pytest.raises(OliveExtError, match="last_hidden_state"):
         encoder(_changed(tmp_path / "m", change))
-
-
-def test_lowered_texts_are_refused_by_name(tmp_path: Path) -> None:
-    """sentence-transformers' do_lower_case would change the tokens."""
-    folder = _changed(tmp_path / "m", lambda graph: None)
+    folder = _changed(tmp_path / "lowered", lambda graph: None)
     (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
     with pytest.raises(OliveExtError, match="do_lower_case"):
         encoder(folder)

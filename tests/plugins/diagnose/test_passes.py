@@ -1,4 +1,6 @@
-"""`OrtMending` in a recipe: a broken bound becomes a kept one, or the pass fails and says how far it came."""
+"""`OrtMending` in a recipe: a broken bound becomes a kept one, or the pass fails and says how far it came.
+`OrtLossMap`: the model goes on unchanged, and its map travels with it. The mending recipe goes from a broken bound to a
+kept one in few more bytes, and the settings that it writes make the same model again from the checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from olive.hardware.accelerator import DEFAULT_CPU_ACCELERATOR
 from olive.model import CompositeModelHandler, ONNXModelHandler
@@ -15,6 +18,7 @@ from olive.workflows import run as olive_run
 import olive_ext
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import mistakes
+from olive_ext.cli import main
 from olive_ext.config import schema
 from olive_ext.errors import RequirementError
 from olive_ext.plugins.diagnose.passes import OrtMending
@@ -23,6 +27,7 @@ from tests.exports import quickstart
 from tests.exports.media import media_export
 from tests.exports.quickstart import QUICKSTART
 from tests.plugins.diagnose.remedy.test_corruption import in_bits
+from tests.plugins.diagnose.remedy.test_mended_package import logits
 from tests.refusals import refused
 from tests.workflow.recipes import recipe, saved
 
@@ -134,18 +139,47 @@ def test_composite_model_of_a_package_passes_the_gate_behind_the_pass(tmp_path: 
         assert session.generate(["The"])
 
 
-def test_wrong_keys_of_the_pass_are_told_with_their_place(tmp_path: Path) -> None:
+def loss_map(**changes: Any) -> dict[str, Any]:
+    return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "limit": 8, "top": 2, **changes}}}
+
+
+@pytest.mark.slow
+def test_loss_map_lies_beside_the_model_that_is_handed_on(tmp_path: Path) -> None:
+    register()
+    olive_run(recipe(tmp_path, quantized(), **loss_map()))
+    (stored,) = (tmp_path / "out").rglob("loss_map.json")
+    assert len(json.loads(stored.read_text())["entries"]) == 21
+    assert {"loss_map.html", "loss_map.md"} <= {file.name for file in stored.parent.iterdir()}
+    (graph,) = (tmp_path / "out").rglob("model.onnx")
+    assert graph.read_bytes() == (quickstart.quantized(4, 128) / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("made", "parts"),
+    [
+        (loss_map(tops=3, by="nodes"), ["""'passes.map.by' = 'nodes': give "node", "layer" or "kind\"""",
+                                        "unknown key 'passes.map.tops': did you mean 'top'?"]),
+        (blocks(at_mots="1GB"), ["unknown key 'passes.mend.at_mots': did you mean 'at_most'?"]),
+        (blocks(require=[]), ["passes.mend: give what the mended model is to keep: 'within', 'at_most' or 'like'"]),
+    ],
+)  # fmt: skip
+def test_wrong_keys_of_a_pass_are_named_in_place(made: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
     model = {"type": "ONNXModel", "model_path": str(tmp_path)}
-    (told,) = map(str, mistakes(recipe(tmp_path, model, **blocks(at_mots="1GB")), has_model=False))
-    assert told == "unknown key 'passes.mend.at_mots': did you mean 'at_most'?"
-    (told,) = map(str, mistakes(recipe(tmp_path, model, **blocks(require=[])), has_model=False))
-    assert "passes.mend: give what the mended model is to keep: 'within', 'at_most' or 'like'" in told
+    (text,) = map(str, mistakes(recipe(tmp_path, model, **made), has_model=False))
+    assert sorted(text.split("; ")) == parts
 
 
-def test_pass_in_front_of_any_onnx_model_is_refused_by_check(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "made"), [("map", loss_map()), ("mend", blocks())])
+def test_pass_before_any_onnx_model_is_refused_by_check(name: str, made: dict[str, Any], tmp_path: Path) -> None:
     model = {"type": "HfModel", "model_path": str(quickstart.MODEL)}
-    findings = check_recipe(saved(tmp_path, recipe(tmp_path, model, **blocks())))
-    assert any("'passes.mend': a loss is located in a quantized ONNX model" in one for one in findings.problems)
+    problem = f"'passes.{name}': a loss is located in a quantized ONNX model: put the pass after one that makes it"
+    assert problem in check_recipe(saved(tmp_path, recipe(tmp_path, model, **made))).problems
+
+
+def test_schema_knows_the_passes() -> None:
+    known = {name: schema("recipe")["$defs"][name]["properties"].keys() for name in ("OrtLossMap", "OrtMending")}
+    assert {"by", "top", "reference", "tasks"} <= known["OrtLossMap"]
+    assert {"within", "at_most", "like", "require"} <= known["OrtMending"]
 
 
 def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:
@@ -161,6 +195,37 @@ def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:
     assert key(like=str(tmp_path)) != small
 
 
-def test_schema_knows_the_pass() -> None:
-    made = schema("recipe")
-    assert {"within", "at_most", "like", "require"} <= made["$defs"]["OrtMending"]["properties"].keys()
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "recipes" / "mend"
+RECIPE = FOLDER / "recipe.json"
+
+
+def read() -> dict[str, Any]:
+    recipe: dict[str, Any] = json.loads(RECIPE.read_text(encoding="utf-8"))
+    return recipe
+
+
+def test_recipe_is_valid_and_bounds_what_it_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert check_recipe(RECIPE).problems == []
+    passes = read()["passes"]
+    assert list(passes) == ["build", "before", "mend", "after"]
+    assert passes["mend"]["require"] == passes["after"]["require"]
+    assert "file: recipe.json" in (FOLDER / "info.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_bound_is_broken_and_then_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    bound = read()["passes"]["mend"]["require"][0]["max"]
+    assert main(["run", "--config", "recipes/mend/recipe.json"]) == 0
+    before, after = json.loads(Path("out/mend/chain.json").read_text())["steps"]
+    column = next(name for name in before["values"] if "kl_mean" in name)
+    assert before["values"][column] > bound > after["values"][column]
+    bill = json.loads(Path("out/mend/bill.json").read_text())
+    assert bill["chosen"]["bytes"] < 1.1 * bill["unchanged"]["bytes"]
+    again = {**read(), "passes": json.loads(Path("out/mend/olive_settings.json").read_text())["builder_passes"]}
+    Path("again.json").write_text(json.dumps({**again, "output_dir": "out/again"}))
+    assert main(["run", "--config", "again.json"]) == 0
+    np.testing.assert_array_equal(logits(Path("out/again")), logits(Path("out/mend")))

@@ -1,0 +1,352 @@
+"""What a report gets beside its comparison: the stages of the distance to a checkpoint, or the finding on one model in
+two places. Knows no statistics.
+
+The stages are the conversion, up to the float ONNX model, the quantization after it, and the provider that the result
+runs on. Each is an evaluation of its own against the stage before, on the same documents. Where the provider is a
+stage, the other two are measured on the CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from olive_ext.backends.package_versions import runtimes
+from olive_ext.config import AT_HAND, EXPORT, EngineConfig, EvaluationConfig, ReferenceConfig
+from olive_ext.config.model import ModelConfig
+from olive_ext.errors import (
+    ANY_FAILURE,
+    ConfigError,
+    ContradictionError,
+    MissingError,
+    OliveExtError,
+    RunError,
+    UnsupportedError,
+    first_line,
+)
+from olive_ext.graph.nodes import quantizing_operator
+from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.folders import is_same_path
+from olive_ext.model.providers.table import CPU
+from olive_ext.report import Report
+from olive_ext.report.comparison import Certainty, Comparison
+from olive_ext.report.numbers import nats
+from olive_ext.report.place import FirstPosition, Place
+from olive_ext.report.stages import Stage, StageName
+from olive_ext.report.verdict import verdict
+from olive_ext.run.costs import asked_tasks
+from olive_ext.run.models import Models
+from olive_ext.run.reference.observer import Observer
+
+if TYPE_CHECKING:
+    from olive_ext.plugins.diagnose.places.first_difference import FirstDifference
+    from olive_ext.plugins.diagnose.places.judge import Kept, Places
+
+
+logger = logging.getLogger("olive.olive_ext")
+
+Compare = Callable[[EvaluationConfig], Comparison | None]
+"""Evaluates, and gives the comparison alone."""
+
+LOST_NATS = 1e-4
+"""Mean KL of a conversion from which on it is looked into: rounding in fp32 gives 1e-7."""
+
+_ON_CPU: dict[str, Any] = {"execution_provider": CPU, "provider_options": None}
+
+
+def refuse_stages(models: Models) -> None:
+    """Raises `ConfigError` or `ModelError` for a float model that is not there, or that no checkpoint was made into."""
+    reference = models.config.reference
+    if reference is None:
+        return
+    if reference.is_records or reference.is_same:
+        if reference.float_model or reference.provider_stage:
+            raise ContradictionError("leave out float_model and provider_stage", "reference", reference.path)
+        return
+    is_hf = models.given_reference.kind == "hf"
+    if reference.float_model == AT_HAND:
+        raise ContradictionError(
+            f"no workflow is running: give its path, or '{EXPORT}'", "reference.float_model", AT_HAND
+        )
+    if reference.float_model is None:
+        if reference.provider_stage and is_hf:
+            raise MissingError("'reference.float_model' is needed, too", "reference.provider_stage", True)
+        return
+    where = f"'reference.float_model' = '{reference.float_model}'"
+    if not is_hf:
+        raise ConfigError(
+            f"{where} needs a Hugging Face model as the reference, and '{reference.path}' is an ONNX model"
+        )
+    model = _float_model(models)
+    if model is not None and model.kind != "onnx":
+        raise UnsupportedError(f"{where} is no ONNX model")
+    if model is not None and (operator := quantizing_operator(load_graph(model.files.decoder))):
+        raise ConfigError(f"{where} is quantized ({operator}): give the float model that it was made of")
+
+
+def with_stages(report: Report, models: Models, compare: Compare) -> Report:
+    """The report with the stages between the reference and the model, where the settings name the float model between
+    them or ask for the provider's. A stage that fails is a warning: the report stands without."""
+    comparison = report.comparison
+    if comparison is None:
+        return report
+    stages: list[Stage] = []
+    try:
+        for name, config in _evaluations(models).items():
+            alone = compare(config)
+            if alone is None or alone.overall_divergence() is None:
+                return report
+            stages.append(stage_of(name, alone, comparison))
+    except OliveExtError as error:
+        logger.warning("the stages of the difference are not reported: %s", first_line(error))
+        return report
+    between = {"float_model": models.float_path} if stages and models.float_path is not None else {}
+    if stages and stages[0].name == "conversion" and not stages[0].kl_mean < LOST_NATS:
+        stages[0] = replace(stages[0], finding=_finding(models))
+    reference = {**comparison.reference, **between}
+    return replace(report, comparison=replace(comparison, reference=reference, stages=tuple(stages)))
+
+
+def stage_of(name: StageName, alone: Comparison, whole: Comparison) -> Stage:
+    """A stage by its own comparison, which has a divergence; `whole` has the claim that was made of all stages."""
+    divergence, outcome = alone.overall_divergence(), alone.overall_outcome()
+    assert divergence is not None
+    judged = verdict(alone)
+    flips = (outcome.right_to_wrong, outcome.wrong_to_right) if outcome is not None and outcome.is_binary else (0, 0)
+    return Stage(
+        name,
+        divergence.kl.mean,
+        divergence.kl.stderr,
+        divergence.top1_agreement,
+        *flips,
+        top1_agreement_stderr=divergence.top1_agreement_stderr,
+        kl_margin=divergence.kl_interval[1] - divergence.kl.mean,
+        is_loss=judged.status in ("loss", "small_loss") or judged.code == "distant" or _breaks(alone, whole.certainty),
+    )
+
+
+def _breaks(alone: Comparison, claim: Certainty | None) -> bool:
+    """Whether the stage alone loses more of the answers than is claimed of all stages; claims on distributions are held
+    against their intervals by the report."""
+    outcomes = {(item.task, item.metric, item.filter): item for item in alone.outcomes}
+    outcome = outcomes.get(claim.outcome) if claim is not None and claim.outcome is not None else None
+    if claim is None or outcome is None or claim.side == "below":
+        return False
+    return (outcome.difference if outcome.higher_is_better else -outcome.difference) < claim.bound
+
+
+def _evaluations(models: Models) -> dict[StageName, EvaluationConfig]:
+    """The evaluation of each stage; none where there are fewer than two stages."""
+    config, reference = models.config, models.config.reference
+    if reference is None or models.given.kind != "onnx" or not reference.has_stages:
+        return {}
+    shared: dict[str, Any] = {"tasks": asked_tasks(config), "use_cache": config.journal, "output_dir": None}
+    config = config.model_copy(update={**shared, "sample_log_num": 0, "documents": "all", "certain": None})
+    kept = {"mode": reference.mode, "records_dir": reference.records_dir, "tokenizer": models.given.files.tokenizer}
+    has_provider = _has_provider_stage(models)
+    before = config
+    if has_provider:  # without what belongs to another provider than the CPU
+        free = {name: value for name, value in config.model_args.items() if name not in (*_ON_CPU, "engine")}
+        before = config.model_copy(update={**_ON_CPU, "engine": _plain_engine(models), "model_args": free})
+    origin = reference.model_copy(update={"float_model": None, "provider_stage": None})
+    stages: dict[StageName, EvaluationConfig] = {}
+    float_model, float_path = _float_model(models), models.float_path
+    if float_path is not None:
+        if reference.float_model == EXPORT:  # else the reference would be this export
+            origin = origin.model_copy(update={"export": "never"})
+        to_float = {"model": ModelConfig(path=float_path), "tokenizer": kept["tokenizer"], "reference": origin}
+        stages["conversion"] = before.model_copy(update=to_float)
+        origin = ReferenceConfig(path=float_path, **kept)
+    origin_files = (float_model or models.given_reference).files
+    if not is_same_path(str(models.given.files.decoder), str(origin_files.decoder)):
+        origin = origin.model_copy(update=_ON_CPU) if has_provider else origin
+        stages["quantization"] = before.model_copy(update={"reference": origin})
+    if has_provider:
+        itself = ReferenceConfig(**config.model.model_dump(), **kept, execution_provider=CPU)
+        stages["provider"] = config.model_copy(update={"reference": itself})
+    return stages if len(stages) > 1 else {}
+
+
+def _has_provider_stage(models: Models) -> bool:
+    reference = models.config.reference
+    if reference is None or models.given.providers[0].name == CPU:
+        return False
+    return reference.float_model is not None if reference.provider_stage is None else reference.provider_stage
+
+
+def _plain_engine(models: Models) -> EngineConfig:
+    engine = models.given.settings.engine
+    return EngineConfig(adapters=engine.adapters, num_threads=engine.num_threads)
+
+
+def _finding(models: Models) -> str:
+    """The loss of the conversion in a sentence, or why it is not known."""
+    from olive_ext.plugins.diagnose.conversion import hold_against
+
+    try:
+        float_model = _float_model(models)
+        assert float_model is not None
+        return str(hold_against(float_model, models.given_reference).sentence())
+    except ANY_FAILURE as error:  # a remark must not cost the report, which is not written yet
+        logger.warning("the loss of the conversion is not reported: %s", first_line(error))
+        return first_line(error)
+
+
+def _float_model(models: Models) -> ResolvedModel | None:
+    """Opened as the evaluated model is; on the CPU where the provider is a stage of its own. None where there is
+    none."""
+    path = models.float_path
+    if path is None:
+        return None
+    which: dict[str, Any] = {**ModelConfig(path=path).model_dump(exclude={"path"}), "model": path}
+    which["tokenizer"] = models.given.files.tokenizer
+    if _has_provider_stage(models):
+        which |= {**_ON_CPU, "engine": _plain_engine(models)}
+    return resolve(models.given.settings.model_copy(update=which))
+
+
+LEAST_EXPLAINED = 0.5
+"""Share of the logits' difference that a node has to make to be the fault of a pair that noise explains."""
+
+MOST_BEYOND = 2
+"""Times the largest distance of noise that it may be taken to reach. Of 1,000 pairs of equal noise on the quickstart's
+model 1.8 % were beyond it in float16, and none in float32."""
+
+
+def finish_report(
+    report: Report, models: Models, observer: Observer | None, reference: Observer | None, compare: Compare
+) -> Report:
+    """The report with the stages of its difference, or with the finding on two places."""
+    return with_place(with_stages(report, models, compare), models, observer, reference)
+
+
+def with_place(report: Report, models: Models, observer: Observer | None, reference: Observer | None) -> Report:
+    """The report with the finding on two places, where the evaluated model was held against itself; what cannot be
+    measured is said in it, since the numbers may have taken hours. `reference` has seen the reference alone."""
+    comparison, sample = report.comparison, observer.sample if observer is not None else None
+    if comparison is None or sample is None or observer is None:
+        return report
+    from olive_ext.plugins.diagnose.places.judge import Places, judged
+
+    rows = [observer.rows(task) for task in observer.tasks]
+    file = models.records_file
+    other = models.other if file is None else None
+    names = _names(models, other)
+    recorded_in = str(file.manifest.get("computed_in", "float32")) if file is not None else "float32"
+    places = Places(models.own, other, names, int(report.model["max_length"]), recorded_in)
+    apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
+    fed = int(report.engine.get("tokens_fed", 0))
+    place, where = judged(places, sample, np.concatenate([np.empty(0), *apart]), fed)
+    if where is not None and place.first is not None:
+        place = _looked_into(place, place.first, places, *where, models.config.reference)
+    return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer, reference)))
+
+
+def recorded_facts(model: ResolvedModel) -> dict[str, str]:
+    """Facts that records of a model keep, so that they can be held against another place."""
+    from olive_ext.plugins.diagnose.places.judge import computed_in
+
+    return {"computed_in": computed_in(model)}
+
+
+def _with_answers(place: Place, comparison: Comparison, observer: Observer, reference: Observer | None) -> Place:
+    """The finding with what was generated: both places score one text alike, and may write another where decoding steps
+    are wrong. Answers that part where both are surer than any rounding are different."""
+    if place.kind not in ("same", "kernels"):
+        return place
+    limit = 2 * max(place.noise_limit, place.kernel_limit)
+    parted = () if reference is None else observer.parted(reference)
+    least, (task, number, prompt), index = max(parted, key=lambda one: one[0], default=(0.0, ("", 0, ""), 0))
+    if least > limit:
+        before = 0 if isinstance(prompt, str) else len(prompt)
+        finding = (
+            f"token {index + 1} of the generated answer is another one, where both places score one "
+            f"{nats(least)} nats before all others: decoding steps give other numbers than whole texts"
+        )
+        first = FirstPosition(task, number, before + index, least, finding=finding)
+        return replace(place, kind="different", first=first)
+    found = verdict(comparison)
+    if found.status == "loss" or found.code == "gain":
+        reason = f"scores differ by rounding, and answers do not: {found.headline}"
+        return replace(place, kind="cannot_tell", reason=reason)
+    return place
+
+
+def _names(models: Models, reference: ResolvedModel | None) -> tuple[str, str]:
+    """The names of the places: providers and versions, and for the reference its own settings."""
+    versions, asked = runtimes(), models.config.reference
+    own, file = _name(models.own, versions), models.records_file
+    if reference is None:
+        assert file is not None
+        providers = [str(one.get("name", one)) for one in file.manifest["providers"]]
+        return own, f"{', '.join(providers)} ({_version(file.manifest['versions'])}, recorded)"
+    engine = {} if asked is None or asked.engine is None else asked.engine.model_dump(exclude_unset=True)
+    more = [f"{name} {value}" for name, value in engine.items()]
+    path = [] if asked is None or asked.is_same else [asked.path]
+    return own, ", ".join([_name(reference, versions), *path, *more])
+
+
+def _name(model: ResolvedModel, versions: dict[str, str]) -> str:
+    if model.kind == "hf":
+        return f"transformers in {model.settings.dtype}"
+    runtime = model.runtime.name
+    with_version = _version(versions) if runtime == "onnxruntime" else runtime
+    return f"{model.providers[0].name} ({with_version})"
+
+
+def _version(versions: Any) -> str:
+    return next((f"{name} {text}" for name, text in versions.items() if name.startswith("onnxruntime")), "unknown")
+
+
+def _looked_into(
+    place: Place, first: FirstPosition, places: Places, kept: Kept, target: int, asked: ReferenceConfig | None
+) -> Place:
+    """The finding with the node where the places part, or why it is not known. What noise explains stays green where
+    the nodes hold it; where they cannot be run, as far as noise was seen to go."""
+    from olive_ext.plugins.diagnose.places.place import HeldError, NotLocatedError
+
+    is_green, seen = place.kind != "different", max((one.largest for one in place.noise), default=0.0)
+    # Noise's tail is extrapolated beyond what was seen; rounding of activations to 8 bits goes farther than faults do.
+    is_seen = place.computed_in != "8-bit activations" and place.largest <= MOST_BEYOND * seen
+    try:
+        found = _first_difference(places, kept.tokens(target), asked, first.distance if is_green else None)
+    except OliveExtError as error:
+        why = first_line(error)
+        is_held = isinstance(error, HeldError) or (is_seen and not isinstance(error, NotLocatedError))
+        held = "no node gives other numbers" if isinstance(error, HeldError) else "the node is not known"
+        is_only_seen = is_green and is_held and not isinstance(error, HeldError)
+        within = f"; up to {nats(MOST_BEYOND * seen)} nats are within {MOST_BEYOND} times the noise that was seen"
+        first = replace(first, finding=f"{held}: {why}{within if is_only_seen else ''}")
+    else:
+        why = f"'{found.node}' makes {found.explained:.0%} of it"
+        is_held = False
+        first = replace(first, layer=found.layer, node=found.node, finding=str(found), repro=str(found.repro or ""))
+        is_green &= found.explained < LEAST_EXPLAINED
+    if not is_green:
+        return replace(place, kind="different", first=first, reason="")
+    if is_held:
+        return replace(place, kind="same" if place.kind == "same" else "kernels", first=first, reason="")
+    reason = place.reason or "it is no more than noise may be"
+    reason += f"; {nats(first.distance)} nats at {first}, which no nodes hold: {why}"
+    return replace(place, kind="cannot_tell", first=first, reason=reason)
+
+
+def _first_difference(
+    places: Places, tokens: list[int] | None, asked: ReferenceConfig | None, distance: float | None
+) -> FirstDifference:
+    from olive_ext.plugins.diagnose.places.first_difference import first_difference
+
+    model, reference = places.model, places.reference
+    if reference is None:
+        raise RunError("nodes are run where both places are on one machine (--against)")
+    if tokens is None or model.kind != "onnx" or reference.kind != "onnx":
+        raise RunError("nodes are run of ONNX models and texts alone")
+    repro = None if asked is None or asked.repro is None else Path(asked.repro)
+    settings = model.settings, reference.settings
+    return first_difference(*settings, tokens, len(tokens) - 1, repro=repro, distance=distance)
