@@ -273,9 +273,13 @@ def quantizing_operator(model: onnx.ModelProto) -> str:
 
 
 def half_type(model: onnx.ModelProto) -> str:
-    """torch's name of the half precision of a graph's matrices; empty where none is in half precision."""
-    types = (_HALVES.get(tensor.data_type) for tensor in model.graph.initializer if len(tensor.dims) > 1)
-    return next(filter(None, types), "")
+    """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is in
+    half precision."""
+    constants = (attribute(node, "value", None) for node in model.graph.node if node.op_type == "Constant")
+    tensors = (one for one in chain(model.graph.initializer, constants) if one is not None and len(one.dims) > 1)
+    declared = (value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output))
+    types = chain((tensor.data_type for tensor in tensors), declared)
+    return next((_HALVES[kind] for kind in types if kind in _HALVES), "")
 
 
 def delete_at(field: Any, indices: Iterable[int]) -> None:

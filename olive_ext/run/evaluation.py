@@ -105,6 +105,8 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     overall = report.comparison.overall_divergence()
     damaged = models.damage(is_same=overall is not None and overall.kl.maximum < SAME_NATS)
+    if (parts := report.model.get("parts_failure")) and not report.comparison.reference.get("parts_failure"):
+        damaged["the KV cache"] = parts  # whole texts do not show it, and whoever generates meets it
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
     return replace(report, comparison=comparison)
 

@@ -77,6 +77,13 @@ def read_stop_ids(files: ModelFiles, eos: int | None) -> StopIds:
 
 _SEARCH = {"repetition_penalty": 1.0, "min_length": 0, "no_repeat_ngram_size": 0, "num_beams": 1}
 
+_TRANSFORMERS_SEARCH = (
+    "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
+    "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "guidance_scale", "penalty_alpha",
+)  # fmt: skip
+"""Keys of generation_config.json that make greedy answers others, where they are there at all."""
+
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
@@ -92,6 +99,7 @@ def read_search(files: ModelFiles) -> dict[str, Any]:
         **search,
         "do_sample": bool(section.get("do_sample")) and section.get("top_k") != 1 and section.get("temperature") != 0,
         "max_length": section["max_length"] if is_other else None,
+        **{name: written[name] for name in _TRANSFORMERS_SEARCH if written.get(name)},
     }
 
 

@@ -206,6 +206,19 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, greedy))) == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("suppress_tokens", [5]), ("bad_words_ids", [[7]]), ("sequence_bias", [[[7], -9.0]]), ("max_new_tokens", 2)],
+)
+def test_search_of_transformers_that_makes_other_answers_is_named(name: str, value: object, tmp_path: Path) -> None:
+    searches = []
+    for key in ("temperature", name):
+        (tmp_path / "generation_config.json").write_text(json.dumps({key: value if key == name else 0.6}))
+        searches.append(read_search(model_files(tmp_path, {})))
+    assert other_search(*searches) == (f"{name} {value} for None",)
+    assert other_search(searches[1], searches[1]) == ()
+
+
 def test_a_search_of_null_is_the_default(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": None, "min_length": None}))
     written = {"search": {"repetition_penalty": 1.0, "min_length": 0}}

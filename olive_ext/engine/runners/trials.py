@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,8 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     try:
         expected = [trial.whole(text) for text in trial.texts]
         again = np.concatenate([expected[1][: -len(TARGETS)], trial.last_alone()])
-        for what, found in trial.other_ways(expected):
+        alone = "the last token, fed alone,", [expected[0], again]
+        for what, found in chain(trial.other_ways(expected), [alone]):
             if problem := disagreement(what, expected, found, again):
                 return problem
     except RunError as error:

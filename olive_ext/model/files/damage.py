@@ -54,7 +54,9 @@ _BY_FORM = ("do_rotary", "rotary_interleaved", "interleaved", "is_causal", "unid
 REACHED = ("scale", "num_heads", "kv_num_heads")
 """Attributes that decide every position of every text."""
 
-_ABSENT: Mapping[str, Any] = {"softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5}
+_ABSENT: Mapping[str, Any] = {
+    "softcap": 0.0, "scale": 0.0, "local_window_size": -1, "epsilon": 1e-5, "activation_alpha": 1.0,
+}  # fmt: skip
 """Values of attributes that are left out, of others 0. An epsilon is ONNX's; ONNX Runtime's operators "Skip..." have
 1e-12."""
 
@@ -327,6 +329,8 @@ def _value(node: onnx.NodeProto, name: str, sizes: set[int]) -> Any:
     """A node's number; 0 for a scale that is what attentions of heads of `sizes` have by themselves."""
     absent = 1e-12 if name == "epsilon" and node.op_type.startswith("Skip") else _ABSENT.get(name, 0)
     value = absent if (value := _attribute(node, name)) is None else value
+    if name == "smooth_softmax":  # ONNX Runtime writes -1 out where nothing is said, and both mean no
+        return max(0, value)
     return 0.0 if name == "scale" and any(size and _is_same(value, size**-0.5) for size in sizes) else value
 
 

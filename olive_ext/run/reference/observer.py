@@ -65,8 +65,8 @@ class ReferenceScores:
     def _find(self, request: Any) -> Any:
         texts = _texts(request.args)
         is_rolling = request.request_type == "loglikelihood_rolling"
-        if not is_rolling and not texts[1]:
-            return 0.0, True  # an empty continuation is certain, so no model has scored it
+        if not texts[-2]:  # nothing is certain, so no model has scored it
+            return 0.0 if is_rolling else (0.0, True)
         if texts not in self._scores and self.is_partial:
             return math.nan if is_rolling else (math.nan, False)
         if texts not in self._scores:

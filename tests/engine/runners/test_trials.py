@@ -38,6 +38,7 @@ class Leaky(FakeRunner):
         leaks = {
             "": False,
             "by parts": len(row.tokens) < LENGTH // 2,
+            "by a token alone": len(row.tokens) == 1,
             "by the longest row": max(one.past + len(one.tokens) for one in step.rows) > self.most,
             "by rows": len(step.rows) > 1,
             "by the past": row.past > self.most,
@@ -70,6 +71,12 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
 def test_a_leak_is_reported_with_the_way_that_shows_it(way: str, most: int, what: str) -> None:
     """Texts pass the numbers that the graph compares with."""
     assert f"{what} score" in (_check(way, most=most) or "")
+
+
+def test_a_token_that_is_fed_alone_is_tried_where_no_text_is_beside_another() -> None:
+    runner = Leaky(1, RANGE)
+    runner.way = "by a token alone"
+    assert "the last token, fed alone, score" in (check_steps(runner, VOCAB, 512, (0,), 300) or "")
 
 
 def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:

@@ -201,6 +201,7 @@ def _decoder(
         **dict(zip(("overlaps_steps", "overlaps_steps_reason"), model.overlaps_steps, strict=True)),
         "num_slots_origin": origin,
         "notes": notes,
+        **({"parts_failure": model.parts_failure} if model.parts_failure else {}),
         **adapters.describe(),
     }
     parts = OrtParts(
