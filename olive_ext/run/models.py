@@ -508,6 +508,8 @@ class RecordsFile:
         except (RecordsError, ConfigError) as error:
             if self._folder is None:
                 raise
-            raise type(error)(str(error).replace(str(self._folder), self.path)) from error
+            named = type(error).__new__(type(error), str(error).replace(str(self._folder), self.path))
+            named.__dict__.update(error.__dict__)
+            raise named from error
         finally:
             self._stack.close()
