@@ -154,6 +154,8 @@ _FILES = {
     "token for an empty context": _SPECIALS,
     "text of tokens": _SPECIALS,
     "chat template": ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json"),
+    "texts of all tokens": ("tokenizer.json",),
+    "tokens of these texts": ("tokenizer.json",),
 }
 """What `Asking.asks` holds, and patterns of the files that decide it."""
 
@@ -184,13 +186,16 @@ class Asking:
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
         digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
-        asks = dict(zip(_FILES, (around, prefix, texts, rendered), strict=True))
+        asks = dict(zip(_FILES, (around, prefix, texts, rendered, *_vocabulary_read(tokenizer)), strict=True))
         return cls(tokenizer_traits(tokenizer), asks, digests)
 
     def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
         several texts one that differs."""
-        what = tuple(name for name in self.asks if self.asks[name] != other.asks.get(name))
+        names = (
+            name for name in self.asks if name not in _OF_FAST or None not in (self.asks[name], other.asks.get(name))
+        )
+        what = tuple(name for name in names if self.asks[name] != other.asks.get(name))
         patterns = {pattern for name in what for pattern in _FILES[name]}
         changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
         files = tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
@@ -198,6 +203,22 @@ class Asking:
         if isinstance(one, list) and isinstance(two, list):
             one, two = next(pair for pair in zip(one, two, strict=True) if pair[0] != pair[1])
         return what, files, (str(one), str(two))
+
+
+_OF_FAST = ("texts of all tokens", "tokens of these texts")
+"""What `Asking.asks` holds of tokenizers in the library of fast ones alone, of others None."""
+
+
+def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Digests of the text of every token but the added ones, and of the ids of these texts: a normalizer or a decoder
+    that changes what the probes do not hold shows there."""
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)
+    if backend is None:
+        return None, None
+    ids = sorted({*tokenizer.hf.get_vocab().values()} - {*tokenizer.hf.added_tokens_decoder})
+    texts = backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
+    encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return _digest(texts), _digest([one.ids for one in encoded])
 
 
 def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str | None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.session.tokenizer import Tokenizer, load_tokenizer
-from olive_ext.session.tokenizer_fit import hold_to_files, refuse_other_tokenizer, tokenizer_traits
+from olive_ext.session.tokenizer_fit import Asking, hold_to_files, refuse_other_tokenizer, tokenizer_traits
 from tests.refusals import refused
 from tests.session.tiny import TEMPLATE, byte_fallback, byte_level
 
@@ -76,6 +76,32 @@ def test_other_merges_of_one_vocabulary_are_refused() -> None:
 def test_another_pre_tokenizer_is_refused_by_what_it_encodes() -> None:
     prefixing = json.loads(pre_tokenizers.ByteLevel(add_prefix_space=True).__getstate__())
     assert "in its encoding:" in refusal(changed(["pre_tokenizer"], prefixing), byte_level())
+
+
+REPLACE = {"type": "Replace", "pattern": {"String": "8"}, "content": "3"}
+DECODER = json.loads(byte_level().hf.backend_tokenizer.to_str())["decoder"]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda: changed(["decoder"], DECODER), ()),
+        (lambda: with_added("<new>"), ()),
+        (
+            lambda: changed(["decoder"], {"type": "Sequence", "decoders": [DECODER, REPLACE]}),
+            ("texts of all tokens", "tokens of these texts"),
+        ),
+        (lambda: changed(["normalizer"], REPLACE), ("tokens of these texts",)),
+    ],
+    ids=["same", "one more", "decoder", "normalizer"],
+)
+def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, what: tuple[str, ...]) -> None:
+    asked = [Asking.of(one, None) for one in (byte_level(), other())]
+    assert (
+        tuple(name for name in asked[0].differing(asked[1])[0] if "around" not in name and "empty" not in name) == what
+    )
+    older = Asking(asked[1].ids, {name: asked[1].asks[name] for name in [*asked[1].asks][:4]}, {})
+    assert not {"texts of all tokens", "tokens of these texts"} & {*asked[0].differing(older)[0]}
 
 
 def put(folder: Path, tokenizer_class: str, **config: object) -> Tokenizer:
