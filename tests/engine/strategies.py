@@ -14,6 +14,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.packed import PackedSteps
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
+from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.media.items import MediaItem, MediaRun, Source
 from olive_ext.model.spec.media_types import Modality
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, POOL, RANGE, SINGLE, VOCAB, FakeRunner, oracle
@@ -126,4 +127,11 @@ def assert_tables_agree(engine: Engine, runner: FakeRunner) -> None:
     kept = engine._scoring._scheduler._in_slots.slots._tables
     if kept is not None:
         slots = range(runner.capacity.num_slots)
-        assert [kept.table(slot) for slot in slots] == [runner.tables.table(slot) for slot in slots]
+        assert _as_shared(kept, slots) == _as_shared(runner.tables, slots)
+        assert kept.num_free == runner.tables.num_free
+
+
+def _as_shared(tables: BlockTables, slots: range) -> list[list[int]]:
+    """The tables with blocks numbered as they come: which block is free first, only its holder knows."""
+    names: dict[int, int] = {}
+    return [[names.setdefault(block, len(names)) for block in tables.table(slot)] for slot in slots]
