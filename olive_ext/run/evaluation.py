@@ -18,9 +18,9 @@ from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
 from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, read_metrics
-from olive_ext.report.numbers import SAME_NATS
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
+from olive_ext.report.verdict import BANDS
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Clock, Models
@@ -104,7 +104,7 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
         contexts, length = models.contexts, models.own.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     overall = report.comparison.overall_divergence()
-    damaged = models.damage(is_same=overall is not None and overall.kl.maximum < SAME_NATS)
+    damaged = models.damage(is_near=overall is not None and overall.kl.mean < BANDS[0].most_kl)
     if (parts := report.model.get("parts_failure")) and not report.comparison.reference.get("parts_failure"):
         damaged["the KV cache"] = parts  # whole texts do not show it, and whoever generates meets it
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)

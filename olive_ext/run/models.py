@@ -138,9 +138,9 @@ class Models:
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.own.context_length, other)
 
-    def damage(self, *, is_same: bool) -> dict[str, str]:
+    def damage(self, *, is_near: bool) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
-        of records that were made elsewhere are not at hand. `is_same`: whether all distributions were."""
+        of records that were made elsewhere are not at hand. `is_near`: see `damage`."""
         if self.own.kind != "onnx":
             return {}
         from olive_ext.model.files.damage import damage
@@ -148,7 +148,7 @@ class Models:
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
             other = None if other is None or other.decoder == self.own.files.decoder else other
-            return damage(self.own.files, other, is_same=is_same, longest=self.own.context_length)
+            return damage(self.own.files, other, is_near=is_near, longest=self.own.context_length)
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
             return {}

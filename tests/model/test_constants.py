@@ -367,7 +367,7 @@ def test_node_that_computes_with_another_number_is_named(edit: Any, what: str, s
 def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_are_named(
     edit: Any, num_named: int, tmp_path: Path
 ) -> None:
-    assert len(damaged(tmp_path, decoder(edit), decoder(), is_same=True)) == num_named
+    assert len(damaged(tmp_path, decoder(edit), decoder(), is_near=True)) == num_named
 
 
 CONFIG = {

@@ -76,15 +76,15 @@ _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
 def damage(
-    model: ModelFiles, reference: ModelFiles | None, *, is_same: bool = False, longest: int | None = None
+    model: ModelFiles, reference: ModelFiles | None, *, is_near: bool = False, longest: int | None = None
 ) -> dict[str, str]:
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
-    nodes that compute with other numbers, but for `REACHED` where texts gave the same distributions (`is_same`): a
-    scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. The
+    nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
+    a scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. The
     reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
     findings: dict[str, str] = {}
-    floats, config, others, without = {}, {}, {}, REACHED if is_same else ()
+    floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
     elif reference is not None:
