@@ -45,6 +45,7 @@ _MEMORY_FACTOR, _DISK_FACTOR = 3.0, 2.0
 """Free memory and disk that a build may need, over the weights in fp32."""
 
 _CHECKED = "compared.json"
+_DIGEST = "digest"
 _SECONDS = 3600
 
 
@@ -120,18 +121,24 @@ class _Made(NamedTuple):
 
 
 def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _Made:
-    """The export in the cache, made where it is not there."""
+    """The export in the cache, made where it is not there, or is not as it was compared."""
     name = f"{model.digest}-fp32-{version(BUILDER)}-{version('transformers')}"
     target = root / name
     make_own_folder(root)
     with FileLock(root / f"{name}.lock"):
-        begin, is_new = time.monotonic(), not (target / _CHECKED).is_file()
+        begin, is_new = time.monotonic(), not _is_as_compared(model, target)
         if is_new:
             tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes minutes")
             _make(model, target)
         checked = json.loads((target / _CHECKED).read_text(encoding="utf-8"))
     how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
     return _Made(target, checked["largest_difference"], checked["requests"], how)
+
+
+def _is_as_compared(model: ResolvedModel, folder: Path) -> bool:
+    """Whether an export is in the folder with the files that were held against transformers."""
+    file = folder / _CHECKED
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get(_DIGEST) == _of(model, folder).digest
 
 
 def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:
@@ -158,7 +165,8 @@ def _make(model: ResolvedModel, target: Path) -> None:
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise OliveExtError(f"{BUILDER} cannot: {lines[-1]}", code="failed")
-        (folder / _CHECKED).write_text(json.dumps(_compared(model, folder)), encoding="utf-8")
+        checked = {**_compared(model, folder), _DIGEST: _of(model, folder).digest}
+        (folder / _CHECKED).write_text(json.dumps(checked), encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
 

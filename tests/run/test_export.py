@@ -73,12 +73,23 @@ def test_export_that_scores_differently_is_not_trusted(tmp_path: Path) -> None:
     model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
     made = Path(exported(model).model.settings.model)
     shutil.copytree(made, tmp_path / made.name)
-    (tmp_path / made.name / "compared.json").write_text(json.dumps({"largest_difference": 0.2, "requests": 20}))
+    compared = json.loads((made / "compared.json").read_text())
+    (tmp_path / made.name / "compared.json").write_text(json.dumps({**compared, "largest_difference": 0.2}))
     found = exported(model, tmp_path)
     assert found.model is model
     assert found.note == (
         "runs on transformers, not exported: onnxruntime-genai's export of it scores up to 0.2 nats off transformers"
     )
+
+
+def test_export_that_was_edited_is_made_again(tmp_path: Path) -> None:
+    model = resolve(MODEL.model_copy(update={"model": str(hf_model("llama"))}))
+    made = Path(exported(model).model.settings.model)
+    shutil.copytree(made, tmp_path / made.name)
+    weights = tmp_path / made.name / "model.onnx.data"
+    weights.write_bytes(bytes(len(weights.read_bytes())))
+    assert "exported to ONNX in" in exported(model, tmp_path).note
+    assert weights.read_bytes() == (made / "model.onnx.data").read_bytes()
 
 
 def test_check_finds_another_models_export() -> None:
