@@ -392,14 +392,14 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
     numbers = model.spec.choices.numbers if model.spec.choices is not None else ()
     longest = model.spec.context_length if model.buckets.steps == "none" else opened.chunk_size
     try:
-        problem = check_steps(opened.runner, model.spec.vocab_size, longest, numbers, longest)
+        is_whole = not opened.runner.traits.chunked_prefill
+        problem = None if is_whole else check_steps(opened.runner, model.spec.vocab_size, longest, numbers, longest)
     finally:
         opened.runner.close()
     if problem is not None:
         raise ModelError(
             f"{problem}: scores depend on the steps of this graph, which opening it does not see; report it"
         )
-    is_whole = not opened.runner.traits.chunked_prefill
     beyond = f"beyond {max(numbers)} positions" if numbers else "the graph compares positions with no number"
     add("texts in parts and in company", "each is fed whole and alone" if is_whole else "as whole and alone", beyond)
 

@@ -164,7 +164,8 @@ def affordable(num_bytes: int | None) -> int:
 
 def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int) -> str | None:
     """Why texts of this model must be fed whole and alone; None where that makes no difference, or cannot be tried:
-    where a step takes less than a text, or an encoder would have to run.
+    where a step takes less than a text, or an encoder would have to run. Where texts are fed so anyway, answers still
+    continue token by token, and that alone is tried.
 
     Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
     step has up to `longest`.
@@ -174,14 +175,14 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     length = min(length, longest, runner.traits.context_length - 1)
     length -= length % (4 * runner.traits.row_group)
     traits = runner.traits
-    if length <= 2 * SHORT or traits.source_kind is not None or not traits.chunked_prefill:
+    if length <= 2 * SHORT or traits.source_kind is not None:
         return None
     trial = _PartsTrial(runner, vocab_size, length)
     try:
         expected = [trial.whole(text) for text in trial.texts]
         again = np.concatenate([expected[1][: -len(TARGETS)], trial.last_alone()])
         alone = "the last token, fed alone,", [expected[0], again]
-        for what, found in chain(trial.other_ways(expected), [alone]):
+        for what, found in chain(trial.other_ways(expected) if traits.chunked_prefill else (), [alone]):
             if problem := disagreement(what, expected, found, again):
                 return problem
     except RunError as error:

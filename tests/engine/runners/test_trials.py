@@ -85,8 +85,9 @@ def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:
     assert check_steps(runner, VOCAB, 512, (runner.most,), LENGTH) is None
 
 
-def test_nothing_is_tried_where_a_text_is_fed_whole_anyway_or_a_step_takes_less() -> None:
-    assert _check("by parts", SINGLE, chunked_prefill=False) is None
+def test_the_last_token_alone_is_tried_where_a_text_is_fed_whole_anyway_and_nothing_where_a_step_takes_less() -> None:
+    assert _check("by copies", SINGLE, chunked_prefill=False) is None
+    assert "the last token, fed alone, score" in (_check("by a token alone", SINGLE, chunked_prefill=False) or "")
     runner = Leaky(3, RANGE)
     runner.way = "by parts"
     assert check_steps(runner, VOCAB, 2 * SHORT, (), 200) is None

@@ -230,6 +230,8 @@ def _trusted_steps(sessions: Sessions, spec: DecoderSpec) -> tuple[int, list[str
 
 def _refuse_parts(decoder: OpenedDecoder) -> None:
     model, spec, chunk_size = decoder.model, decoder.spec, decoder.chunk_size
+    if model.parts_failure:
+        return
     is_open = model.device.kind == "cpu" and model.settings.engine.chunk_size == "auto"
     is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
