@@ -137,8 +137,7 @@ def _tasks(report: Report) -> dict[str, None]:
 
 
 def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
-    """The comparison of each report with the first, which may have nothing to compare; `is_same` where its own
-    reference was that."""
+    """The comparison of each report with the first, where there is any; `is_same` where its own reference was that."""
     model = first.report.model
     facts = {key: model[key] for key in ("path", "kind", "content_hash") if key in model}
     for item in others:
@@ -151,10 +150,11 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
             notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
-        kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
-        more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
-        more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
-        yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
+        if compared["outcomes"] or own.divergences:
+            kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
+            more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
+            more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
+            yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
 
 
 def _shared(*reports: Report) -> dict[str, Any]:
