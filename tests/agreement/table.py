@@ -92,7 +92,8 @@ def reference(against: str, name: str) -> Any:
 def _reference(against: str, hf: Path, family: str, name: str) -> Any:
     if name:
         return Plain(package(name), GROUPS[-1] if against == "groups" else 1)
-    if family in MEDIA_FAMILIES or family in SOUND_FAMILIES:
+    has_processor = any(hf.glob("*processor_config.json"))  # exports of text alone have none
+    if has_processor and (family in MEDIA_FAMILIES or family in SOUND_FAMILIES):
         from tests.families.pictures import PictureReference
         from tests.families.sounds import SoundReference
 
