@@ -299,7 +299,7 @@ class Tokenizer:
     def token_text(self, number: int) -> str:
         """The text of one token by itself, with the white space in front of it that belongs to it; "" where there is no
         such token."""
-        token = self.hf.convert_ids_to_tokens(number)
+        token = self.hf.convert_ids_to_tokens(number) if 0 <= number < 1 << 32 else None  # what the library takes
         if token is None:
             return ""
         text = str(self.hf.convert_tokens_to_string([token]))

@@ -201,7 +201,7 @@ def test_text_of_a_token_has_its_space(tokenizer: Tokenizer, text: str, texts: l
 
 
 def test_token_that_is_not_there_has_no_text() -> None:
-    assert byte_level(False).token_text(10**6) == ""
+    assert [byte_level(False).token_text(number) for number in (10**6, -1, 1 << 40)] == ["", "", ""]
 
 
 @pytest.mark.parametrize("options", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
