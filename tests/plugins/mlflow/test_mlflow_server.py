@@ -141,11 +141,11 @@ def test_search_has_a_run_for_each_candidate(folder: Path) -> None:
 def test_chain_is_a_run_whose_steps_are_its_measuring_passes(folder: Path) -> None:
     measure = {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks"}
     passes = {"before": measure, "int4": {"type": "OnnxKQuantQuantization"}, "after": measure}
-    path = saved(folder, {**recipe(folder, onnx(folder), passes=passes), "output_dir": str(folder / "chain")})
+    path = saved(folder, {**recipe(folder, onnx(folder), passes=passes), "output_dir": str(folder / "measured")})
     for number in (1, 2):  # the second time from Olive's cache
         assert cli_run(["--config", path]) == 0
-        parent = parents("chain")[-1]
-        assert len(parents("chain")) == number
+        parent = parents("measured")[-1]
+        assert len(parents("measured")) == number
         found = sizes(parent)
         assert found[1] < found[0]
         assert {item.path for item in client().list_artifacts(parent)} >= {"chain.md", "chain.json"}
