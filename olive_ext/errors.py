@@ -103,9 +103,15 @@ class OliveExtError(ValueError):
 
     def inside(self, where: str, field: str = "") -> Self:
         """The error of the same kind whose message says where: in a task, or in the part `field` of a recipe."""
-        inside = type(self).__new__(type(self), f"{where}: {self}")
-        inside.__dict__.update(self.__dict__, field=".".join(filter(None, (field, self.field))))
+        inside = self.saying(f"{where}: {self}")
+        inside.field = ".".join(filter(None, (field, self.field)))
         return inside
+
+    def saying(self, message: str) -> Self:
+        """The same error with another message."""
+        error = type(self).__new__(type(self), message)
+        error.__dict__.update(self.__dict__)
+        return error
 
 
 class ConfigError(OliveExtError):

@@ -317,11 +317,14 @@ class Models:
             return None
         own = self.asking(self.given)
         refuse_other_tokenizer(theirs.ids, own.ids, name, self.given.settings.model)
+        if theirs.steps != own.steps:
+            own = self.asking(self.given, reads_all=True)
+            theirs = theirs if self.records_file is not None else self.asking(self.given_reference, reads_all=True)
         what, files, texts = theirs.differing(own)
         return Asked(what, files, *texts) if what else None
 
-    def asking(self, model: ResolvedModel) -> Asking:
-        """How the files of `model` and this evaluation's settings have a model asked."""
+    def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
+        """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
         from olive_ext.session.tokenizer_fit import Asking
 
@@ -329,7 +332,7 @@ class Models:
         template = self.config.apply_chat_template
         variables = {**given.template_variables(), **({"chat_template": template} if template is not True else {})}
         texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
-        return Asking.of(self._tokenizer(model, **texts), variables if template else None)
+        return Asking.of(self._tokenizer(model, **texts), variables if template else None, reads_all=reads_all)
 
     def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer
@@ -508,8 +511,6 @@ class RecordsFile:
         except (RecordsError, ConfigError) as error:
             if self._folder is None:
                 raise
-            named = type(error).__new__(type(error), str(error).replace(str(self._folder), self.path))
-            named.__dict__.update(error.__dict__)
-            raise named from error
+            raise error.saying(str(error).replace(str(self._folder), self.path)) from error
         finally:
             self._stack.close()

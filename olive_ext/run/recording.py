@@ -69,7 +69,7 @@ def _manifest(folder: Path, report: Report, models: Models) -> dict[str, Any]:
         **shared,
         "tasks": plain(report.results.get("n-samples", {})),
         **{name: value for facts in hooks("recorded_facts").values() for name, value in facts(models.own).items()},
-        "asking": asdict(models.asking(models.given)),
+        "asking": asdict(models.asking(models.given, reads_all=True)),
         "answers": {path.name: read_facts(path) for path in folder.glob("answers_*.jsonl")},
     }
 

@@ -127,8 +127,17 @@ def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything that decides a tokenizer's ids, JSON-ready by name: digests, added tokens by their ids, and the ids of
     those that its chat template or a role has. Special tokens that begin or end a text are left out, since both models
     get the ids of one tokenizer."""
-    backend = getattr(tokenizer.hf, "backend_tokenizer", None)  # has no merges where they are not exposed
-    merges = json.loads(backend.to_str())["model"].get("merges") if backend is not None else None
+    return _traits(tokenizer, _written(tokenizer))
+
+
+def _written(tokenizer: Tokenizer) -> dict[str, Any]:
+    """tokenizer.json as the library of fast tokenizers writes it; empty for others."""
+    backend = getattr(tokenizer.hf, "backend_tokenizer", None)
+    return dict(json.loads(backend.to_str())) if backend is not None else {}
+
+
+def _traits(tokenizer: Tokenizer, written: Mapping[str, Any]) -> dict[str, Any]:
+    merges = written.get("model", {}).get("merges")  # there are none where they are not exposed
     vocabulary, added = tokenizer.hf.get_vocab(), {id_: str(t) for id_, t in tokenizer.hf.added_tokens_decoder.items()}
     template, roles = str(tokenizer.hf.chat_template), {*map(str, tokenizer.hf.special_tokens_map.values())}
     return {
@@ -173,10 +182,14 @@ class Asking:
     files: Mapping[str, str]
     """Digests of the tokenizer's files that decide `asks`."""
 
+    steps: str = ""
+    """Digest of what tokenizer.json says beside vocabulary, merges and special tokens around a text: the added tokens
+    and the steps from text to tokens and back. Where two are equal, all tokens are read alike."""
+
     @classmethod
-    def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None) -> Self:
+    def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None, *, reads_all: bool = False) -> Self:
         """The chat template counts by what it makes of conversations, with the variables `template` and no date; None
-        where none is used."""
+        where none is used. `reads_all`: whether every token is read, too (150,000 tokens: 3 s)."""
         prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
         chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
@@ -186,8 +199,13 @@ class Asking:
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
         digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
-        asks = dict(zip(_FILES, (around, prefix, texts, rendered, *_vocabulary_read(tokenizer)), strict=True))
-        return cls(tokenizer_traits(tokenizer), asks, digests)
+        every = _vocabulary_read(tokenizer) if reads_all else (None, None)
+        asks = dict(zip(_FILES, (around, prefix, texts, rendered, *every), strict=True))
+        written = _written(tokenizer)
+        traits, model = _traits(tokenizer, written), written.get("model", {})
+        rest = {name: part for name, part in model.items() if name not in ("vocab", "merges")}
+        steps = {**{name: written.get(name) for name in _STEPS}, "model": rest}
+        return cls(traits, asks, digests, _digest(steps) if written else "")
 
     def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
@@ -205,8 +223,10 @@ class Asking:
         return what, files, (str(one), str(two))
 
 
+_STEPS = ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
+
 _OF_FAST = ("texts of all tokens", "tokens of these texts")
-"""What `Asking.asks` holds of tokenizers in the library of fast ones alone, of others None."""
+"""What `Asking.asks` holds where every token was read, of tokenizers in the library of fast ones alone; else None."""
 
 
 def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:

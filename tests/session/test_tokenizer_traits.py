@@ -96,7 +96,10 @@ DECODER = json.loads(byte_level().hf.backend_tokenizer.to_str())["decoder"]
     ids=["same", "one more", "decoder", "normalizer"],
 )
 def test_what_reads_a_token_otherwise_is_named_though_no_probe_holds_it(other, what: tuple[str, ...]) -> None:
-    asked = [Asking.of(one, None) for one in (byte_level(), other())]
+    asked = [Asking.of(one, None, reads_all=True) for one in (byte_level(), other())]
+    quick = [Asking.of(one, None) for one in (byte_level(), other())]
+    assert not {"texts of all tokens", "tokens of these texts"} & {*quick[0].differing(quick[1])[0]}
+    assert quick[0].steps != quick[1].steps or not what, "else nobody reads them all"
     assert (
         tuple(name for name in asked[0].differing(asked[1])[0] if "around" not in name and "empty" not in name) == what
     )
