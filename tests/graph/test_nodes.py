@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.edits import clips_as_max
-from olive_ext.graph.nodes import reads
+from olive_ext.graph.nodes import half_type, reads
 
 
 @pytest.mark.parametrize("is_constant_node", [False, True])
@@ -45,3 +45,24 @@ def test_each_nested_graph_is_read_once() -> None:
         body = helper.make_graph([node], "body", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
         node = helper.make_node("If", [f"x{depth}"], ["y"], then_branch=body)
     assert sorted(reads([node])) == sorted([f"x{depth}" for depth in range(21)] + ["y"] * 20)
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "state", "expected"),
+    [
+        ("FLOAT", "FLOAT", "FLOAT", ""),
+        ("BFLOAT16", "FLOAT", "FLOAT", "bfloat16"),
+        ("FLOAT", "FLOAT16", "FLOAT", "float16"),
+        ("FLOAT", "FLOAT", "FLOAT16", "float16"),
+    ],
+    ids=["none", "a matrix", "a Constant node", "a cache"],
+)
+def test_half_precision_is_that_of_matrices_wherever_they_lie_or_of_caches(
+    weight: str, value: str, state: str, expected: str
+) -> None:
+    types = [TensorProto.DataType.Value(name) for name in (weight, value, state)]
+    matrices = [helper.make_tensor(name, kind, [2, 1], [1.0, 2.0]) for name, kind in zip("wv", types, strict=False)]
+    nodes = [helper.make_node("Constant", [], ["v"], value=matrices[1])]
+    cache = helper.make_tensor_value_info("past", types[2], [1, 2])
+    graph = helper.make_graph(nodes, "g", [cache], [], [matrices[0]])
+    assert half_type(helper.make_model(graph)) == expected

@@ -370,6 +370,13 @@ def test_where_distributions_are_equal_only_numbers_that_texts_need_not_reach_ar
     assert len(damaged(tmp_path, decoder(edit), decoder(), is_near=True)) == num_named
 
 
+@pytest.mark.parametrize(("value", "num_named"), [(-1, 0), (0, 0), (1, 1)])
+def test_a_smooth_softmax_that_is_written_out_as_off_is_the_one_that_is_left_out(
+    value: int, num_named: int, tmp_path: Path
+) -> None:
+    assert len(damaged(tmp_path, decoder(setting(LAYER_1, smooth_softmax=value)), decoder())) == num_named
+
+
 CONFIG = {
     "rms_norm_eps": 1e-6, "num_attention_heads": 4, "num_key_value_heads": 2, "attn_logit_softcapping": 50.0,
     "hidden_size": 32, "query_pre_attn_scalar": 4, "rope_theta": 100.0,

@@ -16,7 +16,7 @@ import onnx
 import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olive_ext.backends.lm_eval import OrtLM
@@ -412,3 +412,37 @@ def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:
     lost = copied(tmp_path, "lost", tokenizer=lambda content: content.update(post_processor=None))
     assert asked(lost, genai_export("llama")) is not None
     assert asked(lost, genai_export("llama"), model_args={"add_bos_token": True}) is None
+
+
+@pytest.mark.parametrize("how", ["in the cache alone", "in steps of one token"])
+def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_continued(
+    how: str, folder: Path, tmp_path: Path
+) -> None:
+    """Whole texts have the reference's numbers: the verdict was "no difference found"."""
+    path = tmp_path / "model"
+    shutil.copytree(genai_export("llama"), path)
+    model = onnx.load(path / "model.onnx")
+    nodes, make = model.graph.node, helper.make_node
+    if how == "in the cache alone":
+        made = {name: node for node in nodes for name in node.output if name.startswith("present.")}
+        for name, node in made.items():
+            node.output[[*node.output].index(name)] = f"{name}/right"
+            nodes.extend([make("Add", [f"{name}/right"] * 2, [name])])
+    else:
+        node = next(node for node in nodes if node.output[0] == "logits")
+        node.output[0] = "right"
+        one = numpy_helper.from_array(np.array([1]), "one")
+        nodes.extend([
+            make("Constant", [], ["one"], value=one),
+            make("Shape", ["input_ids"], ["length"], start=1, end=2),
+            make("Equal", ["length", "one"], ["is_one"]),
+            make("Neg", ["right"], ["wrong"]),
+            make("Where", ["is_one", "wrong", "right"], ["logits"]),
+        ])  # fmt: skip
+    (path / "model.onnx.data").unlink()
+    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
+    found, divergence = verdict(compared(report)), compared(report).overall_divergence()
+    assert divergence is not None
+    assert divergence.kl.maximum < 1e-4
+    assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])

@@ -20,6 +20,7 @@ GREEDY = {"until": ["\n"], "max_gen_toks": 5}
         (("the cat", " sat"), "loglikelihood", ("the cat", " sat"), (-0.75, True)),
         (("the cat sat",), "loglikelihood_rolling", ("the cat sat",), -0.75),
         (("a", "b"), "loglikelihood", ("the cat", ""), (0.0, True)),
+        (("a",), "loglikelihood_rolling", ("",), 0.0),  # an empty page
         (("a", "b"), "generate_until", ("the cat", GREEDY), "asked 1"),  # the model's own in the second run
         (("the cat", " sat"), "loglikelihood", ("the dog", " sat"), None),  # prompts change from run to run
     ],
