@@ -35,7 +35,7 @@ DIFFERING: list[Case] = [
     ),
     ("cohere2", mobius_export, 0, "", "layer 0", "self_attn"),
     ("exaone4", mobius_export, 0, f"{MISSING} and full layers are computed as windowed ones", "layer 0", "self_attn"),
-    ("deepseek_v3", optimum_export, 0, "", "layer 1", "mlp"),
+    ("deepseek_v3", optimum_export, 4, "", "layer 1", "mlp"),
     ("falcon_alibi", optimum_export, 258, "", "layer 0", "self_attention"),
     ("olmo_clipped", genai_export, 0, "", "layer 0", "input_layernorm"),
     ("llama_yarn", genai_export, 0, "'rope_type' = yarn is missing", "layer 0", "self_attn"),
