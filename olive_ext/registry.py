@@ -82,6 +82,9 @@ class Plugin:
     functions: Mapping[str, str] = field(default_factory=dict)
     """The functions of the package, such as `olive_ext.locate`."""
 
+    runtimes: Mapping[str, str] = field(default_factory=dict)
+    """Libraries that run models: `olive_ext.model.runtimes.Runtime`s, by the name that `engine.runtime` then takes."""
+
     hooks: Mapping[str, str] = field(default_factory=dict)
     """By the names that the core asks for (`hook`, `hooks`)."""
 

@@ -10,7 +10,6 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -21,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from olive_ext.errors import ConfigError, OliveExtError, all_in_one
+from olive_ext.registry import plugins
 
 _TASK_FILES = (".yaml", ".yml")
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # Linux's NAME_MAX, and PATH_MAX without its end
@@ -68,19 +68,15 @@ def not_bool(value: Any) -> Any:
     return value
 
 
-RUNTIME_GROUP = "olive_ext.runtimes"
-"""Entry points of other packages: libraries that run models, by the name that `engine.runtime` then takes."""
-
-
 def installed_runtime(name: str) -> str:
-    """Refuses a name that no package has as an entry point of the group `RUNTIME_GROUP`."""
-    if not entry_points(group=RUNTIME_GROUP, name=name):
+    """Refuses a name under which no plug-in has a runtime."""
+    if not any(name in plugin.runtimes for plugin in plugins().values()):
         raise ValueError("no runtime of this name is installed")
     return name
 
 
 InstalledRuntime = Annotated[
-    str, Field(description="the name of a runtime of another package"), AfterValidator(installed_runtime)
+    str, Field(description="the name of a plug-in's runtime"), AfterValidator(installed_runtime)
 ]
 Place = Annotated[str, BeforeValidator(possible_path)]
 Word = Annotated[str, BeforeValidator(word)]

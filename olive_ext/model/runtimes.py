@@ -1,8 +1,7 @@
 """The registry of runtimes: the libraries that run a model.
 
-Each runtime is one object. The package's own are listed in `BUILT_IN`; another package adds one as an entry point of
-the group `RUNTIME_GROUP`, under the name that `engine.runtime` then takes. Knows no runner: opening one is up to the
-runtime.
+Each runtime is one object. The core's own are listed in `BUILT_IN`; a plug-in adds one under the name that
+`engine.runtime` then takes. Knows no runner: opening one is up to the runtime.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from olive_ext import registry
 from olive_ext.config import EngineConfig
-from olive_ext.config.base import RUNTIME_GROUP
-from olive_ext.errors import ANY_FAILURE, ConfigError, ContradictionError, ModelError, first_line, named_failures
+from olive_ext.errors import ConfigError, ContradictionError, ModelError, named_failures
 from olive_ext.model.decisions import Decision
 from olive_ext.model.files.locate import Kind
 from olive_ext.model.types import ModelFiles
+from olive_ext.registry import offered
 
 Resolved: TypeAlias = Any
 """An `olive_ext.model.ResolvedModel`, which stands above this module, because it has a runtime. Runtimes name the class
@@ -128,28 +127,14 @@ def choose(model: Resolved) -> tuple[Runtime, str]:
 
 @lru_cache
 def load(name: str) -> Runtime:
-    """The runtime of that name. Raises `ConfigError` where no package brings it, several do, or its module
-    fails."""
-    if name in BUILT_IN:
-        found = [EntryPoint(name, BUILT_IN[name], RUNTIME_GROUP)]
-    else:
-        found = list(entry_points(group=RUNTIME_GROUP, name=name))
-    where = f"'engine.runtime' = {name!r}"
-    if not found:
-        raise ConfigError(
-            f"{where}: no installed package has an entry point of that name in '{RUNTIME_GROUP}'", code="unknown_name"
-        )
-    if len(values := {entry.value for entry in found}) > 1:
-        raise ContradictionError(
-            f"{where}: several installed packages bring a runtime of that name: {', '.join(sorted(values))}"
-        )
-    try:
-        runtime = found[0].load()()
-    except ANY_FAILURE as error:  # another package's module may fail with anything
-        raise ConfigError(f"{where}: '{found[0].value}' cannot be loaded: {first_line(error)}") from error
-    if not isinstance(runtime, Runtime) or runtime.name != name:
-        raise ConfigError(f"{where}: '{found[0].value}' is no olive_ext.model.runtimes.Runtime of that name")
-    return runtime
+    """The runtime of that name. Raises `ConfigError` where no plug-in has it, several do, or its module fails."""
+    where, known = f"'engine.runtime' = {name!r}", BUILT_IN if name in BUILT_IN else offered("runtimes", BUILT_IN)
+    if name not in known:
+        raise ConfigError(f"{where}: no plug-in has a runtime of that name", code="unknown_name")
+    kind = registry.load(known[name], where)
+    if not (isinstance(kind, type) and issubclass(kind, Runtime)) or kind.name != name:
+        raise ConfigError(f"{where}: '{known[name]}' is no olive_ext.model.runtimes.Runtime of that name")
+    return kind()
 
 
 def with_alternative(refusal: ModelError, files: ModelFiles) -> ModelError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
 from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
+from olive_ext.registry import plugins
 from tests.model.tiny import put_graph
 from tests.refusals import refused
 from tests.session.tiny import byte_level
@@ -121,14 +123,23 @@ def test_every_built_in_runtime_has_the_name_it_is_listed_under() -> None:
     assert [load(name).name for name in BUILT_IN] == list(BUILT_IN)
 
 
+@pytest.fixture(autouse=True)
+def _plugins_found_anew() -> Iterator[None]:
+    yield
+    plugins.cache_clear()
+
+
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, code: str) -> None:
-    """What pip leaves of a package with one module and an entry point: both lie in a folder on the path."""
+    """What pip leaves of a package with a runtime, a plug-in and an entry point: all lie in a folder on the path."""
     (folder / f"{module}.py").write_text(code)
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[olive_ext.runtimes]\n{name} = {module}:Toy\n")
+    (info / "entry_points.txt").write_text(f"[olive_ext.plugins]\n{module} = {module}_plugin:plugin\n")
+    made = f'from olive_ext.registry import Plugin\nplugin = Plugin(runtimes={{"{name}": "{module}:Toy"}})\n'
+    (folder / f"{module}_plugin.py").write_text(made)
     monkeypatch.syspath_prepend(str(folder))
+    plugins.cache_clear()
 
 
 def test_runtime_of_another_package_is_used_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +176,7 @@ def test_runtime_that_cannot_be_loaded_is_named(
 def test_name_of_two_packages_is_refused_whichever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("olive_ext_one", "olive_ext_two"):
         install(tmp_path, monkeypatch, "twofold", module, TOY)
-    with refused(ConfigError, "contradiction", holds=("olive_ext_one", "olive_ext_two")):
+    with refused(ConfigError, "wrong_value", holds=("plug-in 'olive_ext_", "twofold")):
         choose(resolved(EngineConfig(runtime="twofold")))
 
 
