@@ -171,6 +171,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
 
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
+    from olive_ext.run.models import Models
     from olive_ext.session.texts import open_tokenizer, read_texts
     from olive_ext.session.tokenizer_fit import refuse_template
 
@@ -181,6 +182,8 @@ def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -
             section.add(decision.name, decision.value, f"{state}{decision.reason}")
         for note in model.spec.notes if is_ours else ():
             section.add("note", note)
+        for name, what in Models(config).unjudged.items():
+            section.add("not judged", f"{name} {what}", "the model's own runtime reads it")
     with findings.noting_problems():
         for sentence in refuse_settings(model):
             section.add("note", sentence)

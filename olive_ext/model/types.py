@@ -266,6 +266,9 @@ class DecoderSpec:
     gathered_bytes: int = 0
     """Bytes for each row of a step and each position of the longest that attention takes beside the caches."""
 
+    contradicted: tuple[str, ...] = ()
+    """What genai_config.json states otherwise than the graph: onnxruntime-genai runs by the file."""
+
     notes: tuple[str, ...] = ()
     """How the decisions that are not obvious were made, one sentence each, for `olive-ext check`."""
 

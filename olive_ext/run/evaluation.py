@@ -104,7 +104,7 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
         contexts, length = models.contexts, models.own.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     overall = report.comparison.overall_divergence()
-    damaged = models.damage(is_near=overall is not None and overall.kl.mean < BANDS[0].most_kl)
+    damaged = models.unjudged | models.damage(is_near=overall is not None and overall.kl.mean < BANDS[0].most_kl)
     if (parts := report.model.get("parts_failure")) and not report.comparison.reference.get("parts_failure"):
         damaged["the KV cache"] = parts  # whole texts do not show it, and whoever generates meets it
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)

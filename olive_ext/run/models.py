@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
-from olive_ext.errors import ConfigError, ContradictionError, ModelError, OliveExtError, RecordsError, first_line
+from olive_ext.errors import (
+    ConfigError,
+    ContradictionError,
+    ModelError,
+    NotComparableError,
+    OliveExtError,
+    RecordsError,
+    first_line,
+)
 from olive_ext.model import ResolvedModel, resolve
+from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -152,6 +161,31 @@ class Models:
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
             return {}
+
+    @cached_property
+    def unjudged(self) -> dict[str, str]:
+        """What the evaluated package holds for its own runtime and is not judged, by file: numbers that its graph
+        contradicts, another decoder, and a tokenizer that asks otherwise than the one that was given."""
+        given = self.given
+        if given.kind != "onnx" or not given.runtime.runs_graph:
+            return {}
+        says, tokenizer = [f"says {text}" for text in given.spec.contradicted], ""
+        free = {"model": str(given.files.directory), "tokenizer": None, "onnx_file_name": None, "components": {}}
+        with suppress(ModelError):  # there is nothing but what was given
+            shipped = given.patched(free)
+            if shipped.files.genai_config and shipped.files.decoder not in (given.files.decoder, *given.files.weights):
+                says.append(f"names '{shipped.files.decoder.name}', which is not judged")
+            if shipped.files.tokenizer != given.files.tokenizer:
+                tokenizer = self._unlike_shipped(shipped)
+        found = {GENAI_CONFIG: "; ".join(says), "the package's own tokenizer": tokenizer}
+        return {name: what for name, what in found.items() if what}
+
+    def _unlike_shipped(self, shipped: ResolvedModel) -> str:
+        try:
+            asked = self._asked(shipped, self.given)
+        except NotComparableError:
+            return "makes other tokens than the one that was given, and is not judged"
+        return "" if asked is None else f"is another than the one that was given, and is not judged: {asked.what[0]}"
 
     def names(self) -> Iterator[str]:
         """The models and tokenizers as written: paths, or names on the hub."""
@@ -305,21 +339,24 @@ class Models:
     def asked_otherwise(self) -> Asked | None:
         """How both models' own files ask them otherwise; None where they ask them alike, or records do not say. Raises
         `ConfigError` where the tokenizers give other ids to a text."""
+        return self._asked(self.given, self.records_file or self.given_reference)
+
+    def _asked(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> Asked | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 
-        if self.records_file is not None:
-            name, theirs = self.records_file.path, self.records_file.asking
-        elif self.given.files.tokenizer == self.given_reference.files.tokenizer:
+        if isinstance(reference, RecordsFile):
+            name, theirs = reference.path, reference.asking
+        elif model.files.tokenizer == reference.files.tokenizer:
             return None
         else:
-            name, theirs = self.given_reference.settings.model, self.asking(self.given_reference)
+            name, theirs = reference.settings.model, self.asking(reference)
         if theirs is None:
             return None
-        own = self.asking(self.given)
-        refuse_other_tokenizer(theirs.ids, own.ids, name, self.given.settings.model)
+        own = self.asking(model)
+        refuse_other_tokenizer(theirs.ids, own.ids, name, model.settings.model)
         if theirs.steps != own.steps:
-            own = self.asking(self.given, reads_all=True)
-            theirs = theirs if self.records_file is not None else self.asking(self.given_reference, reads_all=True)
+            own = self.asking(model, reads_all=True)
+            theirs = theirs if isinstance(reference, RecordsFile) else self.asking(reference, reads_all=True)
         what, files, texts = theirs.differing(own)
         return Asked(what, files, *texts) if what else None
 

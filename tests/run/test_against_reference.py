@@ -446,3 +446,54 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert divergence is not None
     assert divergence.kl.maximum < 1e-4
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
+
+
+SLIDING = {"window_size": 16, "slide_key_value_cache": True, "slide_inputs": False}
+UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+    # model's keys and decoder's keys of genai_config.json, settings, what is not judged
+    ({"vocab_size": 100}, {}, {}, "genai_config.json says vocab_size 100, the graph has 1024"),
+    ({}, {"num_key_value_heads": 1}, {}, "genai_config.json says num_key_value_heads 1, the graph has 2"),
+    ({}, {"head_size": 64}, {}, "genai_config.json says head_size 64, the graph has 16"),
+    ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says sliding_window with slide_key_value_cache"),
+    ({}, {"sliding_window": {**SLIDING, "slide_key_value_cache": False}}, {}, ""),
+    ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'other.onnx'"),
+    ({}, {}, {"onnx_file_name": "model.onnx", "tokenizer": hf_model("llama")}, ""),
+    ({"lower": True}, {}, {"tokenizer": hf_model("llama")}, "the package's own tokenizer makes other tokens"),
+]
+
+
+def shipped(tmp_path: Path, of_model: Any, of_decoder: Any, settings: Any) -> dict[str, Any]:
+    """The settings of a package whose genai_config.json has other values."""
+
+    def config(content: Any) -> None:
+        content["model"].update({name: value for name, value in of_model.items() if name != "lower"})
+        content["model"]["decoder"].update(of_decoder)
+
+    def tokenizer(content: Any) -> None:
+        content.update({"normalizer": {"type": "Lowercase"}} if "lower" in of_model else {})
+
+    path = copied(tmp_path, "model", config, tokenizer)
+    shutil.copy(path / "model.onnx", path / "other.onnx")
+    rest = {name: str(value) for name, value in settings.items()}
+    own = {"path": str(path), **{name: rest.pop(name) for name in ("onnx_file_name",) if name in rest}}
+    return {"model": own, "reference": str(genai_export("llama")), "tasks": ["tiny_choice"], **rest}
+
+
+@pytest.mark.parametrize(("of_model", "of_decoder", "settings", "what"), UNJUDGED)
+def test_what_ships_and_is_not_judged_is_named(
+    of_model: Any, of_decoder: Any, settings: Any, what: str, tmp_path: Path
+) -> None:
+    """onnxruntime-genai runs by genai_config.json and the package's own tokenizer."""
+    config = EvaluationConfig.parse(shipped(tmp_path, of_model, of_decoder, settings))
+    found = " ".join(f"{name} {how}" for name, how in Models(config).unjudged.items())
+    assert found.startswith(what)
+    assert bool(found) == bool(what)
+
+
+def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    config = shipped(tmp_path, *UNJUDGED[0][:3])
+    report = evaluate(config, include_path=str(folder))
+    assert verdict(compared(report)).code == "damaged"
+    assert [*compared(report).damaged] == ["genai_config.json"]
+    assert main(["check", config["model"]["path"]]) == 0
+    assert "not judged" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -115,6 +115,7 @@ class _Reader:
             choices=choices,
             item_masks=self._item_masks(tokens if embeddings else None, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
+            contradicted=tuple(self._contradicted(kv, logits)),
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
@@ -240,6 +241,22 @@ class _Reader:
         if configured is not None and configured != declared:
             self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
         return declared
+
+    def _contradicted(self, kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
+        """What genai_config.json states, and the graph is otherwise."""
+        caches = [tensor for tensor in kv if tensor.capacity is None]
+        sizes = {size for size in logits.shape[-1:] if isinstance(size, int)}
+        heads, widths = {tensor.heads for tensor in caches}, {self._head_size(tensor) for tensor in caches}
+        known = {"vocab_size": sizes, "num_key_value_heads": heads, "head_size": widths}
+        for key, values in known.items():
+            said = {**self._model_config, **self._decoder_config}.get(key, 0)
+            if said > 0 and values and said not in values:
+                yield f"{key} {said}, the graph has {listed(map(str, sorted(values)))}"
+        slides = {"slide_key_value_cache": True, "slide_inputs": True, **self._decoder_config.get("sliding_window", {})}
+        takes_any = not all(isinstance(size, int) for size in next(iter(self._inputs.values())).shape[1:2])
+        for key in ("slide_key_value_cache", "slide_inputs") if "window_size" in slides and takes_any else ():
+            if slides[key] and all(tensor.window is None for tensor in caches):
+                yield f"sliding_window with {key}, the graph's inputs and caches have any length"
 
     def _context_length(self, max_length: int | None, kv: Iterable[KvTensor]) -> int:
         limits = {
