@@ -19,7 +19,6 @@ pages of WikiText-2).
 from __future__ import annotations
 
 import csv
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +28,9 @@ from scipy.stats import binomtest
 
 from olive_ext.plugins.gate.decision import baseline_of, gate_answers
 from olive_ext.report import Report, to_json
-from olive_ext.report.comparison import Comparison
-from olive_ext.report.numbers import Z95, t_quantile
+from olive_ext.report.changes import LEVEL
+from olive_ext.report.comparison import Comparison, TextChange
+from olive_ext.report.numbers import Z95
 from olive_ext.report.verdict import verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
 from olive_ext.stats import paired_answers
@@ -158,10 +158,11 @@ def called_share(name: str, count: int, tasks: int, total: int, is_equal: bool) 
 
 
 def texts(total: int) -> Iterator[str]:
-    """The table of intervals that hold, in per cent: the package's and, in brackets, by 1.96 standard errors."""
+    """The table of intervals that hold, in per cent; how often a mean of no change is called a rise; and, in brackets,
+    how many intervals of 1.96 standard errors hold."""
     with (Path(__file__).parent / "data" / "texts.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    numbers = 2, 3, 5, 7, 10, 20, 40
+    numbers = 5, 7, 10, 15, 20, 40, 100, 500, 2000
     yield f"| texts | of | {' | '.join(map(str, numbers))} |\n|---|---|{'--:|' * len(numbers)}"
     random = np.random.default_rng(0)
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -171,15 +172,15 @@ def texts(total: int) -> Iterator[str]:
             means = np.array([float(row[column]) for row in own])
             true, cells = float(np.average(means, weights=sizes)), []
             for number in numbers:
-                held = np.zeros(2)
+                held = np.zeros(3)
                 for _ in range(total):
                     drawn = random.integers(0, len(own), number)
-                    mean, stderr = clustered_mean(means[drawn], np.arange(number), sizes[drawn])
-                    error = stderr or 0.0
-                    half = t_quantile(max(1.0, degrees_of_freedom(sizes[drawn]))) * error
-                    high = mean * math.exp(min(half / mean, 700)) if column == "kl" else mean + half
-                    held += (mean - half <= true <= high), abs(mean - true) <= Z95 * error
-                cells.append("{:.1f} ({:.1f})".format(*(100 * held / total)))
+                    mean, stderr, skewness = clustered_mean(means[drawn], np.arange(number), sizes[drawn])
+                    change = TextChange(task, "", number, mean, stderr, skewness, degrees_of_freedom(sizes[drawn]))
+                    low, high = change.interval(mean, stderr, skewness)
+                    lost = change.p(mean - true, stderr, skewness) < LEVEL and mean > true
+                    held += (low <= true <= high), lost, abs(mean - true) <= Z95 * (stderr or 0.0)
+                cells.append("{:.1f}, {:.1f} ({:.1f})".format(*(100 * held / total)))
             yield f"| {task} | {'perplexity' if column == 'log_ratio' else 'mean KL'} | {' | '.join(cells)} |"
 
 

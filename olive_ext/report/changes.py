@@ -217,27 +217,36 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
 
 
 def perplexity_change(item: Divergence | TextChange) -> Measured:
-    """The change of the perplexity in per cent with its 95 % margin, as texts; no margin of too few texts."""
-    margin = 100 * item.margin(item.perplexity_ratio_stderr)
+    """The change of the perplexity in per cent with the longer side of its 95 % interval, as texts; none of too few."""
+    change, low, high = _perplexity(item)
+    margin = max(change - low, high - change)
     places = numbers.decimals(margin / _QUANTILE, most=2)
     shown = f"{margin:.{places}f}" if math.isfinite(margin) else ""
-    return Measured(f"{numbers.plus(100 * (item.perplexity_ratio - 1), places)} %", shown)
+    return Measured(f"{numbers.plus(change, places)} %", shown)
+
+
+def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:
+    """The change of the perplexity in per cent, and its interval's ends."""
+    change = item.perplexity_ratio - 1
+    low, high = item.interval(change, item.perplexity_ratio_stderr, item.perplexity_ratio_skewness)
+    return 100 * change, 100 * low, 100 * high
 
 
 def _of_text(item: Divergence | TextChange, matters: float) -> Change:
     metric = item.metric if isinstance(item, TextChange) else "perplexity"
-    change, documents, shown = 100 * (item.perplexity_ratio - 1), item.num_documents, perplexity_change(item)
-    margin = 100 * item.margin(item.perplexity_ratio_stderr)
-    needed = documents * ((1 + _POWER_QUANTILE / _QUANTILE) * margin / matters) ** 2 if math.isfinite(margin) else None
+    (change, low, high), documents, shown = _perplexity(item), item.num_documents, perplexity_change(item)
+    errors = item.perplexity_ratio_stderr, item.perplexity_ratio_skewness
+    reach = (1 + _POWER_QUANTILE / _QUANTILE) * (high - change)
+    needed = documents * (reach / matters) ** 2 if math.isfinite(reach) else None
     few = f"{counted(documents, 'text')}, {LEAST_TEXTS} are needed"
     return Change(
         item.task,
         metric,
         "%",
         -change,
-        low=-change - margin,
-        high=-change + margin,
-        p=item.p(item.perplexity_ratio - 1, item.perplexity_ratio_stderr) if abs(change) > _LEAST_CHANGE else 1.0,
+        low=-high,
+        high=-low,
+        p=1.0 if abs(change) <= _LEAST_CHANGE else item.p(change / 100, *errors),
         figure=Figure(name_of(item.task, metric), shown.value, shown.margin or counted(documents, "text")),
         advice=few if needed is None else _advice(needed, documents),
     )

@@ -20,32 +20,56 @@ ACCURACY = "accuracy"
 
 LEAST_TEXTS = 5
 """Fewer documents give no interval of a mean over their positions: 95 % intervals of two hold in 50 to 92 % of cases,
-of five texts in 94 to 96 (docs/design/comparison.md)."""
+of five texts in 97 to 99 (docs/design/comparison.md)."""
 
 LEAST_ANSWERS = 20
-"""The same of the mean KL of answers, which is more skewed: of five questions intervals hold in 76 to 90 % of cases, of
-20 in 92 to 95."""
+"""The same of the mean KL of answers, which is more skewed: of five questions intervals hold in 73 to 88 % of cases, of
+20 in 95 to 99."""
+
+_UNSEEN_TAIL = 2.0
+"""How many times the skewness of a few documents the true one is taken for: their tail is mostly not among them (20 of
+a lognormal law with a skewness of 6 have 2 on average)."""
 
 NAME = "name"
 """Key of a model's facts: the name that people use. Without it the path is the name."""
 
 
 class _OverDocuments:
-    """A mean over positions of documents, whose standard error has `degrees` of freedom."""
+    """A mean over positions of documents, whose standard error has `degrees` of freedom.
+
+    Its interval ends where Student's t does, or where Hall's cubic transformation of t does ("On the Removal of
+    Skewness by Transformation", 1992) if that is farther: on the side of the documents' longer tail.
+    """
 
     task: str
     num_documents: int
     degrees: float | None
 
-    def margin(self, stderr: float | None) -> float:
-        """Half of the 95 % interval of a mean with `stderr`, by Student's t; infinite of fewer than five documents."""
-        return math.inf if stderr is None or self.num_documents < LEAST_TEXTS else t_quantile(self._degrees) * stderr
+    def interval(self, mean: float, stderr: float | None, skewness: float | None) -> tuple[float, float]:
+        """95 % interval of a mean with `stderr` of documents with `skewness`; infinite of fewer than five documents."""
+        if stderr is None or self.num_documents < LEAST_TEXTS:
+            return -math.inf, math.inf
+        low, high = (self._reach(sign * (skewness or 0.0)) for sign in (1, -1))
+        return mean - low * stderr, mean + high * stderr
 
-    def p(self, estimate: float, stderr: float | None) -> float:
+    def p(self, estimate: float, stderr: float | None, skewness: float | None) -> float:
         """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
         if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
             return 1.0
-        return 2 * t_tail(self._degrees, abs(estimate) / stderr) if stderr else 0.0
+        if not stderr:
+            return 0.0
+        size, a = abs(estimate) / stderr, self._cubic(math.copysign(1.0, estimate) * (skewness or 0.0))
+        return min(1.0, 2 * t_tail(self._degrees, min(size, size + a * size**2 / 3 + a**2 * size**3 / 27 + a / 6)))
+
+    def _reach(self, skewness: float) -> float:
+        """Standard errors down to the interval's lower end; to the upper one with the other sign."""
+        size, a = t_quantile(self._degrees), self._cubic(skewness)
+        cube = 1 + a * (size - a / 6)
+        return max(size, 3 / a * (math.copysign(abs(cube) ** (1 / 3), cube) - 1)) if a else size
+
+    def _cubic(self, skewness: float) -> float:
+        """What t's square and cube are weighed by."""
+        return _UNSEEN_TAIL * skewness / math.sqrt(self.num_documents)
 
     @property
     def _degrees(self) -> float:
@@ -65,6 +89,7 @@ class TextChange(_OverDocuments):
     """Candidate's over reference's, per word or byte."""
 
     perplexity_ratio_stderr: float | None
+    perplexity_ratio_skewness: float | None = None
     degrees: float | None = None
 
 
@@ -125,14 +150,17 @@ class Divergence(_OverDocuments):
     """Degrees of freedom of the standard errors (`stats.distances.degrees_of_freedom`); None in reports that lack
     them."""
 
+    kl_skewness: float | None = None
+    """Skewness of the documents' deviations from the mean KL (`stats.distances.clustered_mean`)."""
+
+    perplexity_ratio_skewness: float | None = None
+    """The same of the perplexities' ratio; None in reports that lack it."""
+
     @property
     def kl_interval(self) -> tuple[float, float]:
-        """95 % interval of the mean KL; infinite of too few documents. Upwards it is that of the logarithm (delta
-        method), because values are positive and skewed."""
-        mean, margin = self.kl.mean, self.margin(self.kl.stderr)
-        if math.isinf(margin) or (not self.is_text and self.num_documents < LEAST_ANSWERS):
-            return -math.inf, math.inf
-        return mean - margin, mean * math.exp(min(margin / mean, 700.0)) if mean > 0 else mean + margin
+        """95 % interval of the mean KL; infinite of too few documents."""
+        is_few = not self.is_text and self.num_documents < LEAST_ANSWERS
+        return self.interval(self.kl.mean, None if is_few else self.kl.stderr, self.kl_skewness)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def measure_divergence(
     documents: npt.NDArray[np.int64] = np.unique(rows["document"], return_inverse=True)[1]
     weights, mean = np.ones(len(rows)) if weights_N is None else weights_N, partial(np.average, weights=weights_N)
     kl, candidate, reference = (_float64(rows, name) for name in ("kl", "logprobs", "reference_logprobs"))
-    agreement, agreement_stderr = clustered_mean(_float64(rows, "same_top"), documents, weights)
-    ratio, ratio_stderr = perplexity_ratio(reference, candidate, documents, weights)
+    agreement, agreement_stderr, _ = clustered_mean(_float64(rows, "same_top"), documents, weights)
+    ratio, ratio_stderr, ratio_skewness = perplexity_ratio(reference, candidate, documents, weights)
+    kl_mean, kl_stderr, kl_skewness = clustered_mean(kl, documents, weights)
     likeliest, reference_top = (np.exp(_float64(rows, name)) for name in ("top_logprobs", "reference_top_logprobs"))
     top, top_rms = _mean_and_rms(likeliest - reference_top, weights)
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
@@ -54,7 +55,7 @@ def measure_divergence(
         task=task,
         num_documents=int(documents.max()) + 1,
         num_positions=len(rows),
-        kl=Spread(*clustered_mean(kl, documents, weights), median, p90, p99, p999, float(kl.max())),
+        kl=Spread(kl_mean, kl_stderr, median, p90, p99, p999, float(kl.max())),
         kl_lower=float(mean(_float64(rows, "kl_lower"))),
         kl_sampling_error=math.sqrt(float(np.sum(weights**2 * _float64(rows, "kl_variance")))) / float(weights.sum()),
         top1_agreement=agreement,
@@ -72,14 +73,16 @@ def measure_divergence(
         target_probability_difference=target,
         target_probability_rms=target_rms,
         degrees=degrees_of_freedom(np.bincount(documents, weights=weights)),
+        kl_skewness=kl_skewness,
+        perplexity_ratio_skewness=ratio_skewness,
     )
 
 
 def clustered_mean(
     values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
-) -> tuple[float, float | None]:
-    """Mean of `values` [N] and its standard error where values of one document depend on each other; None for a single
-    document.
+) -> tuple[float, float | None, float | None]:
+    """Mean of `values` [N], its standard error where values of one document depend on each other, and the skewness of
+    the documents' deviations S_d - m n_d; None for a single document, the skewness of two, too.
 
     `weights` [N]: how many positions each one stands for, where documents were drawn with unequal probabilities; n_d
     and S_d are then sums of weights and of weighted values, and N is the sum of all weights (Hajek's estimator).
@@ -98,10 +101,20 @@ def clustered_mean(
     counts, total = np.bincount(documents, weights=weights), float(np.sum(weights))
     mean = float(np.sum(weights * values) / total)
     if len(counts) < 2:
-        return mean, None
+        return mean, None, None
     residuals = np.bincount(documents, weights=weights * values) - mean * counts
     variance = float(np.sum(residuals**2)) * len(counts) / (len(counts) - 1)
-    return mean, math.sqrt(variance) / total
+    return mean, math.sqrt(variance) / total, _skewness(residuals)
+
+
+def _skewness(residuals: FloatArray) -> float | None:
+    """Fisher's G1 of numbers with a mean of 0 (Joanes and Gill 1998); None of fewer than three."""
+    count, largest = len(residuals), float(np.abs(residuals).max())
+    if count < 3 or not largest > 0:
+        return None if count < 3 else 0.0
+    scaled = residuals / largest
+    skewness = float(np.mean(scaled**3)) / float(np.mean(scaled**2)) ** 1.5
+    return skewness * math.sqrt(count * (count - 1)) / (count - 2)
 
 
 def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
@@ -114,15 +127,16 @@ def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:
 
 def perplexity_ratio(
     reference: FloatArray, candidate: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
-) -> tuple[float, float | None]:
-    """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, and its standard error.
+) -> tuple[float, float | None, float | None]:
+    """PPL(candidate) / PPL(reference) from log-probabilities [N] of the same targets, its standard error, and the
+    skewness as in `clustered_mean`.
 
     ln of the ratio is the mean m of d = ln p_reference - ln p_candidate, so by the delta method se(ratio) = ratio *
     se(m), with se(m) by `clustered_mean`. llama.cpp writes the same as sqrt(var ln PPL_c + var ln PPL_r - 2 cov).
     """
-    mean, stderr = clustered_mean(reference - candidate, documents, weights)
+    mean, stderr, skewness = clustered_mean(reference - candidate, documents, weights)
     ratio = _exp(mean)
-    return ratio, None if stderr is None else ratio * stderr
+    return ratio, None if stderr is None else ratio * stderr, skewness
 
 
 def _float64(rows: npt.NDArray[Any], name: str) -> FloatArray:
