@@ -30,7 +30,6 @@ from olive_ext.config import (  # noqa: E402
     ExecutionSettings,
     ModelConfig,
     ReferenceConfig,
-    WorkflowSettings,
     accepts,
 )
 from olive_ext.errors import CODES  # noqa: E402
@@ -111,13 +110,11 @@ def config() -> str:
         *_config_table(ModelConfig),
         "## `reference`",
         *_config_table(ReferenceConfig, described=(ModelConfig,)),
-        "## In a recipe",
-        *_config_table(WorkflowSettings, without=EvaluationSettings),
         "## `require`",
         *_config_table(Bound),
         "## `OrtEvaluator`",
         "The evaluator of Olive's own metrics takes the keys of how a model is run, and these.",
-        *_config_table(MetricSettings, without=ExecutionSettings, described=(EvaluationSettings, WorkflowSettings)),
+        *_config_table(MetricSettings, without=ExecutionSettings, described=(EvaluationSettings,)),
         "## `OrtLossMap` and `olive_ext.locate`",
         *_config_table(LocationSettings, without=ExecutionSettings, described=(EvaluationSettings,)),
         "## `OrtMending` and `olive_ext.mend`",

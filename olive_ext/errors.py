@@ -185,9 +185,13 @@ class UnfitTaskError(TaskError):
 
 
 class RequirementError(OliveExtError):
-    """A model was measured, and a metric breaks a bound of the recipe."""
+    """A model was measured, and a metric breaks a bound. Of an evaluation it has the `report`."""
 
     code = "bound_broken"
+
+    def __init__(self, message: str, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class RecordsError(OliveExtError):

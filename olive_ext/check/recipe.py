@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import (
     INPUT_MODEL,
+    EvaluationSettings,
     EvaluatorSettings,
     PassSettings,
     ReferenceConfig,
-    WorkflowSettings,
     evaluator_settings,
     pass_settings,
     settings_of_pass,
@@ -112,7 +112,7 @@ class Block:
 
     def parsed(self) -> Settings:
         """The keys of a block of ours, validated; raises `ConfigError`."""
-        return (self.settings_type or WorkflowSettings).parse(self.settings(), self.where)
+        return (self.settings_type or EvaluationSettings).parse(self.settings(), self.where)
 
 
 def read_recipe(path: str | Path) -> Mapping[str, Any]:
@@ -195,10 +195,10 @@ def _mistakes_of(
     metrics = block.keys.get("metrics")
     if isinstance(settings, EvaluatorSettings):
         yield from load(offered("evaluators")[block.type].mistakes)(recipe, block.where, metrics, settings)
-    elif passes is not None and not isinstance(settings, WorkflowSettings):
+    elif passes is not None and not isinstance(settings, EvaluationSettings):
         if not gets_onnx(recipe, block, passes):
             yield UnsupportedError(NEEDS_ONNX, block.where)
-    elif passes is not None and isinstance(settings, WorkflowSettings):
+    elif passes is not None and isinstance(settings, EvaluationSettings):
         from olive_ext.run.bounds import refuse_names
         from olive_ext.run.task_fit import refuse_arguments
 

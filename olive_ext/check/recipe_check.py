@@ -24,7 +24,6 @@ from olive_ext.config import (
     EvaluationSettings,
     EvaluatorSettings,
     PassSettings,
-    WorkflowSettings,
     evaluator_settings,
     pass_settings,
     settled_recipe,
@@ -54,7 +53,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)
     section = findings.section(f"Recipe {path}")
-    valid: list[WorkflowSettings] = []
+    valid: list[EvaluationSettings] = []
     inputs: list[TaskInputs] = []
     ours = [block for block in blocks(recipe) if block.is_ours]
     if not ours:
@@ -72,7 +71,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             continue
         named = [task if isinstance(task, str) else str(task.get("task", "inline task")) for task in settings.tasks]
         section.add(block.where, f"{block.type}, tasks: {', '.join(named)}")
-        if isinstance(settings, WorkflowSettings):
+        if isinstance(settings, EvaluationSettings):
             valid.append(settings)
         inputs += _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
@@ -145,7 +144,7 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
 
 def _check_input_model(
     recipe: Mapping[str, Any],
-    valid: Sequence[WorkflowSettings],
+    valid: Sequence[EvaluationSettings],
     inputs: Sequence[TaskInputs],
     findings: Findings,
     *,

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
-from olive_ext.errors import ConfigError, OliveExtError, UnwrittenError, all_in_one, printable, understood
+from olive_ext.errors import (
+    ConfigError,
+    OliveExtError,
+    RequirementError,
+    UnwrittenError,
+    all_in_one,
+    printable,
+    understood,
+)
 
 if TYPE_CHECKING:
     from olive_ext.report import Report
@@ -70,12 +78,13 @@ def evaluate_command(arguments: Namespace) -> int:
 
     try:
         report = evaluate(config, progress=True)
-    except UnwrittenError as error:
-        print_table(cast("Report", error.report))
+    except (UnwrittenError, RequirementError) as error:
+        print_table(report := cast("Report", error.report), page=page_of_report(report))
         raise
     print_table(report, page=page_of_report(report))
     check_complete(report, config.on_error)
-    return worst_status([report.comparison] if report.comparison is not None else [])
+    compared = [report.comparison] if report.comparison is not None else []
+    return worst_status(compared, over_all=config.fail_on_loss is not None)
 
 
 def record_command(arguments: Namespace) -> int:

@@ -77,6 +77,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--against", "reference", "K=V,...", "place"),
     Option("--reference", "reference.path", "PATH"),
     Option("--reference-mode", "reference.mode", "MODE"),
+    Option("--fail-on-loss", "fail_on_loss", "POINTS"),
+    Option("--require", "require", "METRIC<=N", "names"),
     Option("--repro", "reference.repro", "DIR"),
     Option("--sample-log-num", "sample_log_num", "N"),
     Option("--seed", "seed", "N"),
@@ -87,7 +89,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("--component", "model.components", "PART=FILE", "pairs", for_check=True),
 )
 
-OF_COMPARISONS = {"--documents", "--certain", "--against", "--reference-mode", "--repro", "--sample-log-num"}
+OF_COMPARISONS = {
+    *("--documents", "--certain", "--against", "--reference-mode", "--fail-on-loss", "--require", "--repro"),
+    "--sample-log-num",
+}
 OF_WORKERS = {"--isolation", "--workers", "--on-error", "--use-cache"}
 RECORD_OPTIONS = tuple(one for one in OPTIONS if one.flag not in {*OF_COMPARISONS, "--reference", "--output"})
 CHECK_OPTIONS = tuple(one for one in OPTIONS if one.for_check)

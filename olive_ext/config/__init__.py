@@ -6,7 +6,7 @@ model and no framework.
 
 from olive_ext.config.base import Strict, accepts
 from olive_ext.config.certain import Bound, Certain
-from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings, WorkflowSettings
+from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.schema import (
@@ -51,7 +51,6 @@ __all__ = [
     "PassSettings",
     "ReferenceConfig",
     "Strict",
-    "WorkflowSettings",
     "accepts",
     "evaluator_settings",
     "pass_settings",

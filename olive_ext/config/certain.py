@@ -3,8 +3,9 @@ statistics."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
@@ -104,6 +105,23 @@ class Bound(Strict):
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ContradictionError(f"'min' = {self.min:g} of '{self.metric}' is above 'max' = {self.max:g}", "min")
         return self
+
+
+def _read(value: Any) -> Any:
+    """The mapping that a text stands for."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([^<>=]+?)\s*([<>])=\s*([^<>=]+)", value)
+    if match is None:
+        raise ValueError(f"give METRIC<=NUMBER or METRIC>=NUMBER, not {value!r}")
+    return {"metric": match[1], "max" if match[2] == "<" else "min": match[3]}
+
+
+WrittenBound = Annotated[
+    Bound,
+    BeforeValidator(_read, json_schema_input_type=str | Bound),
+    Field(description='a mapping, or a text as "kl_mean<=0.01"'),
+]
 
 
 def implied(bounds: Iterable[Bound]) -> Certain | None:

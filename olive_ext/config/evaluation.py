@@ -7,18 +7,21 @@ there, and from `EvaluationConfig.model` on the command line and from Python.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, not_bool, word
-from olive_ext.config.certain import Bound, Certain, implied
+from olive_ext.config.certain import Bound, Certain, WrittenBound, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
 from olive_ext.errors import ContradictionError, MissingError
+
+Points = Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)]
 
 
 class ComparedSettings(Strict):
@@ -28,9 +31,20 @@ class ComparedSettings(Strict):
     """The model to compare with: a path, or a mapping. Adds to the report how far the two models' next-token
     distributions are apart on the same tokens, and which answers flip."""
 
-    matters: Annotated[float, Field(gt=0, lt=100), BeforeValidator(not_bool)] = 1.0
+    matters: Points = 1.0
     """The loss that matters, for the verdict of a comparison: in percentage points of accuracy, in per cent of a
     perplexity. "No loss found" is said only where a loss of this size is excluded."""
+
+    fail_on_loss: Points | None = None
+    """Fails where accuracy over all tasks was measured to be lower than the reference's by more than so many points:
+    a bound of `require` in points, and the default of `matters`. `evaluate` then ends with 0 also where single tasks
+    are not decided and such a loss over all tasks together is excluded. Needs `reference`."""
+
+    require: list[WrittenBound] = Field(default_factory=list)
+    """Bounds on metrics, which fail where one is broken, after the report and the model, which are kept: exit status 1
+    of a command, an error with the `report` from Python. A pass judges the model that it measures. An evaluator of a
+    workflow judges output models, and the input model where there are no passes. In a search a candidate that breaks a
+    bound is out."""
 
     use_cache: Place | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
@@ -44,21 +58,32 @@ class ComparedSettings(Strict):
     output_dir: Place | None = None
     """Folder for report.json, report.md and report.html. None writes none."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _settle_matters(cls, values: Any) -> Any:
+        loss = values.get("fail_on_loss") if isinstance(values, dict) and "matters" not in values else None
+        with suppress(TypeError, ValueError):  # reported with the field
+            return {**values, "matters": float(loss)} if 0 < float(loss) < 100 else values
+        return values
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.fail_on_loss is not None and self.reference is None:
+            raise MissingError("'fail_on_loss' needs 'reference'", "fail_on_loss")
+        return self
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """All bounds."""
+        loss = self.fail_on_loss
+        return [*self.require, *([] if loss is None else [Bound(metric="accuracy_difference", min=-loss / 100)])]
+
     @property
     def journal(self) -> str | None:
         """Path stem of the journal; None where no place for it is given."""
         if self.use_cache is None and self.output_dir is not None:
             return str(Path(self.output_dir, "journal", "answers"))
         return self.use_cache
-
-
-class JudgedSettings(Strict):
-    """Bounds that an evaluation in a workflow is held against."""
-
-    require: list[Bound] = Field(default_factory=list)
-    """Bounds on metrics; a broken one fails the workflow, after the report and the model, which are kept. The pass
-    judges the model that it measures. The evaluator judges output models, and the input model where there are no
-    passes. In a search a candidate that breaks a bound is out."""
 
 
 class EvaluationSettings(ComparedSettings, PassSettings):
@@ -114,6 +139,8 @@ class EvaluationSettings(ComparedSettings, PassSettings):
             raise ContradictionError("'enough' is for two models, not for one in two places", "documents")
         if self.documents == "all" and self.certain is not None:
             raise MissingError("'certain' needs 'documents' = 'enough'", "certain")
+        if self.documents == "enough":
+            _ = self.claim
         return self
 
     @property
@@ -124,7 +151,7 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     @property
     def claim(self) -> Certain:
         """What "enough" makes certain."""
-        return self.certain or Certain(within=self.matters / 100)
+        return self.certain or implied(self.bounds) or Certain(within=self.matters / 100)
 
 
 class EvaluationConfig(ModelWork, EvaluationSettings):
@@ -134,7 +161,8 @@ class EvaluationConfig(ModelWork, EvaluationSettings):
         """The evaluation as a job of its own, not a call in a Python program: `isolation` is decided."""
         if self.isolation != "auto":
             return self
-        isolation = "none" if "peak_memory" in self.tasks else os.environ.get("OLIVE_EXT_ISOLATION", "process")
+        measured = [*self.tasks, *(name for bound in self.bounds for name in (bound.task, bound.metric))]
+        isolation = "none" if "peak_memory" in measured else os.environ.get("OLIVE_EXT_ISOLATION", "process")
         return self.model_copy(update={"isolation": isolation})
 
     def opening(self) -> ModelSettings:
@@ -155,28 +183,10 @@ class EvaluationConfig(ModelWork, EvaluationSettings):
         return {"model": self.reference.path, **{name: getattr(self.reference, name) for name in names}}
 
 
-class WorkflowSettings(JudgedSettings, EvaluationSettings):
-    """All keys of the evaluator `OrtLMEvaluator` and of the pass `OrtLMEvaluation`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _settle_claim(cls, values: Any) -> Any:
-        """The bound in `require` becomes the claim, which then goes wherever the settings go."""
-        is_enough = isinstance(values, dict) and values.get("documents") == "enough"
-        if not is_enough or values.get("certain") is not None:
-            return values
-        try:
-            bounds = [Bound.model_validate(item) for item in values.get("require") or ()]
-        except ValidationError:
-            return values  # reported with the field
-        claim = implied(bounds)
-        return values if claim is None else {**values, "certain": claim}
-
-
-class EvaluatorSettings(JudgedSettings, ComparedSettings, ExecutionSettings):
+class EvaluatorSettings(ComparedSettings, ExecutionSettings):
     """The keys of a plug-in's evaluator, beside Olive's `metrics`, that are common to all."""
 
-    def as_evaluation(self) -> WorkflowSettings:
+    def as_evaluation(self) -> EvaluationSettings:
         """The same models opened for an evaluation that runs no task."""
         names = self.model_fields_set & {*ExecutionSettings.model_fields, *ComparedSettings.model_fields}
-        return WorkflowSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})
+        return EvaluationSettings(tasks=["size_on_disk"], **{name: getattr(self, name) for name in names})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from olive_ext.config.evaluation import EvaluatorSettings, WorkflowSettings
+from olive_ext.config.evaluation import EvaluationSettings, EvaluatorSettings
 from olive_ext.config.work import PassSettings
 from olive_ext.registry import hooks, load, offered
 
@@ -57,13 +57,13 @@ _TITLES = {
 
 def pass_settings() -> Mapping[str, type[PassSettings]]:
     """The types of the passes of this package and its plug-ins, and their settings."""
-    return {PASS_TYPE: WorkflowSettings, **{name: load(one.settings) for name, one in offered("passes").items()}}
+    return {PASS_TYPE: EvaluationSettings, **{name: load(one.settings) for name, one in offered("passes").items()}}
 
 
-def evaluator_settings() -> Mapping[str, type[WorkflowSettings | EvaluatorSettings]]:
+def evaluator_settings() -> Mapping[str, type[EvaluationSettings | EvaluatorSettings]]:
     """The types of the evaluators of this package and its plug-ins, and their settings."""
     return {
-        EVALUATOR_TYPE: WorkflowSettings,
+        EVALUATOR_TYPE: EvaluationSettings,
         **{name: load(one.settings) for name, one in offered("evaluators").items()},
     }
 

@@ -42,7 +42,7 @@ def print_cells(table: Table) -> None:
 def print_table(report: Report, page: Path | None = None) -> None:
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
     print_page(page_of(report), _notes(report))
-    print_lines([] if page is None else [f"page: {page}"])
+    print_lines([*(f"bound broken: {line}" for line in report.broken), *([] if page is None else [f"page: {page}"])])
 
 
 def print_page(page: Page, notes: Iterable[str] = ()) -> None:
@@ -109,6 +109,7 @@ def to_markdown(report: Report) -> str:
         f"Created {literal(report.created)}." if report.created else "",
         *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
         *(f"- {literal(text)}" for item in judged for text in item.evidence),
+        *(f"**Bound broken: {literal(line)}.**" for line in report.broken),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),
         f"## Providers\n\n{markdown_table(heads, providers)}" if providers else "",

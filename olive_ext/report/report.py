@@ -54,6 +54,9 @@ class Report:
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
 
+    broken: tuple[str, ...] = ()
+    """A sentence for each bound of the evaluation that is broken."""
+
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""

@@ -42,6 +42,7 @@ Code = Literal[
 _CODES: tuple[Code, ...] = get_args(Code)
 _LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_broken")
 _KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain")
+_OPEN: tuple[Code, ...] = (*_CODES[: _CODES.index("small_loss")], "nothing_compared", "missing")
 _MOST_NAMED = 3
 
 SENTENCES = "sentence_accuracy"
@@ -107,6 +108,13 @@ class Verdict:
     def code(self) -> Code:
         """The headline's."""
         return self.reasons[0].code
+
+    @property
+    def is_kept_over_all(self) -> bool:
+        """Whether a loss that matters is excluded over all tasks together, and nothing but single ones is undecided."""
+        open_ones = [item for item in self.reasons if item.code in _OPEN]
+        is_of_tasks = all(item.code == "too_few" and item.unit == "pt" for item in open_ones)
+        return self.status == "unknown" and is_of_tasks and any(item.code == "pooled" for item in self.reasons)
 
     @property
     def finding(self) -> str:
@@ -238,9 +246,11 @@ def verdict(comparison: Comparison) -> Verdict:
     return _of([*first, *dict.fromkeys(others)], comparison, figures)
 
 
-def worst_status(comparisons: Iterable[Comparison]) -> int:
-    """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0."""
-    statuses = {EXIT_STATUS[verdict(comparison).status] for comparison in comparisons}
+def worst_status(comparisons: Iterable[Comparison], *, over_all: bool = False) -> int:
+    """The exit status of a command that compared: the status of a loss, else of an unknown verdict, else 0. With
+    `over_all` single tasks may be undecided."""
+    verdicts = map(verdict, comparisons)
+    statuses = {0 if over_all and one.is_kept_over_all else EXIT_STATUS[one.status] for one in verdicts}
     return next((status for status in (EXIT_STATUS["loss"], EXIT_STATUS["unknown"]) if status in statuses), 0)
 
 

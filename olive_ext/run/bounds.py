@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from olive_ext.config import Bound, WorkflowSettings
+from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
@@ -40,6 +40,11 @@ DECLARABLE = {"accuracy": None, "throughput": TOKENS_PER_SECOND, SIZE_ON_DISK: S
 """Olive's types of metrics that a recipe may declare for goals and search, and the cost that each means; None: a metric
 of a task."""
 
+_OF_NO_ANSWER = {*("word_perplexity", "byte_perplexity", "bits_per_byte", "bytes"), *COSTS, REQUESTS_PER_SECOND}
+"""Metrics of whole texts, and costs: no answer is right or wrong by them."""
+
+_OF_ANSWERS = [name for name in COMPARISON_NAMES if name.startswith(("flips", "accuracy", "mcnemar"))]
+
 Declared = Sequence[tuple[str, str]]
 """Type and name of each metric that a recipe declares."""
 
@@ -58,7 +63,9 @@ def with_measurements(settings: Settings, declared: Declared = ()) -> Settings:
     return with_costs(settings, [DECLARABLE[kind] or name.partition("/")[0] for kind, name in declared])
 
 
-def refuse_names(settings: WorkflowSettings, where: str, declared: Declared = (), *, loads_tasks: bool = False) -> None:
+def refuse_names(
+    settings: EvaluationSettings, where: str = "", declared: Declared = (), *, loads_tasks: bool = False
+) -> None:
     """Raises `ConfigError` for a bound of `settings`, or a metric in `declared`, that no report will have.
 
     The metrics of tasks are read from the tasks' files. Where these do not list them (a group, a class, functions as
@@ -67,19 +74,23 @@ def refuse_names(settings: WorkflowSettings, where: str, declared: Declared = ()
     `where` is the block's place in the recipe.
     """
     check_declared(declared, where)
+    prefix = f"{where}." if where else ""
     bounds = [
         (bound.task, bound.metric if bound.filter is None else f"{bound.metric},{bound.filter}")
-        for bound in settings.require
+        for bound in settings.bounds
     ]
     names = [(None, name) for kind, name in declared if DECLARABLE[kind] is None]
     if not bounds and not names:
         return
     if settings.documents == "enough":
-        _refuse_of_drawn(bounds, f"{where}.require")
+        _refuse_of_drawn(bounds, f"{prefix}require")
     tasks = _measured(with_measurements(settings, declared), loads_tasks=loads_tasks and bool(bounds))
     compared = COMPARISON_NAMES if settings.reference is not None else ()
-    check_names(bounds, tasks, compared, f"{where}.require")
-    check_names(names, tasks, compared, f"{where}.metrics")
+    known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
+    if known and all(names and names <= _OF_NO_ANSWER for names in known):
+        compared = tuple(name for name in compared if name not in _OF_ANSWERS)
+    check_names(bounds, tasks, compared, f"{prefix}require")
+    check_names(names, tasks, compared, f"{prefix}metrics")
 
 
 def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
@@ -93,7 +104,7 @@ def _refuse_of_drawn(bounds: Iterable[Name], where: str) -> None:
             )
 
 
-def _measured(settings: WorkflowSettings, *, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
+def _measured(settings: EvaluationSettings, *, loads_tasks: bool) -> dict[str, Collection[str] | None] | None:
     """Every task that will be run and its metrics, as `check_names` takes them."""
     from olive_ext.backends.task_loading import declared_metrics, load_tasks, loaded_metrics
 

@@ -31,7 +31,7 @@ def asked_tasks(config: EvaluationConfig) -> list[str | dict[str, Any]]:
 
 def with_costs(settings: Settings, names: Iterable[str] = ()) -> Settings:
     """`settings` with those costs added to the tasks that `names` or the settings' own bounds refer to."""
-    wanted = set(names) | {name for bound in getattr(settings, "require", ()) for name in (bound.task, bound.metric)}
+    wanted = set(names) | {name for bound in getattr(settings, "bounds", ()) for name in (bound.task, bound.metric)}
     wanted |= {TOKENS_PER_SECOND} if REQUESTS_PER_SECOND in wanted else set()
     added = [name for name in COSTS if name in wanted and name not in settings.tasks]
     return settings.model_copy(update={"tasks": [*settings.tasks, *added]}) if added else settings

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olive_ext.backends.task_names import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
-from olive_ext.errors import ConfigError, IncompleteError, MissingError, ModelError, RunError, UnwrittenError, counted
+from olive_ext.errors import (
+    ConfigError,
+    IncompleteError,
+    MissingError,
+    ModelError,
+    RequirementError,
+    RunError,
+    UnwrittenError,
+    counted,
+)
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
@@ -21,7 +30,8 @@ from olive_ext.report.metrics import MISSING, NON_FINITE, comparison_metrics, re
 from olive_ext.report.page import SIZE
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
-from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics
+from olive_ext.run.bounds import broken_bounds, refuse_names
+from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Clock, Models
 from olive_ext.run.reference.comparison_run import comparer_of
@@ -58,10 +68,13 @@ def evaluate(
     `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
     minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
     folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
-    when all is done.
+    when all is done. A broken bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
     """
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
-    return evaluate_models(Models(config, progress), lm, names or Names())
+    report = evaluate_models(Models(with_costs(config), progress), lm, names or Names())
+    if report.broken:
+        raise RequirementError(f"a bound is broken: {'; '.join(report.broken)}", report)
+    return report
 
 
 def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()) -> Report:
@@ -82,7 +95,7 @@ def evaluate_models(models: Models, lm: LM | None = None, names: Names = Names()
             compare = partial(_compared, models=models, weights=evaluated.weights)
             for finished in hooks("finish_report").values():
                 report = finished(report, models, *evaluated.observers, compare)
-        report = _named(report, names)
+        report = replace(_named(report, names), broken=tuple(broken_bounds(config.bounds, report.metrics)))
         try:
             evaluated.write_logs()
             if config.output_dir is not None:
@@ -227,6 +240,7 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
     imported for seconds."""
     refuse_unknown(asked_tasks(config), task_folders(config.include_path))
+    refuse_names(config)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
     written["use_cache"] = None if config.use_cache is None else str(Path(config.use_cache).parent)
     if config.reference is not None:

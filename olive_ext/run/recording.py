@@ -43,6 +43,8 @@ def record(config: EvaluationConfig, file: str | Path, *, progress: bool = False
         raise ConfigError(f"a file whose name ends with {RECORDS_SUFFIX}", "--output", file)
     if config.reference is not None:
         raise ContradictionError("a model that is recorded is a reference itself", "reference")
+    if config.bounds:
+        raise ContradictionError("a model that is recorded is held to no bounds", "require")
     if not asked_tasks(config):
         raise ConfigError("'tasks' ask nothing of a model: there is nothing to record", "tasks")
     check_writable(file.parent, "--output")

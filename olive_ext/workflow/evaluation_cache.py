@@ -23,7 +23,6 @@ from olive_ext.config import (
     ModelSettings,
     PassSettings,
     ReferenceConfig,
-    WorkflowSettings,
     evaluator_settings,
 )
 from olive_ext.engine.requests import NUMBERS
@@ -211,10 +210,10 @@ def _with_file_name(model: Any) -> Any:
 
 def _keyed(model: Any, evaluator: Any) -> _Evaluation:
     """The evaluation by all that decides its numbers."""
-    settings, written = WorkflowSettings.parse(evaluator.type_args), evaluator.to_json()
+    settings, written = EvaluationSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
     keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
-    more = [names_kept_for(settings.require), missed_files(model.type, model.config, settings)]
+    more = [names_kept_for(settings.bounds), missed_files(model.type, model.config, settings)]
     suffix = digest([keyed, environment(settings), *more])
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):
@@ -227,7 +226,7 @@ def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
-    run, bounds = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args).require
+    run, bounds = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args).bounds
     is_input = run is not None and engine.input_passes_configs and model is run.input_model
     lines = broken_in(signal, bounds) if bounds and not is_input else []
     if not lines:

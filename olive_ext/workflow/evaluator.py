@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluator
 
-from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings, WorkflowSettings
+from olive_ext.config import EVALUATOR_TYPE, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import RunError, named_failures
 from olive_ext.report import Report
 from olive_ext.run import check_complete
@@ -86,7 +86,7 @@ PythonEnvironment), too."""
 
 
 class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
-    """Scores a model with lm-eval tasks. Its keys are those of `WorkflowSettings`.
+    """Scores a model with lm-eval tasks. Its keys are those of `EvaluationSettings`.
 
     Olive makes a new one for each evaluation, from the same keys.
     """
@@ -98,7 +98,7 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         """Raises `ConfigError` for unknown keys and wrong values."""
         super().__init__()
         # Olive hands the recipe's own lists and mappings over, and lm-eval writes into inline task definitions.
-        self.settings = WorkflowSettings.parse(copy.deepcopy(settings))
+        self.settings = EvaluationSettings.parse(copy.deepcopy(settings))
 
     def evaluate(self, model: Any, metrics: Any = None, device: Any = None, execution_providers: Any = None) -> Any:
         """Olive's `MetricResult` for a model handler.
@@ -110,4 +110,4 @@ class OrtLMEvaluator(OliveEvaluator):  # type: ignore[misc]
         check_declared(pairs := declared_pairs(declared), EVALUATOR_TYPE)
         settings = with_measurements(self.settings, pairs)
         report = type(self).measure(model, settings, device=device, execution_providers=execution_providers)
-        return to_metric_result(report, declared, self.settings.require)
+        return to_metric_result(report, declared, self.settings.bounds)

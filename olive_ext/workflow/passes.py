@@ -23,7 +23,7 @@ from olive.passes import Pass
 from olive.passes.pass_config import PassConfigParam
 from pydantic.fields import FieldInfo
 
-from olive_ext.config import PASS_TYPE, PassSettings, Strict, WorkflowSettings
+from olive_ext.config import PASS_TYPE, EvaluationSettings, PassSettings, Strict
 from olive_ext.errors import RequirementError
 from olive_ext.model.files.content import read_outline
 from olive_ext.registry import hooks, offered
@@ -167,7 +167,7 @@ class OrtLMEvaluation(LookingPass):
     """Scores a model with lm-eval tasks between or after other passes. report.json, report.md and report.html travel
     with the model as additional files."""
 
-    settings_type = WorkflowSettings
+    settings_type = EvaluationSettings
     measure: ClassVar[Callable[..., Report]] = staticmethod(measure)
     """The function from a handler to a report, which a subclass may replace."""
 
@@ -184,12 +184,12 @@ class OrtLMEvaluation(LookingPass):
             report = replace(report, model={**report.model, PASSES: list(run.current)})
         with surfaced("the report cannot be kept with the model"):
             paths = write(report, folder)
-        if run is None and (lines := broken_bounds(settings.require, report.metrics)):
+        if run is None and (lines := broken_bounds(settings.bounds, report.metrics)):
             raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
         return paths
 
 
-def _costs(settings: WorkflowSettings) -> list[str]:
+def _costs(settings: EvaluationSettings) -> list[str]:
     """The costs in each row of a chain's table; no speed where nothing runs, or where the reference is open next to
     the model and slows it."""
     is_resident = settings.reference is not None and settings.reference.mode == "resident"
@@ -216,8 +216,8 @@ def run_pass(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) ->
             model_config, str
         ):  # a text is the reason why the pass was left out
             values = config.config if isinstance(config.config, Mapping) else config.config.model_dump()
-            settings = parse(WorkflowSettings, {name: value for name, value in values.items() if value is not None})
-            _finish(engine, run, f"passes.{name}", settings.require, (model_config, model_id))
+            settings = parse(EvaluationSettings, {name: value for name, value in values.items() if value is not None})
+            _finish(engine, run, f"passes.{name}", settings.bounds, (model_config, model_id))
     return model_config, model_id
 
 

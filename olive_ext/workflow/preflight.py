@@ -20,10 +20,10 @@ from olive_ext.check.recipe import refuse as refuse_all
 from olive_ext.config import (
     AT_HAND,
     EXPORT,
+    EvaluationSettings,
     EvaluatorSettings,
     PassSettings,
     Strict,
-    WorkflowSettings,
     evaluator_settings,
     pass_settings,
     settings_of_pass,
@@ -49,7 +49,7 @@ def is_our_pass(pass_type: str) -> bool:
 
 def is_evaluation(pass_type: str) -> bool:
     """Whether a pass type is the one that makes reports."""
-    return settings_of_pass(pass_type) is WorkflowSettings
+    return settings_of_pass(pass_type) is EvaluationSettings
 
 
 def parse(kind: type[Settings], values: dict[str, Any], where: str = "") -> Settings:
@@ -80,7 +80,7 @@ def refuse(engine: Any, input_model: Any) -> None:
     refuse_all(mistakes(written, known_passes(engine.olive_config), has_model=bool(evaluators or passes)))
     if engine.target_config.type == SystemType.PythonEnvironment:
         for name, config in passes:
-            settings = settings_of_pass(config.type) or WorkflowSettings
+            settings = settings_of_pass(config.type) or EvaluationSettings
             config.config = _with_named_reference(config.config or {}, settings, f"passes.{name}")
         for where, evaluator in evaluators:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))

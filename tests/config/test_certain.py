@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.config import Certain, EvaluationConfig, WorkflowSettings
+from olive_ext.config import Certain, EvaluationConfig, EvaluationSettings
 
 
 def config(**values: Any) -> EvaluationConfig:
@@ -37,9 +37,9 @@ def test_claim_without_words_is_the_loss_that_matters() -> None:
     assert config(matters=2.5).claim == Certain(within=0.025)
 
 
-def settings(*bounds: Any, **values: Any) -> WorkflowSettings:
+def settings(*bounds: Any, **values: Any) -> EvaluationSettings:
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "require": list(bounds)}
-    return WorkflowSettings.parse({**given, **values}, "evaluators.mine")
+    return EvaluationSettings.parse({**given, **values}, "evaluators.mine")
 
 
 def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
@@ -49,3 +49,16 @@ def test_claim_is_taken_from_the_bound_that_it_decides() -> None:
     assert settings(size).claim == Certain(within=0.01)
     given = settings({"metric": "kl_mean", "max": 0.05}, certain={"within": 0.03})
     assert given.claim == Certain(within=0.03)
+
+
+def test_bound_as_text_and_a_loss_in_points_are_bounds() -> None:
+    given = {"tasks": ["a"], "reference": "r", "require": ["kl_mean<=0.01", "a/acc,none >= 0.5"]}
+    made = EvaluationSettings.parse({**given, "fail_on_loss": "2"})
+    assert [(one.metric, one.min, one.max) for one in made.bounds] == [
+        ("kl_mean", None, 0.01),
+        ("a/acc,none", 0.5, None),
+        ("accuracy_difference", -0.02, None),
+    ]
+    assert (made.matters, EvaluationSettings.parse({**given, "fail_on_loss": 2, "matters": 3}).matters) == (2, 3)
+    assert EvaluationSettings.parse(made.model_dump(exclude_unset=True)) == made
+    assert config(fail_on_loss=2).claim == Certain(above=-0.02)

@@ -386,6 +386,19 @@ def test_exit_status_is_the_worst_of_all_comparisons() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "status"),
+    [({}, 0), ({"missing": 1}, 3), ({"stops": Stops((1,), "a", (2,), "b")}, 3), ({"damaged": DAMAGED}, 3)],
+)
+def test_loss_excluded_over_all_tasks_passes_where_only_single_ones_are_undecided(
+    more: dict[str, Any], status: int
+) -> None:
+    found = of(*worse_beside_ten(20, 6), **more)
+    assert (worst_status([found]), worst_status([found], over_all=True)) == (3, status)
+    assert worst_status([of(*worse_beside_ten(20, 0))], over_all=True) == 1
+    assert worst_status([of(outcome())], over_all=True) == 3
+
+
+@pytest.mark.parametrize(
     ("kl", "agreement", "words"),
     [  # llama.cpp's numbers for Llama 3 8B: q8_0, q6_K, q4_K_M, q2_K; for Llama 2 7B: q4_K_M
         (0.001355, 0.97674, "as with weights of 6 to 8 bits"),

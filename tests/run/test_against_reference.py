@@ -123,6 +123,22 @@ def test_a_hugging_face_model_that_this_package_runs_is_reported_as_one(folder: 
     assert size == (hf_model("llama") / "model.safetensors").stat().st_size
 
 
+def test_broken_bound_ends_with_one_after_the_report_and_the_table(
+    changed: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--tasks", NAMES[0], "--include-path", str(folder), "--reference", str(genai_export("llama")))
+    bounds = ("--require", "kl_mean<=1e-9", "size_on_disk>=1", "--fail-on-loss", "99")
+    assert main(["evaluate", str(changed), *asked, *bounds, "--output", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    report = from_json((tmp_path / "report.json").read_text(encoding="utf-8"))
+    (line,) = report.broken
+    assert line.startswith("all/kl_mean = ")
+    assert f"bound broken: {line}\n" in told.out
+    assert told.err.splitlines()[-1] == f"olive-ext: error: a bound is broken: {line}"
+    assert line in (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    assert compared(report).matters == 99
+
+
 @pytest.mark.parametrize("mode", ["resident", "recorded"])
 def test_a_model_against_itself(folder: Path, records: str, mode: str) -> None:
     report = run(genai_export("llama"), genai_export("llama"), mode, folder, records)

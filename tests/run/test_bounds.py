@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.config import Bound, WorkflowSettings
+from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric
 from olive_ext.report.comparison import Certainty, Comparison
@@ -202,6 +202,13 @@ LISTED = {"metric": "acc_norm", "task": "tiny_group"}
         ),
         ({"metric": "acc", "task": "tiny_grup"}, {}, "unknown_name", ("'tiny_grup'", "'tiny_group'")),
         ({"metric": "kl_mean", "task": "all"}, {}, "missing", ("'kl_mean'", "'all'", "'reference'")),
+        # whole texts alone have no answers that are right or wrong
+        (
+            {"metric": "accuracy_difference"},
+            {"reference": "m", "tasks": ["tiny_rolling"]},
+            "unknown_name",
+            ("'accuracy_difference'", "perplexity_ratio"),
+        ),
         # names of a group pass where nothing is loaded
         ({"metric": "ac"}, {"loads_tasks": False}, "", ()),
         ({"metric": "kl_mean"}, {"loads_tasks": False}, "missing", ("'reference'",)),
@@ -213,8 +220,8 @@ def test_names_of_bounds_are_refused_by_the_tasks(
 ) -> None:
     given = {"tasks": ["tiny_group", "tiny_generate"], "include_path": str(write_tasks(tmp_path / "tasks"))}
     how = {"loads_tasks": more.get("loads_tasks", True)}
-    more = {key: value for key, value in more.items() if key == "reference"}
-    settings = WorkflowSettings.parse({**given, "require": [{"max": 1, **bound}], **more})
+    more = {key: value for key, value in more.items() if key != "loads_tasks"}
+    settings = EvaluationSettings.parse({**given, "require": [{"max": 1, **bound}], **more})
     with refused(ConfigError, code, "passes.g.require", holds=holds) if code else nullcontext():
         refuse_names(settings, "passes.g", **how)
 
@@ -222,6 +229,6 @@ def test_names_of_bounds_are_refused_by_the_tasks(
 @pytest.mark.parametrize("name", ["kl_max", "all/kl_p99", "flips_right_to_wrong", "mcnemar_p,none"])
 def test_bound_on_what_drawn_documents_do_not_tell_is_refused(name: str) -> None:
     given = {"tasks": ["a"], "reference": "r", "documents": "enough", "certain": {"within": 0.01}}
-    settings = WorkflowSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
+    settings = EvaluationSettings.parse({**given, "require": [{"metric": name, "max": 1}]})
     with refused(ConfigError, "not_comparable", "passes.g.require", holds=("documents", "enough", "all")):
         refuse_names(settings, "passes.g")

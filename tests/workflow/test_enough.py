@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from olive_ext.config import Certain, EvaluationConfig, WorkflowSettings
+from olive_ext.config import Certain, EvaluationConfig, EvaluationSettings
 from olive_ext.workflow.evaluation_cache import deciding
 from olive_ext.workflow.handlers import written
 
@@ -16,7 +16,7 @@ def settings(**values: Any) -> dict[str, Any]:
 
 
 def test_evaluation_is_asked_for_what_the_recipe_requires() -> None:
-    given = written(WorkflowSettings.parse(settings()))
+    given = written(EvaluationSettings.parse(settings()))
     config = EvaluationConfig.parse({**given, "model": {"path": "m"}})
     assert config.claim == Certain(above=-0.02)
 

@@ -9,7 +9,7 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, WorkflowSettings
+from olive_ext.config import Bound, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
@@ -52,11 +52,11 @@ def test_run_history_has_what_a_person_reads_with_errors_and_what_bounds_are_on(
         *("tiny_choice-acc", "tiny_choice-acc_stderr", "all-kl_mean", "all-kl_mean_stderr", "all-top1_agreement"),
         *("all-accuracy_difference", "all-accuracy_difference_low", "all-accuracy_difference_high"),
     }
-    bound = WorkflowSettings.parse({"tasks": ["t"], "require": [{"metric": "kl_p99", "task": "all", "max": 0.05}]})
+    bound = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "kl_p99", "task": "all", "max": 0.05}]})
     found = to_metric_result(report, bounds=bound.require)
     assert found["all-kl_p99"].value == 0.1
     assert broken_in(found, bound.require) == ["all/kl_p99 = 0.1000, required at most 0.0500"]
-    one = WorkflowSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
+    one = EvaluationSettings.parse({"tasks": ["t"], "require": [{"metric": "acc", "min": 0.9}]})
     assert broken_in(to_metric_result(Report(metrics=(acc,))), one.require)
 
 
@@ -147,7 +147,7 @@ def test_metric_of_a_type_without_an_answer_is_refused() -> None:
     ],
 )
 def test_declared_or_bounded_cost_is_asked_for(metrics: list[Any], bounds: list[Any], asked: list[str]) -> None:
-    settings = WorkflowSettings.parse({"tasks": ["a"], "require": bounds})
+    settings = EvaluationSettings.parse({"tasks": ["a"], "require": bounds})
     wanted = with_measurements(settings, declared_pairs(metrics))
     assert wanted.tasks == ["a", *asked]
     assert (wanted is settings) == (not asked)

@@ -12,7 +12,7 @@ from olive.model import CompositeModelHandler, ONNXModelHandler
 from olive.package_config import OlivePackageConfig
 from olive.passes.olive_pass import create_pass_from_dict
 
-from olive_ext.config import PASS_TYPE, WorkflowSettings
+from olive_ext.config import PASS_TYPE, EvaluationSettings
 from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.report import from_json
 from olive_ext.workflow import OrtLMEvaluation, register
@@ -73,7 +73,7 @@ def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler,
     make(fake, limit=3, engine={"num_slots": 2}).run(model, str(tmp_path))
     settings = fake.calls[0]["settings"]
     asked = ["tiny_choice", "size_on_disk", "tokens_per_second"]
-    assert settings == WorkflowSettings.parse({"tasks": asked, "limit": 3, "engine": {"num_slots": 2}})
+    assert settings == EvaluationSettings.parse({"tasks": asked, "limit": 3, "engine": {"num_slots": 2}})
     assert str(fake.calls[0]["device"]) == "cpu"
     assert fake.calls[0]["execution_providers"] == "CPUExecutionProvider"
 
@@ -88,7 +88,7 @@ def test_size_alone_is_measured_without_a_run(model: ONNXModelHandler, tmp_path:
 
 
 def test_parameters_are_the_settings() -> None:
-    assert set(OrtLMEvaluation.parameters()) == {*WorkflowSettings.model_fields, FINGERPRINT}
+    assert set(OrtLMEvaluation.parameters()) == {*EvaluationSettings.model_fields, FINGERPRINT}
     assert OrtLMEvaluation.parameters()["tasks"].required
     assert OrtLMEvaluation.parameters()["limit"].description.startswith("Documents per task")
 

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
+    ContradictionError,
     MissingError,
     NotComparableError,
     TaskError,
@@ -144,6 +145,8 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     from olive_ext.check import read_recipe
 
     values = dict(read_recipe(path))
+    if bounds := {"require", "fail_on_loss"} & values.keys():
+        raise ContradictionError("the gate holds a model to its baseline: `evaluate` holds it to bounds", min(bounds))
     matters = {} if within is None else {"matters": within}
     if values.get("documents") == "enough":
         claim = values.pop("certain", None)

@@ -118,7 +118,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
             scores = evaluate_tasks(models.own, other, self.settings)
         measured = [*scores.metrics, Metric(PEAK_MEMORY, "bytes", "none", float(memory.bytes), higher_is_better=False)]
         report = self._report(models, str(model.get_resource("model_path")), dict(scores.execution), measured, None)
-        found = to_metric_result(report, (), self.settings.require)
+        found = to_metric_result(report, (), self.settings.bounds)
         for name, sub_type in [(metric.name, sub_type) for metric in declared for sub_type in metric.sub_types]:
             key, main = (joint_metric_key(name, end) for end in (text_of(sub_type.name), "main_score"))
             meant = found.root.get(key, found.root.get(main))  # "accuracy_score", which Olive knows, is the main one
@@ -168,7 +168,7 @@ class OrtEvaluator(OliveEvaluator):  # type: ignore[misc]
         comparison = self._comparison(models, answers)
         measured += comparison_metrics(comparison) if comparison is not None else ()
         report = self._report(models, path, execution, measured, comparison)
-        return {**to_metric_result(report, (), self.settings.require).root, **declared}
+        return {**to_metric_result(report, (), self.settings.bounds).root, **declared}
 
     @contextmanager
     def _opened(self, model: ResolvedModel, models: Models, metrics: Sequence[Any]) -> Iterator[Session]:

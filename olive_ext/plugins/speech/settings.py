@@ -140,12 +140,12 @@ def metric_mistakes(
             problem = f"'{twice[0]}' is there twice (a wer of 'm' is also 'm_sentences'): rename one"
             yield ContradictionError(problem, f"{where}.metrics")
         measured |= given
-    if settings.require and len(mappings(metrics)) == len(metrics):
+    if settings.bounds and len(mappings(metrics)) == len(metrics):
         from olive_ext.report.metrics import COMPARISON_NAMES
         from olive_ext.run.bounds import check_names
         from olive_ext.run.costs import PEAK_MEMORY
 
-        bounds = [(bound.task, bound.metric) for bound in settings.require]
+        bounds = [(bound.task, bound.metric) for bound in settings.bounds]
         compared = COMPARISON_NAMES if settings.reference is not None else ()
         try:
             check_names(bounds, {PEAK_MEMORY: ["bytes"], **measured}, compared, f"{where}.require")
