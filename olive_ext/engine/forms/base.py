@@ -1,5 +1,6 @@
-"""A way of sharing a step, as the planner sees it: the scheduler asks the form which rows the next step has, and never
-which form it is. Knows no arrays, no runner and no graph.
+"""A form as the planner sees it: the scheduler asks it for the rows of the next step and never checks its type.
+
+Knows no arrays, no runner and no graph.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ReadySequences:
         decoding: list[Sequence] = []
         for one in self.sequences:
             has_many = one.end - one.computed > 1 or (one.generation is None and self.row_group > 1)
-            (inputs if has_many and not one.is_answer else decoding).append(one)
+            (inputs if has_many and not one.is_short else decoding).append(one)
         return inputs, decoding
 
     def row(self, sequence: Sequence, most: int) -> Row:
@@ -65,7 +66,7 @@ class ReadySequences:
             stop = min((length for length in sequence.checkpoints if start < length < stop), default=stop)
         is_checkpoint = not self.can_rewind and stop in sequence.checkpoints
         tokens = tuple(sequence.tokens[start:stop].tolist())
-        if sequence.generation is None and stop == sequence.end and not sequence.is_answer:
+        if sequence.generation is None and stop == sequence.end and not sequence.is_short:
             missing = (start - stop) % self.row_group
             if stop + missing <= self.capacity:  # else the slot has no room for a whole group
                 tokens += (IDLE_TOKEN,) * missing
@@ -149,7 +150,7 @@ class StepForm(ABC):
 
 
 def joined(first: StepForm, second: StepForm, counts: Items[int]) -> StepForm:
-    """The form of steps that two runners compute, which have `counts` slots: what a compared step is made by."""
+    """The form that plans steps which two runners both execute. `counts`: slots of each runner."""
     one, other, slots = first.in_slots, second.in_slots, cast(StepForm, ONE_ROW)
     if other.runs(one):
         slots = one.with_other(other).for_slots(counts)

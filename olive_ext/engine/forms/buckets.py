@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     """Tokens of each row."""
 
     reads: int
-    """Head rows, and targets."""
+    """Logits rows, and as many targets."""
 
     whole: int
     """Rows to sample from, and those of beams: at least 1, whether there are such or not."""

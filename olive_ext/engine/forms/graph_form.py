@@ -77,7 +77,7 @@ class GraphForm(ABC):
     @classmethod
     @abstractmethod
     def against(cls, model: ResolvedModel) -> str | None:
-        """Why steps of `model` are not to have this form; None where they may, empty where nobody would expect it."""
+        """Why `model` cannot use this form. None: it can. Empty: it cannot, and no note says so."""
 
     @classmethod
     def refused(cls, model: ResolvedModel, reason: str) -> str:
@@ -109,7 +109,7 @@ class GraphForm(ABC):
 
 
 TOLERANCE, MOST = 0.02, 0.3
-"""Difference that passes, as a part of what another context makes for a difference: rounding is far below, a token that
+"""The accepted difference, as a share of the difference between two contexts: rounding is far below, a token that
 sees wrong positions is far above. Where activations are rounded to few bits, three times the difference that feeding
 the same tokens one by one makes, up to `MOST`."""
 

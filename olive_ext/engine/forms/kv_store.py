@@ -90,9 +90,9 @@ class KvStore(ABC):
         """Positions that all slots together may hold, where memory bounds them beside their number."""
         return UNLIMITED if self._place.most_positions is None else self._place.most_positions
 
-    def is_worn(self, num_slots: int, positions: int) -> bool:
-        """Whether so many slots of so many positions may be more than `most_positions`, with what others have touched
-        beside them: few long ones and many short ones are each as much as that."""
+    def has_outgrown(self, num_slots: int, positions: int) -> bool:
+        """Whether the memory touched so far (most slots times the longest slot) is more than this request needs, and
+        than 125 % of `most_positions`."""
         slots, longest = self.touched
         self.touched = max(slots, num_slots), max(longest, positions)
         most = max(num_slots * positions, self.most_positions * 5 // 4)

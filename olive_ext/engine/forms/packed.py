@@ -5,9 +5,9 @@ Slots that share a prefix name its blocks; the blocks in which such a prefix end
 when a slot is about to write there. The graph writes in place.
 
 Steps in which every row decodes can be captured, padded with idle rows to 1, 2, 4, ... rows. A captured step reads
-tokens, positions, lengths and block tables from values on the device that are filled anew for each run. Frozen are its
-shapes, and the bounds of lengths that the host gives the attention: these hold for all steps whose longest row lies
-between two powers of two, which have one block table's width.
+tokens, positions, lengths and block tables from values on the device that are filled anew for each run. Its shapes
+are frozen. So are the bounds of lengths that the host gives the attention: these hold for all steps whose longest row
+lies between two powers of two, which have one block table's width.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Caches that the graph returns anew (concatenated KV, states): a step has any slots whose rows are alike, which copies
-nothing while the rows stay the same. First the planner's form, then the trials, then the cache.
+"""Caches that the graph returns anew (concatenated KV, states): a step may have any slots whose rows are
+alike. Nothing is copied while the rows stay the same. First the planner's form, then the trials, then the cache.
 
 How far rows must be alike is tried at opening. What an exporter's graph does with several rows does not show on it: it
 may make its mask for one row, or take positions from the past's shape.

@@ -1,9 +1,9 @@
 """Rows of slots: a step has several tokens of one slot, or one token of each of many; short answers share steps as
 decoding rows do. First the planner's forms, then the KV that the graph writes in place, then the form on ONNX Runtime.
 
-GroupQueryAttention refuses several tokens after a past in a batch, so an input is a step of its own. One by one, n
-short answers are n steps. Together they are as many steps as the longest has tokens, for every `num_slots` of them, and
-a copy of the prefix into a slot for each.
+GroupQueryAttention refuses several tokens after a past in a batch, so an input is a step of its own. Alone, n short
+answers take n steps. Together, each `num_slots` of them take as many steps as the longest has tokens, and one copy of
+the prefix each.
 
 In memory with addresses (CPU, CUDA) rows are bound by pointer, past and present in one:
 

@@ -120,8 +120,7 @@ MIN_TOKENS = 20 * REPEATS * sum(tokens for tokens, _ in SHAPES)
 """Tokens to be fed from which on measuring pays: it costs a twentieth of them."""
 
 MARGIN = 0.95
-"""Tree batches are taken where they cost less than this part of what one text a step costs: that has no cells to
-move."""
+"""Tree batches are taken if they cost less than this share of one text a step, which moves no cells."""
 
 
 @dataclass(frozen=True)

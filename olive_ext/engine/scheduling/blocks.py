@@ -1,5 +1,5 @@
-"""Which blocks of a paged KV cache each slot holds. The store of a device binds such tables; where there are fewer
-blocks than all slots could need, `Slots` keeps tables of its own, equal step by step, to know what is free.
+"""Which blocks of a paged KV cache each slot holds. The store of a device binds these tables. If there are fewer
+blocks than all slots could need, `Slots` keeps equal tables to know which blocks are free.
 
 blocks of 4      slot 0  7 3 9 4 | 1 5       table 0 1
                  slot 1  7 3 9 4 | 1 8       table 0 2    block 2 began as a copy of block 1

@@ -1,5 +1,5 @@
-"""Overlapped steps: `StepThread` runs steps while the host reads what the one before has found and plans the next one,
-in which rows that decode follow rows of a step that has not been read. Knows no runner.
+"""Overlapped steps: `StepThread` runs steps while the host reads the output of the step before and plans the step
+after, in which rows that decode follow rows of a step that has not been read. Knows no runner.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from olive_ext.errors import NonFiniteError
 
 
 def num_candidates(generation: Generation) -> int:
-    """How many continuations are looked at, where as many as can end on a stop id. 0 without beams."""
+    """Number of continuations to look at, so that enough remain if some end on a stop id. 0 without beams."""
     beams = generation.beams
     return 0 if beams is None else max(2, 1 + len(generation.stop_ids)) * beams.num_beams
 

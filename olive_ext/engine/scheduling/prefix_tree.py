@@ -1,10 +1,10 @@
-"""Requests -> sequences: every distinct prefix is computed once. Requests -> chunks: each is run by itself, from an
-empty cache, wherever there is room for it. Knows no runner and no step.
+"""Turns requests into sequences, so that each distinct prefix is computed once. Cuts requests into chunks, each of
+which runs by itself, from an empty cache, on any worker. Knows no runner and no step.
 
 The inputs are sorted by their tokens; those with different sources of an encoder share nothing, nor do those on
 different sides of a length beyond which the model computes texts otherwise. A score inside the prefix shared with
-earlier inputs is read where that prefix is first computed. What is left, `distinct` tokens, is the number of nodes of
-the prefix tree.
+earlier inputs is read where that prefix is first computed. The remaining tokens (`distinct`) are computed; each is one
+node of the prefix tree.
 
 Products of matrices round by the rows that they hold, so that a request's numbers depend (by some 1e-6) on those that
 share its steps. The cut follows from the requests alone, never from how many workers there are or what is known

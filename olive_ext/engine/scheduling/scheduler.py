@@ -1,7 +1,6 @@
 """Decides what the next step computes and takes in its output. The only writer of sequences and slots.
 
-A step has scored texts without slots, where the runner's form has such and there is something to score; else
-`SlotSteps` makes it.
+If the form scores texts without slots and such texts wait, the step holds these. Otherwise `SlotSteps` plans it.
 Sequences on other sides of a length after which the model computes texts otherwise wait until those of the present
 side have ended, and find nothing resident; a generation that grows beyond its side begins anew on the next one, as in
 transformers and onnxruntime-genai.
@@ -303,7 +302,7 @@ class SlotSteps:
         """Gives slots to waiting sequences: to as many as form and blocks have room for, and to short answers."""
         if not (self.waiting.num_waiting and self.slots.has_free):
             return
-        inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_answer]
+        inputs = [one for one in self._running.values() if one.computed < one.num_input and not one.is_short]
         room, most = self._form.room(self._most_tokens, sum([one.end - one.computed for one in inputs]))
         blocks_due = sum([self.slots.blocks_due(one) for one in self._running.values()])
         for sequence in self.waiting.admit(room, most, blocks_due):
@@ -384,7 +383,7 @@ class Admission:
 
     def add(self, sequence: Sequence) -> None:
         """Takes sequences in sorted order."""
-        is_answer = self._is_answer(sequence, sequence.num_shared, self._answer_tokens)
+        is_answer = self._is_short(sequence, sequence.num_shared, self._answer_tokens)
         (self._answers if is_answer else self._inputs).append(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
@@ -421,14 +420,14 @@ class Admission:
             self._counters.tokens_reused += taken.shared
             self._counters.copies += taken.is_copied
             most_fed = self._answer_tokens and self._answer_tokens + self._slots.min_copy - 1
-            sequence.is_answer = self._is_answer(sequence, taken.shared, most_fed)
-            if not sequence.is_answer:
+            sequence.is_short = self._is_short(sequence, taken.shared, most_fed)
+            if not sequence.is_short:
                 room -= sequence.pending
                 most -= 1
             yield sequence
 
     @staticmethod
-    def _is_answer(sequence: Sequence, num_shared: int, most: int) -> bool:
+    def _is_short(sequence: Sequence, num_shared: int, most: int) -> bool:
         """Whether it has up to `most` tokens after those that it shares, all text: it is fed one token a step."""
         is_text = not sequence.media or sequence.media[-1].stop <= num_shared
         return sequence.generation is None and sequence.end - num_shared <= most and is_text

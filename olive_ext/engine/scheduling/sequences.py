@@ -2,10 +2,10 @@
 output.
 
 Several requests may read from one sequence (they share a prefix), and one request may read from several sequences,
-so what is computed (`Sequence`) and what is returned (`Answer`) are two things.
+so `Sequence` (computed) and `PendingAnswer` (returned) are two classes.
 
-Most rows of a step that decodes many sequences are alike: one token after those of its slot, and the next one is what
-the device finds. Of such (`plain`) there are columns and no objects: planning 256 of them takes a third less.
+Most rows of a step that decodes many sequences are plain: each feeds one token, and the device picks the next one.
+Plain rows are columns, not objects: planning 256 of them takes a third less time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Ban, PlainRows, Row, Sid
 from olive_ext.media.items import Media, Source
 
 PROBE = -1
-"""Stands for a target's number: a token whose log-probability only shows that the distribution which the next token is
-taken from is finite. The most probable token does not show it: a row of NaN has one, too."""
+"""In place of a target's number. The log-probability of a probe only shows that the distribution is finite, which the
+most probable token cannot show: a row of NaN has one, too."""
 
 PROBED = 0
 """The token of a probe, which every vocabulary has; the input's may be numbers of a picture."""
@@ -155,8 +155,8 @@ class Sequence:
     num_children: int = 0
     """Sequences whose parent this is, and that have no slot yet."""
 
-    is_answer: bool = False
-    """Its unshared tokens are so few that they are fed one token a step, in steps with others."""
+    is_short: bool = False
+    """Whether its unshared tokens are few: they are fed one a step, together with those of other sequences."""
 
     side: Side = ONE_SIDE
     """The side of a length on which its numbers are computed."""

@@ -100,9 +100,9 @@ class Slots:
         media: Media = (),
         likely: int = 0,
     ) -> Taken:
-        """Takes the free slot that shares most of `tokens[:limit]`; among equals, and where they are copied from
-        another one, the longest unused. Slots of blocks share what any of them holds, so always the longest unused is
-        taken. The `wanted` ones come last.
+        """Takes the free slot that shares most of `tokens[:limit]`: the least recently used one of several, and where
+        the prefix is copied from another slot. Slots made of blocks share the blocks of any slot, so the least recently
+        used is always taken. Slots in `wanted` come last.
 
         What is resident of another `source` (its key) is not shared, and of the items of `media` none in part. The
         search for the slot that shares most begins with the `likely` one.

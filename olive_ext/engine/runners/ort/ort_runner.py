@@ -318,10 +318,10 @@ class OrtRunner(Runner):
 
     @override
     def renew(self, num_slots: int, positions: int) -> bool:
-        if is_worn := self._kv.capacity > 0 and self._kv.is_worn(num_slots, positions):
+        if has_outgrown := self._kv.capacity > 0 and self._kv.has_outgrown(num_slots, positions):
             self._reserve_slots(self._kv.capacity)
             self._kv.touched = num_slots, positions
-        return is_worn
+        return has_outgrown
 
     def run(self, step: Step) -> StepOutput:
         """Raises `RunError` with the step and ONNX Runtime's reason when the device fails."""
