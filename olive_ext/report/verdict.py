@@ -35,7 +35,7 @@ Code = Literal[
     "distant", "damaged", "stops", "shorter", "too_few", "distance_open", "no_values", "claim_open",
     "small_loss",
     "place_kernels", "place_same", "no_loss_found", "no_difference", "gain", "nothing_compared",
-    "stages", "claim_kept", "pooled", "more_stops", "missing", "place", "two_models",
+    "stages", "claim_kept", "pooled", "more_stops", "missing", "template", "place", "two_models",
 ]  # fmt: skip
 """Codes of reasons, the worst first; the codes of the last line are only evidence."""
 
@@ -240,6 +240,8 @@ def verdict(comparison: Comparison) -> Verdict:
     if comparison.stops is not None and comparison.stops.more and worst != "stops":
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
     others += [item for item in shorter if not is_cut]
+    if comparison.other_template:
+        others.append(Reason("template", words="the chat templates' texts differ; all conversations tried are alike"))
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))

@@ -341,6 +341,15 @@ class Models:
         `ConfigError` where the tokenizers give other ids to a text."""
         return self._asked(self.given, self.records_file or self.given_reference)
 
+    @cached_property
+    def other_template(self) -> bool:
+        """Whether the texts of both models' chat templates differ, where one is used and both are known."""
+        if not self.config.apply_chat_template:
+            return False
+        theirs = self.records_file.asking if self.records_file is not None else self.asking(self.given_reference)
+        known = "" if theirs is None else theirs.template
+        return bool(known) and known != self.asking(self.given).template
+
     def _asked(self, model: ResolvedModel, reference: ResolvedModel | RecordsFile) -> Asked | None:
         from olive_ext.session.tokenizer_fit import refuse_other_tokenizer
 

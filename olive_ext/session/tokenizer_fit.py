@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import version
+from itertools import zip_longest
+from operator import eq
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -156,7 +158,25 @@ _TURNS = [
     {"role": "assistant", "content": "2"},
     {"role": "user", "content": "And 2 + 2?"},
     {"role": "assistant", "content": "It is "},
+    {"role": "user", "content": "four?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "1 + 2 = " * 400},
+    {"role": "assistant", "content": "3 + 3 = " * 400},
 ]
+_CALL = {"type": "function", "function": {"name": "add", "arguments": {"one": 1, "other": 2}}}
+_CHATS: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = (
+    *((_TURNS[a:b], {}) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5), (0, 3), *((1, b) for b in range(3, 10)), (0, 9))),
+    ([_TURNS[-2]], {}),
+    ([{"role": "system", "content": "Be brief. " * 300}, _TURNS[1]], {}),
+    *((_TURNS[1:4], {"enable_thinking": thinks}) for thinks in (True, False)),
+    ([_TURNS[1], {"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "3"}], {}),
+    (_TURNS[:2], {"tools": [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]}),
+)
+"""Conversations, and what else their template is given."""
+
+_SHOWN = 60
+"""Characters of two texts that are shown in front of their difference, and after it."""
+
 _SPECIALS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _FILES = {
     "special tokens around a text": _SPECIALS,
@@ -186,14 +206,17 @@ class Asking:
     """Digest of what tokenizer.json says beside vocabulary, merges and special tokens around a text: the added tokens
     and the steps from text to tokens and back. Where two are equal, all tokens are read alike."""
 
+    template: str = ""
+    """Digest of the chat template's text but for white space; empty where none is used."""
+
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None, *, reads_all: bool = False) -> Self:
         """The chat template counts by what it makes of conversations, with the variables `template` and no date; None
         where none is used. `reads_all`: whether every token is read, too (150,000 tokens: 3 s)."""
         prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
-        chats = [(_TURNS[a:b], b < len(_TURNS)) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5))]
-        rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in chats]
+        text = "" if template is None else tokenizer.hf.get_chat_template(template.get("chat_template"))
+        rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in _CHATS]
         texts = [tokenizer.decode(one) for one in ids]
         around = "".join(map(str, tokenizer.hf.convert_ids_to_tokens(tokenizer.encode("a"))))
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
@@ -205,7 +228,7 @@ class Asking:
         traits, model = _traits(tokenizer, written), written.get("model", {})
         rest = {name: part for name, part in model.items() if name not in ("vocab", "merges")}
         steps = {**{name: written.get(name) for name in _STEPS}, "model": rest}
-        return cls(traits, asks, digests, _digest(steps) if written else "")
+        return cls(traits, asks, digests, _digest(steps) if written else "", text and _digest(text.split()))
 
     def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
@@ -213,14 +236,25 @@ class Asking:
         names = (
             name for name in self.asks if name not in _OF_FAST or None not in (self.asks[name], other.asks.get(name))
         )
-        what = tuple(name for name in names if self.asks[name] != other.asks.get(name))
+        what = tuple(name for name in names if not _is_alike(self.asks[name], other.asks.get(name)))
         patterns = {pattern for name in what for pattern in _FILES[name]}
         changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
         files = tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
         one, two = (each.asks.get(what[0]) if what else "" for each in (self, other))
         if isinstance(one, list) and isinstance(two, list):
-            one, two = next(pair for pair in zip(one, two, strict=True) if pair[0] != pair[1])
-        return what, files, (str(one), str(two))
+            one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
+        one, two = str(one), str(two)
+        first = max(
+            0, next((at for at, pair in enumerate(zip(one, two, strict=False)) if len({*pair}) > 1), 0) - _SHOWN
+        )
+        return what, files, (one[first:][: 2 * _SHOWN], two[first:][: 2 * _SHOWN])
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Whether what two records or models are asked is equal, as far as both say it."""
+    if isinstance(one, list) and isinstance(other, list):
+        return all(map(eq, one, other))
+    return bool(one == other)
 
 
 _STEPS = ("added_tokens", "normalizer", "pre_tokenizer", "decoder")
@@ -241,9 +275,10 @@ def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
     return _digest(texts), _digest([one.ids for one in encoded])
 
 
-def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], is_open: bool, template: Any) -> str | None:
+def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], more: Any, template: Any) -> str | None:
+    """With a generation prompt but after the assistant's words."""
     with suppress(ConfigError):  # its words name the folder, which decides nothing
-        return tokenizer.render_chat(turns, is_open, strftime_now=str, **template)
+        return tokenizer.render_chat(turns, turns[-1]["role"] != "assistant", strftime_now=str, **{**more, **template})
     return None
 
 

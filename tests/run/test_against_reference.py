@@ -366,10 +366,13 @@ def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -
     same = copied(tmp_path, "same", template=template.replace("m['content']", "m.content"))
     other = copied(tmp_path, "other", template=template.replace("{{", "Say: {{"))
     chat = {"tasks": ["tiny_generate"], "limit": 2}
-    one, two, unused = (
-        compared(answered(model, whole, folder, tmp_path, f"out{number}", apply_chat_template=applies, **chat)).asked
-        for number, (model, applies) in enumerate([(same, True), (other, True), (other, False)])
-    )
+    both = [
+        compared(answered(model, whole, folder, tmp_path, f"out{number}", apply_chat_template=applies, **chat))
+        for number, (model, applies) in enumerate([(same, True), (other, True), (other, False), (whole, True)])
+    ]
+    one, two, unused, _ = (comparison.asked for comparison in both)
+    assert [comparison.other_template for comparison in both] == [True, False, False, False]
+    assert "template" in [reason.code for reason in verdict(both[0]).reasons]
     assert (one, unused) == (None, None)
     assert two is not None
     assert (two.what, two.files) == (("chat template",), ("chat_template.jinja",))
@@ -422,6 +425,30 @@ def test_a_chat_template_is_the_one_that_is_named(tmp_path: Path) -> None:
     differing = asked(one, two, apply_chat_template="rag")
     assert differing is not None
     assert (differing.what, differing.files) == (("chat template",), ("additional_chat_templates/rag.jinja",))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("m.content", "m.content if m.content | length < 99 else 'no'"),
+        ("in messages", "in messages[:5]"),
+        ("m.content", "m.content if m.role != 'tool' else 'no'"),
+        ("m.content", "m.content if not tools else 'no'"),
+        ("m.content", "m.content if enable_thinking is not false else 'no'"),
+        ("{% endfor %}", "{% endfor %}{% if messages | length == 7 %}no{% endif %}"),
+    ],
+    ids=["long", "many", "tool", "tools", "thinking", "seven"],
+)
+def test_a_chat_template_is_tried_on_all_kinds_of_conversations(damage: tuple[str, str], tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    one, two = (
+        copied(tmp_path, name, template=text) for name, text in (("one", template), ("two", template.replace(*damage)))
+    )
+    differing = asked(one, two, apply_chat_template=True)
+    assert differing is not None
+    assert differing.what == ("chat template",)
+    assert differing.reference_prompt != differing.candidate_prompt
+    assert len(differing.candidate_prompt) < 200
 
 
 def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:

@@ -180,8 +180,8 @@ class Comparer:
         samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
         own = self._own = read_answers(samples, tasks)
         asked = self._models.asked_otherwise if self._mode == "answers" else None
-        if asked is not None:
-            asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=_first_prompt(lm, samples))
+        if asked is not None and reference.prompt != (prompt := _first_prompt(lm, samples)):
+            asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
         both = reference.answers, own, samples, tasks
         outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
         unread = without_value(reference.answers, own) - {*reference.lost, *lost_documents(lm)}
@@ -193,6 +193,7 @@ class Comparer:
             lengths=lengths,
             changed_answers=changed_answers(reference.answers, own),
             asked=asked,
+            other_template=asked is None and self._models.other_template,
             stops=self._models.stops(lm),
             metrics=reference.results,
             matters=matters,
