@@ -78,7 +78,7 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and _windows and isinstance(arguments[0], str | bytes):
         path, is_written = os.fsdecode(arguments[0]), arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if not is_written and not path.endswith(".pyc"):
-            _opened.add(path)
+            _opened.add(str(Path(path).resolve()))
 
 
 @cache
@@ -103,7 +103,8 @@ def also_read(files: ModelFiles) -> dict[str, str]:
     read = {file.resolve() for file in read_files(files).values()}
     roots = [path.resolve() for path in (files.directory, Path(files.tokenizer)) if path.is_dir()]
     more: dict[str, str] = {}
-    for path in sorted(Path(name).resolve() for name in _opened.copy()):
+    own = (*(f"{root}{os.sep}" for root in roots), f"{os.sep}snapshots{os.sep}")
+    for path in sorted(Path(name) for name in _opened.copy() if any(part in name for part in own)):
         root = next((root for root in roots if path.is_relative_to(root)), None)
         is_code = path.suffix == ".py" and "snapshots" in path.parts
         if (root is not None or is_code) and path not in read and path.is_file():
