@@ -69,6 +69,9 @@ class Change:
     advice: str
     """The documents or the bound that would exclude a loss that matters, or why nothing does; may be empty."""
 
+    documents: int | None = None
+    """Those documents; None where they are not known, or no more are needed."""
+
     outcome: Outcome | None = None
     """None of a perplexity."""
 
@@ -210,8 +213,8 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
         high,
         _p(item, comparison.certainty),
         Figure(f"{name_of(item.task, metric)} difference", f"{shown}{' pt' * item.is_share}", interval),
-        _advice_of_answers(item, comparison.matters, comparison.certainty),
-        item,
+        *_advice_of_answers(item, comparison.matters, comparison.certainty),
+        outcome=item,
         is_shown=is_shown or item.metric.startswith("avg@"),
     )
 
@@ -239,6 +242,7 @@ def _of_text(item: Divergence | TextChange, matters: float) -> Change:
     reach = (1 + _POWER_QUANTILE / _QUANTILE) * (high - change)
     needed = documents * (reach / matters) ** 2 if math.isfinite(reach) else None
     few = f"{counted(documents, 'text')}, {LEAST_TEXTS} are needed"
+    advice, more = (few, LEAST_TEXTS) if needed is None else _advice(needed, documents)
     return Change(
         item.task,
         metric,
@@ -248,35 +252,35 @@ def _of_text(item: Divergence | TextChange, matters: float) -> Change:
         high=-low,
         p=1.0 if abs(change) <= _LEAST_CHANGE else item.p(change / 100, *errors),
         figure=Figure(name_of(item.task, metric), shown.value, shown.margin or counted(documents, "text")),
-        advice=few if needed is None else _advice(needed, documents),
+        advice=advice,
+        documents=more,
     )
 
 
-def _advice_of_answers(item: Outcome, matters: float, certainty: Certainty | None) -> str:
+def _advice_of_answers(item: Outcome, matters: float, certainty: Certainty | None) -> tuple[str, int | None]:
     """By `Outcome.documents_needed`, at least so many that documents without any change would exclude the loss. Of a
     claim the bound that would do: all documents have an error of their own."""
     size = matters / item.unit
     if item.num_population is not None:
         if certainty is None or certainty.outcome != (item.task, item.metric, item.filter):
-            return ""
+            return "", None
         low = item.low if item.higher_is_better else -item.high
         bound = size - (certainty.low - low)
-        return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few"
+        return f"a claim within {bound:.2g} would exclude it" if bound > 0 else "all documents would be too few", None
     needed = item.documents_needed.get(f"{size:g}")
     if not item.is_share or not size < 1:
         return _advice(needed, item.num_documents)
-    advice = _advice(max(needed or 0, math.log(LEVEL / 2) / math.log1p(-size)), item.num_documents)
+    advice, documents = _advice(max(needed or 0, math.log(LEVEL / 2) / math.log1p(-size)), item.num_documents)
     least = item.unit * (1 - (LEVEL / 2) ** (1 / item.num_documents))
     if not least > matters:
-        return advice
-    return f"{counted(item.num_documents, 'document')} can exclude {least:.2g} pt at best; {advice}"
+        return advice, documents
+    return f"{counted(item.num_documents, 'document')} can exclude {least:.2g} pt at best; {advice}", documents
 
 
-def _advice(needed: float | None, known: int) -> str:
+def _advice(needed: float | None, known: int) -> tuple[str, int | None]:
     """Where no more than the known documents are needed, it is the loss that is near the one that matters."""
-    if needed is None:
-        return ""
-    if needed <= known:
-        return "near the loss that matters"
+    if needed is None or needed <= known:
+        return "" if needed is None else "near the loss that matters", None
     unit = 10 ** max(0, math.floor(math.log10(max(needed, 1))) - 1)  # two significant digits, upwards
-    return f"evaluate {math.ceil(needed / unit) * unit:,} documents or more to know"
+    documents = math.ceil(needed / unit) * unit
+    return f"evaluate {documents:,} documents or more to know", documents

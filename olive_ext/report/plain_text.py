@@ -109,6 +109,7 @@ def to_markdown(report: Report) -> str:
         f"Created {literal(report.created)}." if report.created else "",
         *(f"**{literal(item.headline[:1].upper() + item.headline[1:])}.**" for item in judged),
         *(f"- {literal(text)}" for item in judged for text in item.evidence),
+        *(f"Next: {literal(item.next_step)}." for item in judged if item.next_step),
         *(f"**Bound broken: {literal(line)}.**" for line in report.broken),
         markdown_table(table.heads, table.rows),
         _facts("Model", report.model),

@@ -59,7 +59,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict on the comparison; None without one. report.json has its status, headline and reasons."""
+        """The verdict on the comparison; None without one. report.json has its `_JUDGED`."""
         return None if self.comparison is None else verdict(self.comparison)
 
 
@@ -69,11 +69,14 @@ def has_several_filters(report: Report, task: str) -> bool:
     return len(seen) > len(set(seen))
 
 
+_JUDGED = ("status", "headline", "reasons", "next_step")
+
+
 def to_json(value: Any) -> str:
     """Strict JSON, which has no NaN: NaN becomes null, infinities the strings "Infinity" and "-Infinity"."""
     values = plain(value)
     if isinstance(value, Report) and (judged := value.verdict) is not None:
-        values["verdict"] = {name: plain(getattr(judged, name)) for name in ("status", "headline", "reasons")}
+        values["verdict"] = {name: plain(getattr(judged, name)) for name in _JUDGED}
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -21,6 +21,7 @@ from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import CUT_OFF, Change, Figure, changes_of, judged, name_of, unpaired
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Divergence
+from olive_ext.report.next_step import next_step
 from olive_ext.report.numbers import SAME_NATS, joined
 from olive_ext.report.place import Place, PlaceKind
 from olive_ext.report.stages import stage_sentences
@@ -85,6 +86,9 @@ class Reason:
     words: str = ""
     """Words for the sentence that no field holds: advice, a band, another part's finding."""
 
+    documents: int | None = None
+    """Documents that would decide, by an estimate; None where that is not known."""
+
     @property
     def name(self) -> str:
         """The name of the task and its metric."""
@@ -103,6 +107,8 @@ class Verdict:
 
     figures: tuple[Figure, ...] = ()
     num_documents: int = 0
+    next_step: str = ""
+    """What to do where nothing is decided or something was lost, in a sentence."""
 
     @property
     def code(self) -> Code:
@@ -123,11 +129,10 @@ class Verdict:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Headline, evidence, and the figures with the number of documents, a line each."""
-        if not self.figures:
-            return (self.headline, *self.evidence)
+        """Headline, evidence, the figures with the number of documents, and the next step, a line each."""
         figures = f"{', '.join(map(str, self.figures))} ({counted(self.num_documents, 'document')})"
-        return (self.headline, *self.evidence, figures)
+        next_step = f"next: {self.next_step}" if self.next_step else ""
+        return (self.headline, *filter(None, (*self.evidence, figures if self.figures else "", next_step)))
 
 
 def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
@@ -187,7 +192,8 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
         is_listed = item.code in ("loss", "cut_off", "small_loss", "too_few", "gain")
         together.setdefault((item.code, "" if is_listed else repr(item)), []).append(item)
     headline, *evidence = dict.fromkeys(sentence(own, comparison.matters) for own in together.values())
-    return Verdict(status, headline, tuple(reasons), tuple(evidence), tuple(figures), num_documents(comparison))
+    known = tuple(figures), num_documents(comparison), next_step(reasons, comparison)
+    return Verdict(status, headline, tuple(reasons), tuple(evidence), *known)
 
 
 def verdict(comparison: Comparison) -> Verdict:
@@ -325,7 +331,7 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     yield from _distant(comparison, overall)
     lost = [item for item in judged(changes) if not item.is_lost and item.may_lose(matters)]
     possible = sorted(lost, key=lambda item: (item.task != ALL, item.low))
-    yield from (_reason("too_few", item, -item.low, item.advice) for item in possible)
+    yield from (replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible)
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other)
 

@@ -354,8 +354,51 @@ def test_sentences(name: str) -> None:
     assert verdict(CASES[name][0]).finding == SENTENCES[name]
 
 
+ALL_OF_IT = "400 documents are all that choice has: add tasks (`mmlu` has 14,042) and decide over all tasks together"
+OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
+BY_KL = "decide by KL (0.0123 nats, as with weights of 4 to 5 bits: `require: kl_mean<=0.09`)"
+NEXT_STEPS = {
+    "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 (`matters: 1.2`)",
+    "one of eleven by 14": f"{OVER_ALL}, or accept a loss of 13 (`matters: 13`)",
+    "values by Holm": (
+        "400 documents are all that one has: ask another task in its place (`mmlu` has 14,042), or accept a loss of "
+        "3.9 (`matters: 3.9`)"
+    ),
+    "perplexity unsure": f"accept a loss of 4 (`matters: 4`), or {BY_KL} and perplexity (wiki 0.0 %)",
+    "one text": "1 document is all that wiki has: ask another task in its place (`wikitext` has 62)",
+    "few of few missing": "run it again: what has an answer is not asked twice",
+    "shorter context that texts fill": "give the candidate's files the reference's context length, 512 tokens",
+    "an end more": "add a task that has it write answers (`gsm8k`)",
+    "excluded": "",
+}
+
+
+@pytest.mark.parametrize("name", NEXT_STEPS)
+def test_next_step_is_computed_from_what_the_tasks_have(name: str) -> None:
+    found = verdict(CASES[name][0])
+    assert found.next_step == NEXT_STEPS[name]
+    assert found.lines[-1].startswith("next: ") == bool(found.next_step)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_decided_or_lost_has_a_next_step(name: str) -> None:
+    found = verdict(CASES[name][0])
+    assert bool(found.next_step) == (found.status in ("unknown", "loss")), found.headline
+
+
+@pytest.mark.parametrize(
+    ("original", "words"),
+    [(900, "evaluate all 900 documents that choice has (leave"), (5000, "evaluate 1,500 of the 5,000 documents")],
+)
+def test_next_step_names_documents_that_were_not_asked(original: int, words: str) -> None:
+    metrics = {"n-samples": {"choice": {"original": original, "effective": 400}}}
+    assert verdict(replace(of(outcome()), metrics=metrics)).next_step.startswith(words)
+
+
 def test_figures_stand_on_the_last_line_with_the_documents() -> None:
-    figures = {name: verdict(CASES[name][0]).lines[-1] for name in ("excluded", "ties", "the whole leads", "the same")}
+    names = ("excluded", "ties", "the whole leads", "the same")
+    lines = {name: verdict(CASES[name][0]).lines for name in names}
+    figures = {name: next(line for line in reversed(own) if not line.startswith("next")) for name, own in lines.items()}
     assert figures["excluded"] == (
         f"choice acc difference {MINUS}0.20 pt ({MINUS}0.80 to +0.40), choice flips lost / won 4 / 2, "
         "mean KL 0.0123 nats (± 0.0010, as with weights of 4 to 5 bits), same top token 97.10\N{NO-BREAK SPACE}% "

@@ -16,8 +16,10 @@ from olive_ext.report import (
     Table,
     chain_markdown,
     chain_table,
+    literal,
     print_cells,
     print_table,
+    to_json,
     to_markdown,
     write_chain,
 )
@@ -59,6 +61,9 @@ def printed(call: Callable[..., object], *values: Any) -> str:
 def test_markdown_leads_with_the_verdict_and_has_one_table_of_all() -> None:
     text = to_markdown(REPORT)
     assert "\n**Loss found in wiki perplexity.**\n" in text
+    assert REPORT.verdict is not None
+    assert f"\n\nNext: {literal(REPORT.verdict.next_step)}.\n\n" in text
+    assert json.loads(to_json(REPORT))["verdict"]["next_step"] == REPORT.verdict.next_step != ""
     assert TABLE in text
 
 
@@ -75,7 +80,8 @@ def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
     model = {"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
     lines = printed(print_table, replace(REPORT, engine=spent, model=model), Path("out/report.html")).splitlines()
-    notes, headline, figures, page = lines[-4:]
+    notes, headline, figures, step, page = lines[-5:]
+    assert step.startswith("  next: ")
     assert notes == "1,240 answers from an earlier run"
     assert headline == "m: loss found in wiki perplexity"
     assert figures.startswith("  choice acc difference")

@@ -70,6 +70,8 @@ class Lead:
     stages: tuple[StagePart, ...] = ()
     """One bar: what each stage between the reference and the model moved."""
 
+    next_step: str = ""
+
 
 def to_html(report: Report) -> str:
     """The page of one evaluation."""
@@ -137,7 +139,7 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     tiles += _sizes(contrast, columns)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
-    return Lead(*lead, tuple(evidence), tuple(tiles), stages)
+    return Lead(*lead, tuple(evidence), tuple(tiles), stages, judged.next_step)
 
 
 def tone_of(judged: Verdict) -> str:

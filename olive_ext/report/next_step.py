@@ -1,0 +1,118 @@
+"""What to do after a verdict that decides nothing, or finds a loss: one sentence, from what its tasks have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from olive_ext.errors import counted
+from olive_ext.report import numbers
+from olive_ext.report.changes import perplexity_change
+from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.numbers import joined
+
+if TYPE_CHECKING:
+    from olive_ext.report.verdict import Reason
+
+LARGE_TASKS = {"mmlu": 14_042, "hellaswag": 10_042, "arc_easy": 2_376, "winogrande": 1_267}
+"""Documents of tasks of answers that many know, the largest first; and of whole texts."""
+
+LARGE_TEXTS = {"wikitext": 62}
+
+_AGAIN = "run it again: what has an answer is not asked twice"
+_STEPS: Mapping[str, str] = {
+    "cannot_tell": "`olive-ext check MODEL --verify` runs a few texts and names the first layer without finite numbers",
+    "damaged": "make the model again, or have `olive-ext mend` replace what is damaged",
+    "distant": "`olive-ext locate` names the weights that lose most, `olive-ext mend` keeps them finer",
+    "distance_open": 'evaluate all documents (`documents: "all"`)',
+    "no_values": "add a task with a value for each document (`mmlu`), or read both scores beside each other",
+    "nothing_compared": "add a task with a value for each document (`mmlu`)",
+    "claim_open": _AGAIN,
+    "missing": _AGAIN,
+    "loss": "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer",
+    "far": "`olive-ext check` the model `--against` its checkpoint, then `olive-ext locate` for the weights that lose",
+    "cut_off": "read those answers among the flips: `gen_kwargs` may give them a larger limit (`max_gen_toks`)",
+    "claim_broken": "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer",
+    "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
+}
+
+
+def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
+    """What to do, in a sentence without its full stop; empty where nothing is to be done."""
+    first = reasons[0].code
+    if (
+        comparison.missing
+        and not comparison.non_finite
+        and first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
+    ):
+        return _AGAIN
+    if first == "asked" and comparison.asked is not None:
+        return f"give both models the same {joined(comparison.asked.what)}, then evaluate again"
+    if first == "stops" and (stops := comparison.stops) is not None:
+        same = f"write the reference's ends and search ({stops.reference_file}) into the candidate's"
+        return same if stops.differ else "add a task that has it write answers (`gsm8k`)"
+    if first == "shorter" and comparison.contexts is not None:
+        return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"
+    if first == "place_unknown":
+        return "evaluate other texts, or more of them"
+    return _of_too_few(reasons, comparison) if first == "too_few" else _STEPS.get(first, "")
+
+
+def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
+    """More documents where there are some; else other tasks, a larger loss that matters, or other measures."""
+    open_ones, matters = [item for item in reasons if item.code == "too_few"], comparison.matters
+    together = f"decide over all tasks together (`fail_on_loss: {matters:g}`)"
+    if any(item.code == "pooled" for item in reasons) and all(item.unit == "pt" for item in open_ones):
+        ways = [together]
+    elif comparison.certainty is not None:
+        ways = [_STEPS["distance_open"]]
+    else:
+        ways = [_documents(open_ones[0], comparison, together), _measures(comparison)]
+    return ", or ".join(filter(None, [*ways[:1], _accepted(open_ones), *ways[1:]]))
+
+
+def _documents(item: Reason, comparison: Comparison, together: str) -> str:
+    """Where the documents that would decide a reason are."""
+    counts, samples = comparison.documents(), comparison.metrics.get("n-samples", {})
+    names = [name for name in counts if item.task in (ALL, name)]
+    asked = sum(counts[name] for name in names)
+    there = sum(samples.get(name, {}).get("original", counts[name]) for name in names)
+    those = "these tasks have" if len(names) != 1 else f"{names[0]} has"
+    if item.documents is not None and asked < item.documents <= there:
+        return f"evaluate {item.documents:,} of the {there:,} documents that {those} (`limit`)"
+    if asked < there:
+        return f"evaluate all {there:,} documents that {those} (leave `limit` out)"
+    overall, missing = comparison.overall_outcome(), (item.documents or 0) - asked
+    known = LARGE_TASKS if item.unit == "pt" else LARGE_TEXTS
+    other = next(
+        (f"`{name}` has {size:,}" for name, size in known.items() if name not in counts and size >= missing), ""
+    )
+    if not other or not names:
+        return ""
+    adds = item.unit == "pt" and overall is not None and overall.is_binary
+    how = f"add tasks ({other}) and {together}" if adds else f"ask another task in its place ({other})"
+    return f"{counted(there, 'document is', 'documents are')} all that {those}: {how}"
+
+
+def _accepted(open_ones: Sequence[Reason]) -> str:
+    """The loss, in points or per cent, that these documents exclude everywhere."""
+    sizes = [math.inf if item.size is None else item.size for item in open_ones]
+    if not max(sizes) < 99:
+        return ""
+    most = math.ceil(max(sizes)) if max(sizes) >= 10 else math.ceil(10 * max(sizes)) / 10
+    return f"accept a loss of {most:g} (`matters: {most:g}`)"
+
+
+def _measures(comparison: Comparison) -> str:
+    """The distance of the distributions, where it is near; and the perplexities beside it."""
+    from olive_ext.report.verdict import band_of
+
+    overall = comparison.overall_divergence()
+    if overall is None or not math.isfinite(overall.kl.mean) or (band := band_of(overall, 1)).code is not None:
+        return ""
+    own = [one for one in comparison.divergences if one.is_text and one.task != ALL]
+    texts = [f"{one.task} {perplexity_change(one).value}" for one in own]
+    perplexity = f" and perplexity ({joined(texts)})" if texts else ""
+    value = f"{numbers.nats(overall.kl.mean)} nats, {band.words}"
+    return f"decide by KL ({value}: `require: kl_mean<={band.most_kl:g}`){perplexity}"
