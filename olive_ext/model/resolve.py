@@ -78,6 +78,9 @@ class ResolvedModel:
     parts_failure: str = ""
     """What the trial of texts that are fed in parts failed at; empty where it did not."""
 
+    stands_for: ModelFiles | None = None
+    """Of an export that stands for a checkpoint, the files of that: answers end and are searched by these."""
+
     edit_graph: Callable[[Any], None] | None = None
     """Changes the decoder's graph (onnx.ModelProto) in place whenever it is read; None leaves it as it is."""
 
@@ -184,7 +187,7 @@ class ResolvedModel:
     @cached_property
     def processor_files(self) -> ModelFiles:
         """The files by which texts, pictures and sound are prepared: those of a checkpoint on the hub are fetched."""
-        return self.files if self.kind == "onnx" else with_configs(self.files)
+        return self.stands_for or (self.files if self.kind == "onnx" else with_configs(self.files))
 
     @cached_property
     def media(self) -> MediaSpec | None:

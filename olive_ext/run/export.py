@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +144,8 @@ def _is_as_compared(model: ResolvedModel, folder: Path) -> bool:
 def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:
     """The export, with the model's own tokenizer, on the CPU as transformers would run it."""
     changes = {"model": str(folder), "kind": "onnx", "tokenizer": model.files.tokenizer, "device": None}
-    return model.patched({**changes, "execution_provider": "CPUExecutionProvider", "provider_options": None})
+    export = model.patched({**changes, "execution_provider": "CPUExecutionProvider", "provider_options": None})
+    return replace(export, stands_for=model.processor_files)
 
 
 def _make(model: ResolvedModel, target: Path) -> None:

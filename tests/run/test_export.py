@@ -15,6 +15,7 @@ from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.run import evaluate, export
 from olive_ext.run.export import exported
+from olive_ext.session.texts import read_texts
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
 from tests.strangers import put_scaled
@@ -59,6 +60,15 @@ def test_baseline_and_reference_ask_the_float_model_once(folder: Path, tmp_path:
     assert candidate.comparison.reference["tokens_fed"] == 0
     assert candidate.comparison.reference["kind"] == "hf"
     assert candidate.comparison.metrics["results"] == baseline.results["results"]
+
+
+def test_export_ends_and_searches_as_its_checkpoint(tmp_path: Path) -> None:
+    """Its own genai_config.json has neither: a checkpoint that suppresses all digits was "no difference found"."""
+    shutil.copytree(hf_model("llama"), tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "suppress_tokens": [5]}))
+    model = resolve(MODEL.model_copy(update={"model": str(tmp_path / "model")}))
+    stops = read_texts(export._of(model, genai_export("llama"))).stops
+    assert (stops.file, stops.ids, stops.search["suppress_tokens"]) == ("generation_config.json", {7}, [5])
 
 
 def test_export_is_made_once_for_its_content() -> None:
