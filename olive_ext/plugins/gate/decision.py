@@ -219,8 +219,8 @@ def gate_answers(
     logs: Logs | None = None,
     dates: str = "",
 ) -> Gated:
-    """The decision on answers under the digests of baselines. Documents are paired where number and content are the
-    same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
+    """The decision on answers under the digests of baselines. Documents are paired where prompts, choices and target
+    are the same. `faults` has what matters, and requests without an answer. Raises `ConfigError` where tasks or metrics
     differ, or a task has no common document, which `dates` explains."""
     _refuse_others(before, after, names)
     theirs = {(item.task, item.filter): item for item in before}
@@ -228,15 +228,15 @@ def gate_answers(
     notes, common = [], []
     lacking: set[tuple[str, int]] = set()
     for first, second in pairs:
-        numbers = _common(first, second)
-        if not numbers:
+        one = _renumbered(first, second)
+        two, number = second.of(one.by_document), len(one.by_document)
+        if not number:
             raise NotComparableError(f"task '{second.task}': '{names[0]}' and '{names[1]}' share no documents{dates}")
-        one, two = first.of(numbers), second.of(numbers)
         common.append((one, two))
         most = max(len(first.by_document), len(second.by_document))
-        if len(numbers) < most:
-            notes.append(f"{second.task}: {len(numbers):,} of {most:,} documents are the same in both")
-        absent = {(second.task, number) for number in first.by_document.keys() - second.by_document.keys()}
+        if number < most:
+            notes.append(f"{second.task}: {number:,} of {most:,} documents are the same in both")
+        absent = {(second.task, -place) for place in range(1, 1 + len(first.by_document) - len(second.by_document))}
         if unanswered := absent | without_value([one], [two]):
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
@@ -253,9 +253,13 @@ def gate_answers(
     return _decided(comparison, tuple(dict.fromkeys(notes)))
 
 
-def _common(first: Answers, second: Answers) -> set[int]:
-    one, two = first.by_document, second.by_document
-    return {number for number in one.keys() & two.keys() if one[number].digest == two[number].digest}
+def _renumbered(first: Answers, second: Answers) -> Answers:
+    """The answers of `first` to questions of `second`, under its numbers: in order where one is asked several times."""
+    numbers: dict[str, list[int]] = {}
+    for number, answer in reversed(second.by_document.items()):
+        numbers.setdefault(answer.digest.split(" ")[-1], []).append(number)
+    asked = ((numbers.get(answer.digest.split(" ")[-1]), answer) for answer in first.by_document.values())
+    return replace(first, by_document={own.pop(): answer for own, answer in asked if own})
 
 
 def _refuse_others(before: Sequence[Answers], after: Sequence[Answers], names: tuple[str, str]) -> None:
@@ -341,9 +345,9 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     return Gated(decision, found, tuple(bounds_of(comparison, found)), notes)
 
 
-FORMAT = 2
+FORMAT = 3
 _KEY_BYTES = 4
-"""Bytes of a digest: 32 bits are for one document beside its earlier self, and among some thousand others."""
+"""Bytes of a digest: by 32 bits one of 4,000 documents that changed is taken for an earlier one in one of a million."""
 
 _MOST_BYTES = 1 << 26
 """The most bytes that packed numbers unfold to: 8 million documents; a file of more is no baseline of ours."""
@@ -382,7 +386,7 @@ class Packed:
     """The documents' numbers in the task, as 32 bits each."""
 
     keys: str
-    """The first 4 bytes of SHA-256 of lm-eval's digest of the document, and of those of document, prompt and target."""
+    """The first 4 bytes of SHA-256 of lm-eval's digest of the document, and of those of what is asked and target."""
 
     values: Mapping[str, str]
     """By metric, as 64 bits; NaN where a request had no answer."""
@@ -505,7 +509,7 @@ def complete_answers(run: Named) -> list[Answers]:
 def keyed(answers: Answers) -> Answers:
     """The answers under the digests of baselines."""
     short = {
-        number: replace(item, digest=" ".join(map(_short, (item.digest.split(" ")[0], item.digest))))
+        number: replace(item, digest=" ".join(_short(item.digest.split(" ", 1)[part]) for part in (0, -1)))
         for number, item in answers.by_document.items()
     }
     return replace(answers, by_document=short)

@@ -40,7 +40,7 @@ class DocumentAnswer:
     """A model's answer to one document under one filter: the values of its metrics, and its text."""
 
     digest: str
-    """lm-eval's digests of document, prompt and target."""
+    """Digests of the document, of its prompts and choices, and of the target."""
 
     values: Mapping[str, float]
     text: str
@@ -140,12 +140,9 @@ def check_same_questions(reference: Answers, candidate: Answers, *, has_same_pro
     """Raises `TaskError` where the documents of two runs of one task differ, or the prompts, which are the same unless
     each model is asked by its own files."""
     first, second = reference.by_document, candidate.by_document
-    step = 1 if has_same_prompts else 2  # without the prompt's digest, the second of three
-    differing = [
-        item
-        for item in second
-        if item in first and first[item].digest.split(" ")[::step] != second[item].digest.split(" ")[::step]
-    ]
+    parts = slice(1, None) if has_same_prompts else slice(None, None, 2)  # a document's unused columns may differ
+    both = [item for item in second if item in first]
+    differing = [one for one in both if first[one].digest.split(" ")[parts] != second[one].digest.split(" ")[parts]]
     if first.keys() != second.keys() or differing:
         what = f"document {differing[0]}" if differing else "other documents"
         raise TaskError(f"task '{candidate.task}' asked the two models differently ({what})", code="not_comparable")
@@ -196,7 +193,9 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
     # lm-eval hashes a document with pictures by where these lie in memory.
     has_media = any(len(arguments) > 2 for arguments in line["arguments"])
     document = media_digest([line["doc"]]) if has_media else line["doc_hash"]
-    digest = " ".join(str(part) for part in (document, line["prompt_hash"], line["target_hash"]))
+    asked = [text for arguments in line["arguments"] for text in arguments[:2] if isinstance(text, str)]
+    asked_hash = hashlib.sha256(repr((line["prompt_hash"], asked)).encode()).hexdigest()
+    digest = " ".join(str(part) for part in (document, asked_hash, line["target_hash"]))
     text, margin, scores = _read(task, line, next(iter(metrics), ""))
     texts = [item for items in line["resps"] for item in items if isinstance(item, str)]
     generated = hashlib.sha256(repr([*map(str, texts)]).encode()).hexdigest()[:16] if texts else ""

@@ -105,16 +105,39 @@ def test_baseline_names_the_records_of_its_reference(tmp_path: Path) -> None:
     assert made.reference == {"path": "models/float", "records": "4fd1"}
 
 
-def test_documents_that_changed_are_not_paired(baseline: Path) -> None:
-    """A prompt that differs leaves the pair out, and the notes say how many are left."""
+def other_choice(item: dict[str, Any]) -> dict[str, Any]:
+    (first, *rest) = item["arguments"].values()
+    return {
+        "arguments": {
+            "gen_args_0": {**first, "arg_1": " violet"},
+            **{f"gen_args_{n}": one for n, one in enumerate(rest, 1)},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "num_paired"),
+    [
+        (lambda item: {"prompt_hash": "another"}, 370),
+        (lambda item: {"target_hash": "another"}, 370),
+        (other_choice, 370),
+        (lambda item: {"doc_hash": "column"}, 400),
+        (lambda item: {"doc_id": 29 - item["doc_id"]}, 400),
+        (lambda item: {"doc_id": item["doc_id"] + 1000}, 400),
+    ],
+    ids=["prompt", "target", "choice", "column", "order", "place"],
+)
+def test_documents_are_paired_by_what_is_asked(change: Any, num_paired: int, baseline: Path) -> None:
+    """Of 30 documents something differs; the notes say how many are left."""
     run = folder(baseline.parent, "after", 40)
     log = run / "samples_colours.jsonl"
     lines = [json.loads(text) for text in filter(None, log.read_text().split("\n"))]
-    for item in lines[:30]:
-        item["prompt_hash"] = "another"
+    lines = [{**item, **(change(item) if place < 30 else {})} for place, item in enumerate(lines)]
     log.write_text("".join(json.dumps(item) + "\n" for item in lines))
-    gated = held(run, baseline)
-    assert gated.notes == ("colours: 370 of 400 documents are the same in both",)
+    gated, less = held(run, baseline), f"colours: {num_paired} of 400 documents are the same in both"
+    assert gated.notes == ((less,) if num_paired < 400 else ())
+    assert f"{num_paired} documents" in gated.bounds[0].text
+    assert gated.decision == "passed"
 
 
 def texts(parent: Path, name: str, nats: float, *, lost: int = 0, metric: str = "word_perplexity") -> Path:
