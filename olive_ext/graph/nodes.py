@@ -47,6 +47,9 @@ _QUANTIZING = frozenset(
 
 _HALVES: dict[int, str] = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
 
+_FEW_BITS = re.compile(r"(U?INT|FLOAT)[248](E.*)?$")
+"""Types of numbers of 8 bits or fewer; a matrix of such is a quantized weight, whatever makes floats of it."""
+
 
 class NodeWriter:
     """Appends nodes to `graph` in place; every method returns the name of the value that its nodes compute."""
@@ -268,18 +271,24 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
 
 
 def quantizing_operator(model: onnx.ModelProto) -> str:
-    """The first operator by which weights or activations are quantized; empty where there is none."""
-    return next((node.op_type for node in model.graph.node if node.op_type in _QUANTIZING), "")
+    """The first operator by which weights or activations are quantized, else the type of a matrix that is stored in 8
+    bits or fewer; empty where there is none."""
+    types = (onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in _matrices(model))
+    operators = (node.op_type for node in model.graph.node if node.op_type in _QUANTIZING)
+    return next(chain(operators, filter(_FEW_BITS.match, types)), "")
 
 
 def half_type(model: onnx.ModelProto) -> str:
     """torch's name of the half precision of a graph's matrices, else of its inputs and outputs; empty where none is in
     half precision."""
-    constants = (attribute(node, "value", None) for node in model.graph.node if node.op_type == "Constant")
-    tensors = (one for one in chain(model.graph.initializer, constants) if one is not None and len(one.dims) > 1)
     declared = (value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output))
-    types = chain((tensor.data_type for tensor in tensors), declared)
+    types = chain((tensor.data_type for tensor in _matrices(model)), declared)
     return next((_HALVES[kind] for kind in types if kind in _HALVES), "")
+
+
+def _matrices(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    constants = (attribute(node, "value", None) for node in model.graph.node if node.op_type == "Constant")
+    yield from (one for one in chain(model.graph.initializer, constants) if one is not None and len(one.dims) > 1)
 
 
 def delete_at(field: Any, indices: Iterable[int]) -> None:

@@ -153,11 +153,18 @@ class Models:
         if self.own.kind != "onnx":
             return {}
         from olive_ext.model.files.damage import damage
+        from olive_ext.session.tokenizer import Rows
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
         try:
             other = None if other is None or other.decoder == self.own.files.decoder else other
-            return damage(self.own.files, other, is_near=is_near, longest=self.own.context_length)
+            models = [self.own, *([] if other is None else [self.other])]
+            facts = {
+                "longest": self.own.context_length,
+                "num_tokens": max(self._tokenizer(one).num_ids for one in models),
+                "vocab_sizes": {size for one in models for size in Rows.of(one)},
+            }
+            return damage(self.own.files, other, is_near=is_near, **facts)
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
             return {}

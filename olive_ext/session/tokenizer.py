@@ -255,7 +255,12 @@ class Tokenizer:
     @functools.cached_property
     def _numbers(self) -> list[int]:
         """Every token id. Ids that a library makes are objects of 32 bytes each; those of many texts are these."""
-        return list(range(1 + max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder))))
+        return list(range(self.num_ids))
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id of a token."""
+        return 1 + max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder))
 
     def _specials(self, text: str, add_special_tokens: bool | None) -> tuple[bool, bool]:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from olive_ext.graph.edits import clips_as_max
-from olive_ext.graph.nodes import half_type, reads
+from olive_ext.graph.nodes import half_type, quantizing_operator, reads
 
 
 @pytest.mark.parametrize("is_constant_node", [False, True])
@@ -50,19 +50,22 @@ def test_each_nested_graph_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("weight", "value", "state", "expected"),
     [
-        ("FLOAT", "FLOAT", "FLOAT", ""),
-        ("BFLOAT16", "FLOAT", "FLOAT", "bfloat16"),
-        ("FLOAT", "FLOAT16", "FLOAT", "float16"),
-        ("FLOAT", "FLOAT", "FLOAT16", "float16"),
+        ("FLOAT", "FLOAT", "FLOAT", ("", "")),
+        ("BFLOAT16", "FLOAT", "FLOAT", ("bfloat16", "")),
+        ("FLOAT", "FLOAT16", "FLOAT", ("float16", "")),
+        ("FLOAT", "FLOAT", "FLOAT16", ("float16", "")),
+        ("FLOAT8E4M3FN", "FLOAT", "FLOAT", ("", "FLOAT8E4M3FN")),
+        ("FLOAT", "INT8", "FLOAT", ("", "INT8")),
+        ("INT64", "INT32", "FLOAT", ("", "")),
     ],
-    ids=["none", "a matrix", "a Constant node", "a cache"],
+    ids=["none", "a matrix", "a Constant node", "a cache", "fp8", "int8 in a Constant node", "integers"],
 )
-def test_half_precision_is_that_of_matrices_wherever_they_lie_or_of_caches(
-    weight: str, value: str, state: str, expected: str
+def test_precision_is_that_of_matrices_wherever_they_lie_or_of_caches(
+    weight: str, value: str, state: str, expected: tuple[str, str]
 ) -> None:
     types = [TensorProto.DataType.Value(name) for name in (weight, value, state)]
-    matrices = [helper.make_tensor(name, kind, [2, 1], [1.0, 2.0]) for name, kind in zip("wv", types, strict=False)]
+    matrices = [helper.make_tensor(name, kind, [2, 1], [1, 2]) for name, kind in zip("wv", types, strict=False)]
     nodes = [helper.make_node("Constant", [], ["v"], value=matrices[1])]
     cache = helper.make_tensor_value_info("past", types[2], [1, 2])
     graph = helper.make_graph(nodes, "g", [cache], [], [matrices[0]])
-    assert half_type(helper.make_model(graph)) == expected
+    assert (half_type(model := helper.make_model(graph)), quantizing_operator(model)) == expected

@@ -117,6 +117,12 @@ def without(*words: str) -> dict[str, Array]:
     return {name: array for name, array in floats().items() if not any(word in name for word in words)}
 
 
+def rounded(array: Array) -> Array:
+    """To 8 bits by rows, and stored as before."""
+    steps = np.abs(array).max(-1, keepdims=True) / np.float32(127)
+    return np.round(array / steps) * steps
+
+
 HEALTHY = {
     "float16": floats(np.float16),
     "bfloat16": floats(ml_dtypes.bfloat16),
@@ -129,6 +135,8 @@ HEALTHY = {
     "weights of a fine-tuned checkpoint": {**floats(seed=1), **{n: a for n, a in floats().items() if "cache" in n}},
     "another model, of another rotary base": {**floats(seed=1), "cos_cache": floats()["cos_cache"] ** 2},
     "a table in integers": without("embed_tokens"),
+    "a table that was in integers": edited("embed_tokens", rounded),
+    "rotary tables that were in integers": edited("cos_cache", rounded),
     "a mask": {**floats(), "mask": np.triu(np.full((8, 8), -np.inf, np.float32), 1)},
     "no biases": without("bias"),
     "longer rotary tables": edited("cache", lambda array: np.concatenate([array, array[:9]])),
@@ -255,10 +263,12 @@ LAYER = """
         <num_heads = 4, kv_num_heads = 2, rotary_interleaved = 0, do_rotary = 1, softcap = 50.0, scale = 0.5,
          local_window_size: int = {window}> (q, k, v, past{0}, past{0}, s, t, cos_cache, sin_cache)
     m{0} = Constant <value = float {{1.5}}> ()
-    x{next} = Mul (a{0}, m{0})
+    b{0} = Mul (a{0}, m{0})
+    o{0} = Constant <value = float {{2.0}}> ()
+    x{next} = Mul (b{0}, o{0})
     e{0}, i{0} = TopK (r, experts)
 """
-NAMES = ("input_layernorm/LayerNorm", "attn/Attention", "constant", "scale", "topk")
+NAMES = ("input_layernorm/LayerNorm", "attn/Attention", "constant", "scale", "other_constant", "other_scale", "topk")
 
 
 def decoder(*edits: Callable[[dict[str, onnx.NodeProto]], None]) -> onnx.ModelProto:
@@ -330,6 +340,10 @@ def damaged(
     return damage(*files, **facts)
 
 
+def number(value: float) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.float32(value))
+
+
 def equal() -> Outcome:
     """A thousand documents to which both models answer alike."""
     return compare_outcomes("choice", "acc", "none", np.ones(1000), np.ones(1000), True)
@@ -349,7 +363,8 @@ NUMBERS: list[tuple[Any, str, str]] = [
     (setting(LAYER_1, scale=0.3), "'scale' 0.3, {} 0.5", "config"),
     (setting(LAYER_1, scale=None), "'scale' 0, {} 0.5", ""),
     (setting(LAYER_1, rotary_interleaved=1), "'rotary_interleaved' 1, {} 0", ""),
-    (setting("layers.1/constant", value=numpy_helper.from_array(np.float32(1.6))), "is 1.6, {} 1.5", ""),
+    (setting(LAYER_1, activation_alpha=1.7), "'activation_alpha' 1.7, {} 1", ""),
+    (setting("layers.1/constant", value=number(1.6)), "is 1.6, {} 1.5", ""),
 ]
 """What is done to a model's nodes; what is told; and whether another exporter's graph and config.json show it, too."""
 
@@ -375,6 +390,46 @@ def test_a_smooth_softmax_that_is_written_out_as_off_is_the_one_that_is_left_out
     value: int, num_named: int, tmp_path: Path
 ) -> None:
     assert len(damaged(tmp_path, decoder(setting(LAYER_1, smooth_softmax=value)), decoder())) == num_named
+
+
+def with_arrays(model: onnx.ModelProto, **arrays: Array) -> onnx.ModelProto:
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
+
+
+@pytest.mark.parametrize(("width", "epsilon", "num_named"), [(40, 8e-7, 0), (40, 1e-6, 2), (32, 8e-7, 2)])
+def test_epsilon_of_a_norm_with_zeros_beside_its_numbers_is_smaller_by_as_much(
+    width: int, epsilon: float, num_named: int, tmp_path: Path
+) -> None:
+    own = with_arrays(decoder(setting("LayerNorm", epsilon=epsilon)), w=np.ones(width, np.float32))
+    reference = with_arrays(decoder(), w=np.ones(32, np.float32))
+    assert len(damaged(tmp_path / "graph", own, reference)) == num_named
+    assert len(damaged(tmp_path / "config", own, CONFIG)) == (0 if width == 40 else num_named)
+
+
+@pytest.mark.parametrize(
+    ("operator", "factor", "num_named"), [("MatMulNBits", 0.0, 0), ("MatMul", 0.0, 1), ("MatMulNBits", 1.05, 1)]
+)
+def test_a_norm_that_a_quantized_product_may_hold_is_no_damage_beside_a_checkpoint(
+    operator: str, factor: float, num_named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = np.linspace(0.5, 2, 16, dtype=np.float32)
+    monkeypatch.setattr("olive_ext.model.files.damage.checkpoint_floats", lambda folder: {NORM: norm})
+    own = with_arrays(decoder(), **{NORM: norm * np.float32(factor) if factor else np.ones_like(norm)})
+    own.graph.node.extend([helper.make_node("Mul", ["y", NORM], ["z"]), helper.make_node(operator, ["z", "v"], ["u"])])
+    assert len(damaged(tmp_path, own, CONFIG)) == num_named
+
+
+@pytest.mark.parametrize(("row", "num_named"), [(95, 0), (89, 2)])
+def test_what_only_ids_without_a_token_reach_is_no_damage(row: int, num_named: int, tmp_path: Path) -> None:
+    tensors = {TABLE: floats()[TABLE], "lm_head": floats()[TABLE].T.copy()}
+    edits = {TABLE: put(row, 0), "lm_head": put((slice(None), row), 0)}
+    own, reference = (decoder() for _ in range(2))
+    for model in (own, reference):
+        model.graph.node.extend(helper.make_node("Gather", [name, "ids"], [f"of {name}"]) for name in tensors)
+    own = with_arrays(own, **{name: edits[name](array.copy()) for name, array in tensors.items()})
+    facts: dict[str, Any] = {"num_tokens": 90, "vocab_sizes": {100, None}}
+    assert len(damaged(tmp_path, own, with_arrays(reference, **tensors), **facts)) == num_named
 
 
 CONFIG = {
@@ -440,6 +495,8 @@ HEALTHY_NODES: list[Callable[..., None]] = [
     OTHER_NAMES,
     setting("Attention", scale=0.5, num_heads=4),
     setting("LayerNorm", epsilon=1.0004e-6),
+    setting(LAYER_1, activation_alpha=1.0),
+    lambda nodes: [setting(f"layers.1/{name}", value=number(3**0.5))(nodes) for name in ("constant", "other_constant")],
     setting("layers.1/constant", value=numpy_helper.from_array(np.array([1.5], np.float16))),
 ]
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from olive_ext.errors import ModelError
 from olive_ext.model.files.package_config import GenaiConfig, read_json
+from olive_ext.model.spec.attention import embedding_rows
 from olive_ext.model.spec.decoder_spec import read_embedding, read_spec
 from olive_ext.model.types import InputSpec, KvTensor, Role, StateTensor, TensorSpec
 from tests.refusals import refused
@@ -370,3 +371,10 @@ def test_what_is_not_clear_or_not_stated_is_refused():
         read_embedding(embedding(), ["inputs_embeds", "per_layer_inputs"])
     with refused(ModelError, "unsupported", holds="gate"):
         read_embedding(embedding(("gate", FLOAT, [1])), ["inputs_embeds"])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_embedding_has_as_many_rows_as_its_axis_of_lookup(axis):
+    table = helper.make_tensor("table", TensorProto.FLOAT, (50, 4)[:: 1 - 2 * axis], [0] * 200)
+    node = helper.make_node("Gather", ["table", "ids"], ["out"], axis=axis)
+    assert embedding_rows(helper.make_graph([node], "g", [], [], [table]), "ids") == 50

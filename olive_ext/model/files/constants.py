@@ -50,7 +50,8 @@ ROTARY = re.compile(r"(^|[._/])(cos|sin)(_cache|_cached|[._]|$)")
 
 _EPSILON = 2.0**-7
 """Two roundings of a number to bfloat16, relative to it: whatever type stores numbers now, they may have been rounded
-to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32."""
+to it before, as by a builder that reads a checkpoint in bfloat16 and writes float32. A half of it, of a row's largest
+number, is half a step of 8 bits: tables that were rounded to integers may be stored as floats again."""
 
 _ANGLE = 2.5e-7
 """How far two exporters' float32 angles of a position may be apart, in radians for each position."""
@@ -315,7 +316,7 @@ def _apart(name: str, own: Array, other: Array, added: int = 0) -> Apart | None:
             continue
         left, right = left.astype(np.float32) + added, right.astype(np.float32)
         size = np.where(np.isfinite(left), np.abs(left), 0)
-        limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / 16)
+        limit = _EPSILON * np.maximum(size, size.max(1, keepdims=True, initial=0) / (16 if own.ndim < 2 else 1.95))
         if is_rotary:
             limit = np.maximum(limit, _EPSILON / 16 + _ANGLE * np.arange(first, first + len(left))[:, None])
         with np.errstate(invalid="ignore"):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import attribute, layer_of, nested_graphs
+from olive_ext.graph.nodes import attribute, layer_of, nested_graphs, quantizing_operator
 from olive_ext.model.files.constants import (
     FLOATS,
     ROTARY,
@@ -65,7 +65,13 @@ _ATTENTIONS = ("GroupQueryAttention", "MultiHeadAttention", "PagedAttention", "A
 _ATTENTION_BIAS = 10
 """GroupQueryAttention's input that may hold a window's mask."""
 
-_SCALAR_READERS = ("Add", "Sub", "Mul", "Div", "Pow", "Clip", "Min", "Max", "TopK")
+Scalar: TypeAlias = tuple[float, int]
+"""A number, and the power of it that multiplies what its node makes; 0 of no factor."""
+
+_FACTORS = {"Mul": (1, 1), "Div": (0, -1)}
+"""The power by an operator's input."""
+
+_SCALAR_READERS = ("Add", "Sub", *_FACTORS, "Pow", "Clip", "Min", "Max", "TopK")
 _LARGE = 6e4
 """Numbers beyond stand for infinity in masks: each type of floats has its own."""
 
@@ -76,13 +82,20 @@ _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
 def damage(
-    model: ModelFiles, reference: ModelFiles | None, *, is_near: bool = False, longest: int | None = None
+    model: ModelFiles,
+    reference: ModelFiles | None,
+    *,
+    is_near: bool = False,
+    longest: int | None = None,
+    num_tokens: int | None = None,
+    vocab_sizes: Collection[int | None] = (),
 ) -> dict[str, str]:
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
-    a scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. The
-    reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    a scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. Nothing
+    reads rows of `vocab_sizes` that are beyond the tokenizer's `num_tokens`. The reference is an ONNX model, a
+    checkpoint, or not on disk. Raises `ModelError`."""
     findings: dict[str, str] = {}
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
@@ -100,8 +113,12 @@ def damage(
             known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
             numbers = differing_numbers(other, own, without)
         elif config and not part:
-            known = floats | rotary_tables(config, constants)
+            # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
+            folds = [name for name, one in constants.items() if one.ndim == 1 and (one == 1).all()]
+            lost = folds if quantizing_operator(own.model) else []
+            known = {name: one for name, one in floats.items() if name not in lost} | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, without, longest)
+        known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return findings
@@ -109,6 +126,13 @@ def damage(
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:
     return {"": files.decoder, **{part: one.graph for part, one in files.companions.items()}}
+
+
+def _reached(arrays: Mapping[str, Array], num_tokens: int | None, sizes: Collection[int | None]) -> dict[str, Array]:
+    """Tables and heads without what only ids beyond `num_tokens` reach, which is anything."""
+    tables = {name: [size in sizes for size in array.shape] for name, array in arrays.items() if array.ndim == 2}
+    cuts = {name: tuple(slice(num_tokens if is_long else None) for is_long in axes) for name, axes in tables.items()}
+    return {name: array[cuts[name]] if sum(tables.get(name, ())) == 1 else array for name, array in arrays.items()}
 
 
 def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mapping[str, Array]) -> dict[str, str]:
@@ -199,6 +223,8 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
     theirs = _by_kind(reference.model)
+    tensors = (constants.model.graph.initializer for constants in (model, reference))
+    widths = [{one.name: one.dims[0] for one in own if len(one.dims) == 1} for own in tensors]
     for kind, nodes in _by_kind(model.model).items():
         groups, others = _by_name(nodes), _by_name(theirs.get(kind, []))
         if not (is_named := not groups.keys().isdisjoint(others)):
@@ -207,26 +233,43 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
             known = others.get(name, [])
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, without, is_named=is_named)
-    scalars = _scalars(reference)
-    for name, value in _scalars(model).items():
-        other = scalars.get(name, value)
+                findings |= _unlike(node, pair, sizes, without, widths, is_named=is_named)
+    return findings | _differing_scalars(_scalars(reference), _scalars(model))
+
+
+def _differing_scalars(reference: Mapping[str, Scalar], model: Mapping[str, Scalar]) -> dict[str, str]:
+    """Factors of a layer whose product is the reference's are left out: queries may be scaled, or keys, or both."""
+    findings: dict[str, str] = {}
+    ratios: dict[int | None, float] = {}
+    for name, (value, power) in model.items():
+        other = reference.get(name, (value, power))[0]
         is_mask = min(abs(value), abs(other)) > _LARGE
         if not is_mask and not math.isclose(value, other, rel_tol=2**-7, abs_tol=6e-8):
             findings[name] = f"is {value:.6g}, the reference's {other:.6g}"
-    return findings
+            ratio = (value / other) ** power if power and value and other else math.nan
+            ratios[layer_of(name)] = ratios.get(layer_of(name), 1.0) * ratio
+    return {name: how for name, how in findings.items() if not math.isclose(ratios[layer_of(name)], 1.0, rel_tol=2**-7)}
 
 
 def _unlike(
-    node: onnx.NodeProto, pair: Sequence[onnx.NodeProto], sizes: set[int], without: Sequence[str], *, is_named: bool
+    node: onnx.NodeProto,
+    pair: Sequence[onnx.NodeProto],
+    sizes: set[int],
+    without: Sequence[str],
+    widths: Sequence[Mapping[str, int]],
+    *,
+    is_named: bool,
 ) -> dict[str, str]:
-    """The first attribute of a node that no node of `pair` has: its counterpart, or several that may be."""
+    """The first attribute of a node that no node of `pair` has: its counterpart, or several that may be. The epsilon of
+    a norm over more numbers, of which some are zeros, is smaller by as much."""
     is_alike = len(pair) == 1 and _form(pair[0]) == _form(node)
     names = (*_FREE, *_BY_NAME[: None if is_named else is_alike], *(_BY_FORM if is_named and is_alike else ()))
     for name in (one for one in (names if len(pair) == 1 else _FREE if pair else ()) if one not in without):
         is_said = all(_attribute(one, name) is not None for one in (node, *pair))
         own, *known = (_value(one, name, sizes) for one in (node, *pair))
         is_known = is_said or node.op_type == pair[0].op_type or name in ("epsilon", "softcap")
+        over = [max(map(of.get, one.input, repeat(0))) for of, one in zip(widths, (node, pair[0]), strict=True)]
+        own = own * over[0] / over[1] if name == "epsilon" and all(over) else own
         is_other = not any(_is_same(own, other) for other in known)
         if is_known and is_other and not ("heads" in name and 0 in (own, *known)):
             return {node.name: f"has '{name}' {_shown(own)}, the reference's {_shown(known[0])}"}
@@ -241,6 +284,9 @@ def numbers_against(
     text = config.get("text_config", config)
     fields = [(key, value) for entry in entries(text) for key, value in entry.items()]
     epsilons = [value for key, value in fields if key.endswith(("eps", "epsilon")) and isinstance(value, float)]
+    size = text.get("hidden_size") or math.inf
+    wider = {one.dims[0] for one in model.graph.initializer if len(one.dims) == 1 and one.dims[0] > size}
+    epsilons += [value * size / width for value in epsilons for width in wider]  # zeros beside the numbers of a norm
     queries = [value for key, value in fields if key.endswith(("attention_heads", "n_head")) and type(value) is int]
     shared = [value for key, value in fields if key.endswith("heads") and type(value) is int]
     caps = [value or 0.0 for key, value in fields if key.startswith("attn") and "cap" in key] or [0.0]
@@ -344,15 +390,16 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _scalars(constants: Constants) -> dict[str, float]:
+def _scalars(constants: Constants) -> dict[str, Scalar]:
     """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
-    as far as no other node has that name, or by their own as in `Constants.floats`."""
+    as far as no other node has that name, or by their own as in `Constants.floats`. Those of a cap are no factors."""
     made = {
         node.output[0]: attribute(node, "value", None) for node in _nodes(constants.model) if node.op_type == "Constant"
     }
     tensors = {name: one for name, one in {**constants.initializers, **made}.items() if one is not None}
     keys = {name: key for key, name in constants.float_names.items()}
     readers = [node for node in _nodes(constants.model) if node.op_type in _SCALAR_READERS]
+    has_caps = any(node.op_type == "Tanh" for node in _nodes(constants.model))
     names, scalars = Counter(plain_name(node.name) for node in readers), {}
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:
@@ -360,5 +407,6 @@ def _scalars(constants: Constants) -> dict[str, float]:
         is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type == "TopK")
         if is_number and (value in keys or names[plain_name(node.name)] == 1):
             array = constants.numbers(value) if value not in made else onnx.numpy_helper.to_array(tensors[value])
-            scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = float(array.reshape(-1)[0])
+            power = 0 if has_caps else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
+            scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = float(array.reshape(-1)[0]), power
     return scalars

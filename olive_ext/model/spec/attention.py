@@ -75,11 +75,11 @@ def embedding_rows(graph: onnx.GraphProto, tokens: str) -> int | None:
     """Rows of the smallest table that the token ids `tokens` are looked up in; None where there is none."""
     dims = _dims(graph)
     tables = (
-        dims.get(node.input[0])
+        (dims.get(node.input[0]), attribute(node, "axis", attribute(node, "gather_axis", 0)))
         for node in graph.node
         if node.op_type in ("Gather", "GatherBlockQuantized") and list(node.input[1:2]) == [tokens]
     )
-    return min((table[0] for table in tables if table), default=None)
+    return min((table[axis] for table, axis in tables if table), default=None)
 
 
 def window_notes(kv: Sequence[KvTensor]) -> Iterator[str]:
