@@ -42,7 +42,7 @@ from olive_ext.report.verdict import EXIT_STATUS  # noqa: E402
 REFERENCE = ROOT / "docs" / "reference"
 BY_HAND = REFERENCE / "python.md"
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
-EDITORS = f"""## In an editor
+EDITORS = """## In an editor
 
 `olive-ext schema recipe` writes a JSON schema by which editors complete and check recipes; the site has it at
 `docs/reference/schema-recipe.json`. Do not put a `$schema` key into a recipe: Olive refuses it. Name the schema in the
@@ -56,11 +56,11 @@ olive-ext schema recipe > .vscode/recipe.schema.json
 JSON recipes, VS Code's `.vscode/settings.json`:
 
 ```json
-{{
+{
   "json.schemas": [
-    {{"fileMatch": ["**/recipes/**/*.json"], "url": "./.vscode/recipe.schema.json"}}
+    {"fileMatch": ["**/recipes/**/*.json"], "url": "./.vscode/recipe.schema.json"}
   ]
-}}
+}
 ```
 
 YAML recipes (YAML extension), the recipe's first line, the path taken from the recipe's own folder:
@@ -69,7 +69,7 @@ YAML recipes (YAML extension), the recipe's first line, the path taken from the 
 # yaml-language-server: $schema=../../.vscode/recipe.schema.json
 ```
 
-Only `{EVALUATOR_TYPE}` and `{PASS_TYPE}` blocks are checked; everything else in a recipe is Olive's and left open."""
+Only evaluators and passes of this package are checked; everything else in a recipe is Olive's and left open."""
 
 
 def documents() -> dict[Path, str]:
@@ -161,8 +161,9 @@ def cli() -> str:
         "| exit status | of every command |\n| --: | --- |\n"
         f"| {EXIT_STATUS['ok']} | done; of a comparison: no loss, or a small one |\n"
         f"| {EXIT_STATUS['loss']} | a loss, a bound (`require`, `--within`) that is not kept, requests without an "
-        "answer, or any other failure (`OLIVE_EXT_DEBUG=1` shows the traceback) |\n"
-        "| 2 | a mistake in what was given: one line on stderr names it |\n"
+        "answer, or a failure that nobody foresaw (`OLIVE_EXT_DEBUG=1` shows the traceback) |\n"
+        "| 2 | what was given cannot be done (a mistake, a damaged model, too little memory or disk): one line on "
+        "stderr names it |\n"
         f"| {EXIT_STATUS['unknown']} | a comparison that decides nothing: the last lines say what would decide |\n"
         "| 130, 143 | Ctrl-C, SIGTERM |\n\n"
         "`olive-ext run` ends with 0 where nothing is decided: its model is made. `olive run` itself ends with 0 on a "

@@ -110,8 +110,8 @@ def check_model(
     """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
 
     `handed_over` is the provider that Olive's accelerator names. With `verify` the model is also run, see
-    `verify_graphs` and `verify_steps`; with `against` it is held against that checkpoint (`run.conversion`). The tasks
-    are not looked at.
+    `verify_graphs` and `verify_steps`; with `against` it is compared with that checkpoint (`hold_against`). The tasks
+    are not checked.
     """
     findings = Findings()
     with findings.noting_problems():
@@ -160,7 +160,7 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
     if contexts := contexts_of(model.context_length, other.context_length):
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
-        section.add("not reached", f"'{name}' of {number}", "no text is as long: 'max_length' sets the longest one's")
+        section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
     if found.quantized_by:  # whose distance says little: its files are compared
         damaged = damage(model.files, other.files, longest=model.context_length)
         findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]

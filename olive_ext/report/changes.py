@@ -76,7 +76,7 @@ class Change:
     """None of a perplexity."""
 
     is_certain: bool = False
-    """Whether the change stands the correction for the number of changes."""
+    """Whether the change is significant after the correction for the number of changes."""
 
     is_shown: bool = True
     """Whether a verdict shows its figure without any finding."""
@@ -110,9 +110,9 @@ def changes_of(comparison: Comparison) -> list[Change]:
     """Every metric of every task, all answers together, the perplexities of whole texts, and shares of answers that run
     to their limit.
 
-    A change is certain if its exact p-value stands a correction. The change over all answers (or of the single task
-    with right and wrong answers) needs p below 5 %, all others below 5 % by Holm's step-down procedure (1979) for
-    their number. A loss is one of two signs, so at most 2.5 % + 2.5 % of equal models are called a loss.
+    A change is certain if its p-value is significant after correction: for the change over all answers (or of the
+    single task with right and wrong answers) below 5 %, for all others below 5 % by Holm's step-down procedure (1979)
+    for their number. A loss is one of two signs, so at most 2.5 % + 2.5 % of equal models are called a loss.
     """
     leading = comparison.overall_outcome()
     lengths = [item for item in comparison.lengths if item.metric == CUT_OFF]

@@ -320,7 +320,7 @@ class Certainty:
 
 @dataclass(frozen=True)
 class Asked:
-    """How the two models are asked otherwise, each by its own files; their distributions are not compared then."""
+    """How the prompts of the two models differ, each made by the model's own files. Distributions are not compared."""
 
     what: tuple[str, ...]
     """"chat template", "special tokens around a text"."""
@@ -334,10 +334,10 @@ class Asked:
     candidate_prompt: str = ""
 
     def sentence(self) -> str:
-        """ "the two models are asked otherwise: chat template (chat_template.jinja): '<s>Hi' and 'Hi'"."""
+        """ "the two models get different prompts: chat template (chat_template.jinja): '<s>Hi' and 'Hi'"."""
         files = f" ({', '.join(self.files)})" if self.files else ""
         shown = f": {self.reference_prompt!r} and {self.candidate_prompt!r}" if self.candidate_prompt else ""
-        return f"the two models are asked otherwise: {', '.join(self.what)}{files}{shown}"
+        return f"the two models get different prompts: {', '.join(self.what)}{files}{shown}"
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class Stops:
         """ "the candidate does not stop at token 2, as the reference does (genai_config.json has none, ...)"."""
         if not self.missing:
             return (
-                f"{self.candidate_file} has another search than {self.reference_file} of the reference: "
+                f"{self.candidate_file} has other search settings than the reference's {self.reference_file}: "
                 + ", ".join(self.search)
             )
         one, two = ([*map(str, ids)] or ["none"] for ids in (self.candidate, self.reference))

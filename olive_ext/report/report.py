@@ -43,7 +43,7 @@ class Report:
     """The engine's counters, and `seconds`."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The configuration as written."""
+    """The configuration as written, in a workflow without bounds."""
 
     missing: tuple[Mapping[str, Any], ...] = ()
     """Requests without an answer: task, document and reason. Their documents count in no metric."""
@@ -81,7 +81,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str) -> Report:
-    """The report that `to_json` wrote, whose verdict is found anew. Numbers come back as they were, NaN inside of
+    """The report that `to_json` wrote. Its verdict is computed again. Numbers come back as they were, NaN inside of
     JSON-like data as None.
 
     Raises `ValueError` that names the first wrong key for any other text.

@@ -199,15 +199,17 @@ def _of(reasons: Sequence[Reason], comparison: Comparison, figures: Sequence[Fig
 def verdict(comparison: Comparison) -> Verdict:
     """The verdict on a comparison.
 
-    A loss or a gain is certain where its exact p-value stands the correction for the number of changes (`changes_of`),
-    and of a perplexity beyond 0.1 %, or where the distributions are as far apart as with weights of 2 bits (`BANDS`).
-    A loss is small where one of `comparison.matters` points is excluded. No loss is found where in each metric of each
-    task the 95 % interval excludes one that matters, in what has no answer, too, distributions are as near as with
-    weights of 4 bits, and every task is judged by documents or as texts (`unpaired`): so of models that lost as much
-    anywhere at most 2.5 % are called without a loss, whatever the number of tasks. A loss anywhere is one of the model.
-    No difference is found where all distributions are equal but for rounding, and no document flips: then few documents
-    do, too. What drawn documents make certain comes first, and adds to what is against the candidate; it takes nothing
-    away.
+    A loss or a gain is certain if its p-value is significant after the correction for the number of changes
+    (`changes_of`); a perplexity must also change by more than 0.1 %. A loss is also certain if the distributions are as
+    far apart as with weights of 2 bits (`BANDS`). A loss is small if a loss of `comparison.matters` points is excluded.
+
+    "No loss found" needs three things: the 95 % interval of each metric of each task excludes a loss that matters, even
+    if all requests without an answer are lost; the distributions are as near as with weights of 4 bits; and every task
+    is judged by documents or as texts (`unpaired`). So at most 2.5 % of models that lost that much in some metric get
+    it, whatever the number of tasks. A loss in one task is a loss of the model.
+
+    "No difference found" needs distributions that are equal but for rounding, and no flip. Few documents suffice for
+    it. A claim about drawn documents comes first. It adds to the findings against the candidate and removes none.
     """
     if comparison.place is not None:
         return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison)

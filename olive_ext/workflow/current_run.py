@@ -94,8 +94,8 @@ def recorded_failures() -> Iterator[None]:
 def requirement_error(where: str, lines: list[str]) -> RequirementError:
     """The error for broken bounds, each of which is logged in Olive's log, too."""
     for line in lines:
-        logger.error("'%s.require' is broken: %s", where, line)
-    return RequirementError(f"'{where}.require' is broken: {'; '.join(lines)}")
+        logger.error("a bound of '%s' is broken: %s", where, line)
+    return RequirementError(f"a bound of '{where}' is broken: {'; '.join(lines)}")
 
 
 def input_model_path() -> str | None:

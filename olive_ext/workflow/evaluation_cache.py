@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from olive_ext.model.files.content import digest_of
 from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.model.files.package_config import read_json
 from olive_ext.registry import hooks
-from olive_ext.report import from_json
+from olive_ext.report import from_json, write
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
 from olive_ext.workflow.handlers import label, tokenizer_candidates
@@ -114,7 +114,7 @@ def deciding(
     Olive makes folders absolute once they exist, so that they would also make a second run unlike the first.
     """
     is_free = not bounds_decide and values.get("documents") != "enough"
-    free = {*without, "require"} if is_free else {*without}
+    free = {*without, "require", "fail_on_loss"} if is_free else {*without}
     kept = {name: value for name, value in values.items() if name not in free}
     if isinstance(kept.get("reference"), Mapping):
         kept["reference"] = {name: value for name, value in kept["reference"].items() if name != "records_dir"}
@@ -165,10 +165,12 @@ def evaluate_model(engine: Any, given: dict[str, Any], proceed: Callable[..., An
         return proceed()
     if (run := running.get()) is not None:
         run.model_id = given["model_id"]
+    known = 0 if run is None else len(run.reports)
     with recorded_failures():
         with surfaced("the evaluation stopped"):
             signal = _evaluated(model, evaluator, proceed)
-        _judge(engine, model, evaluator, signal)
+        is_input = run is not None and engine.input_passes_configs and model is run.input_model
+        _judge(evaluator, signal if not is_input else None, known)
     return signal
 
 
@@ -221,14 +223,18 @@ def _keyed(model: Any, evaluator: Any) -> _Evaluation:
     return _Evaluation(f"-{suffix}", report)
 
 
-def _judge(engine: Any, model: Any, evaluator: Any, signal: Any) -> None:
-    """Holds an output model against the evaluator's bounds, and the input model where there is no other.
+def _judge(evaluator: Any, signal: Any, known: int) -> None:
+    """Checks a model against the evaluator's bounds; None in place of its `signal` for an input model, which has to
+    keep none. Its report, which comes after `known` others of the run, names the broken ones.
 
     In a search the candidate is out at once; else Olive first saves the model and its metrics.
     """
     run, bounds = running.get(), evaluator_settings()[evaluator.type].parse(evaluator.type_args).bounds
-    is_input = run is not None and engine.input_passes_configs and model is run.input_model
-    lines = broken_in(signal, bounds) if bounds and not is_input else []
+    lines = broken_in(signal, bounds) if bounds and signal is not None else []
+    if run is not None and len(run.reports) > known and list(run.reports[-1].broken) != lines:
+        run.reports[-1] = report = replace(run.reports[-1], broken=tuple(lines))
+        if folder := report.config.get("output_dir"):
+            write(report, folder)
     if not lines:
         return
     error = requirement_error(f"evaluators.{evaluator.name or 'evaluator'}", lines)

@@ -1,5 +1,5 @@
-"""The evaluator type `OrtLMEvaluator`, and `measure`: the one road from a model handler of Olive's to a report,
-which the pass takes too. Knows no recipe."""
+"""The evaluator type `OrtLMEvaluator`, and `measure`, which makes a report of one of Olive's model handlers. The pass
+calls `measure`, too. Knows no recipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measure(
 
     `device` and `execution_providers` (a name, a list of names, or None) are Olive's accelerator; the settings have
     precedence over them. Reports and sample logs go to a sub-folder per model of the folders in the settings. Every
-    failure is an `OliveExtError`: Olive swallows what is no `ValueError`, and ends with status 0.
+    failure is an `OliveExtError`, which is a `ValueError`: Olive logs most other exceptions and ends with status 0.
     """
     with surfaced("the evaluation stopped"):
         is_input = settings.reference is not None and settings.reference.is_input_model

@@ -39,10 +39,10 @@ means the metric of its own name."""
 
 
 def to_metric_result(report: Report, declared: Iterable[Any] = (), bounds: Iterable[Bound] = ()) -> Any:
-    """What a person reads of the report under `key`, each with its standard error under `<key>_stderr`, without a
-    priority; the metrics that `bounds` are on; and the declared metrics under their own names.
+    """The report's metrics under `key`, each with its standard error under `<key>_stderr`, without a priority; the
+    metrics that `bounds` are on; and the declared metrics under their own names.
 
-    Olive prints and keeps these; of a comparison they are `_READ`, and the report has the rest. `declared` are Olive's
+    Olive prints and keeps these, of a comparison only `_READ`. The report has the rest. `declared` are Olive's
     `Metric` objects. Raises `ConfigError` for one that no metric of the report matches.
     """
     bounded = [item for bound in bounds for item in matching(report.metrics, bound.metric, bound.task, bound.filter)]
@@ -70,7 +70,7 @@ def names_kept_for(bounds: Iterable[Bound]) -> list[tuple[str, str]]:
 
 
 def broken_in(result: Any, bounds: Iterable[Bound]) -> list[str]:
-    """As `gate.broken_bounds`, for a result of `to_metric_result`, whose keys hold less than a report's metrics."""
+    """As `run.bounds.broken_bounds`, for a result of `to_metric_result`, whose keys hold less."""
     metrics = []
     for name, entry in result.items():
         if name.endswith(_STDERR):

@@ -47,6 +47,9 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
             output = proceed()
             if any(our_passes(engine)):
                 publish(engine, begun, output)
+    except RequirementError:  # of a pass, whose model and report are saved
+        _tell(begun)
+        raise
     except SystemExit as end:  # else it ends the command with its own status, 0 for one
         raise RunError(f"code that the recipe runs ended the process: {one_line(end)}{raised_at(end)}") from end
     finally:
@@ -65,7 +68,7 @@ def run(engine: Any, given: dict[str, Any], proceed: Callable[..., Any]) -> Any:
 
 
 def _tell(run: Run) -> None:
-    """Ends the run's output with the verdicts and the pages; a report of a pass lies beside the output model."""
+    """Prints the verdicts and the pages' paths after a run. The report of a pass lies next to the output model."""
     beside = sorted(run.artifacts.glob("report*.html"), key=lambda file: file.stat().st_mtime_ns)
     pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
     told = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}

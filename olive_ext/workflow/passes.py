@@ -12,6 +12,7 @@ import copy
 import itertools
 import re
 import shutil
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -185,7 +186,7 @@ class OrtLMEvaluation(LookingPass):
         with surfaced("the report cannot be kept with the model"):
             paths = write(report, folder)
         if run is None and (lines := broken_bounds(settings.bounds, report.metrics)):
-            raise RequirementError(f"'{PASS_TYPE}.require' is broken: {'; '.join(lines)}")
+            raise RequirementError(f"a bound of '{PASS_TYPE}' is broken: {'; '.join(lines)}")
         return paths
 
 
@@ -238,6 +239,12 @@ def _finish(engine: Any, run: Run, where: str, bounds: Any, model: tuple[Any, st
         if not run.is_search:
             engine.cache.save_model(model_id=model_id, output_dir=run.output_dir, overwrite=True)
             refresh_reports(model_config.config, run.artifacts)
+            broken = replace(reports[-1], broken=tuple(lines))  # in the cache it has no bounds, which may change
+            run.reports = [broken if item.created == broken.created else item for item in run.reports]
+            with tempfile.TemporaryDirectory() as folder:
+                number = max(_report_files(model_config.config).values())
+                for path in write(broken, folder):
+                    shutil.copy2(path, _numbered(run.artifacts / path.name, number))
         raise requirement_error(where, lines)
 
 

@@ -147,8 +147,8 @@ def build_without_code(builder: Any, given: dict[str, Any], proceed: Callable[..
 
 
 def silence() -> None:
-    """Olive 0.13 sends its first message, and writes an id of this machine into the user's cache, before it looks at
-    its own switch; where it takes itself to be in a pipeline it does neither."""
+    """Olive 0.13 sends its first telemetry message, and writes an id of this machine into the user's cache, before it
+    reads OLIVE_DISABLE_TELEMETRY. It does neither if the variable CI is set."""
     if os.environ.get("OLIVE_DISABLE_TELEMETRY") != "1":
         return
     kept = os.environ.get("CI")

@@ -355,7 +355,7 @@ def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder:
     assert asked.reference_prompt.endswith(asked.candidate_prompt)
     assert asked.reference_prompt != asked.candidate_prompt
     assert (found.code, compared(report).divergences) == ("asked", ())
-    assert found.headline.startswith("cannot tell: the two models are asked otherwise: special tokens around a text")
+    assert found.headline.startswith("cannot tell: the two models get different prompts: special tokens around a text")
     assert compared(report).metrics["results"] == alone.metrics["results"]
     assert alone.asked is None
 

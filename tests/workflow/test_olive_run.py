@@ -263,7 +263,7 @@ def measuring(**settings: Any) -> dict[str, Any]:
     return {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks", **settings}
 
 
-def test_gate_stops_the_chain_behind_its_model_report_and_table(folder: Path) -> None:
+def test_gate_stops_the_chain_after_its_model_report_and_table(folder: Path) -> None:
     bounds = [{"metric": "size_on_disk", "max": 1}, {"metric": "acc", "min": 0}]
     passes = {
         "before": measuring(),
@@ -272,14 +272,16 @@ def test_gate_stops_the_chain_behind_its_model_report_and_table(folder: Path) ->
         "never": {"type": "OnnxKQuantQuantization", "bits": 8},
     }
     block = recipe(folder, onnx(), passes=passes)
-    with refused(RequirementError, "bound_broken", holds=("passes.gate.require", "size_on_disk/bytes")):
+    with refused(RequirementError, "bound_broken", holds=("passes.gate", "size_on_disk/bytes")):
         cli_run(["--config", saved(folder, block)])
     steps = json.loads((folder / "out/chain.json").read_text())["steps"]
     assert [step["name"] for step in steps] == ["input model", "int4"]
     sizes = [step["values"]["size_on_disk"] for step in steps]
     assert sizes[1] < sizes[0]
     assert (folder / "out/model.onnx").exists()
-    assert from_json((folder / "out/report-2.json").read_text()).model["passes"] == ["int4"]
+    written_last = from_json((folder / "out/report-2.json").read_text())
+    assert written_last.model["passes"] == ["int4"]
+    assert [line.split()[0] for line in written_last.broken] == ["size_on_disk/bytes"]
     assert not (folder / "out/footprint.json").exists()
 
     reports = sorted((folder / "cache").rglob("report*.json"))
@@ -295,11 +297,14 @@ def test_olives_own_command_fails_by_the_evaluators_bounds_behind_the_saved_mode
     from olive.cli.launcher import main as olive_main
 
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
-    block = evaluator(tasks=["tiny_choice"], user_script="olive_ext_plugin.py", require=[{"metric": "acc", "min": 2}])
+    where = {"user_script": "olive_ext_plugin.py", "output_dir": "reports"}
+    block = evaluator(tasks=["tiny_choice"], require=[{"metric": "acc", "min": 2}], **where)
     blocks = {"passes": {"q": {"type": "OnnxKQuantQuantization"}}, "evaluators": {"e": block}, "evaluator": "e"}
-    with refused(RequirementError, "bound_broken", holds=("evaluators.e.require", "tiny_choice/acc")):
+    with refused(RequirementError, "bound_broken", holds=("evaluators.e", "tiny_choice/acc")):
         olive_main(["run", "--config", saved(folder, recipe(folder, onnx(), **blocks))])
     assert (folder / "out/model.onnx").exists()
+    broken = {path.parent.name: from_json(path.read_text()).broken for path in folder.glob("reports/*/report.json")}
+    assert sorted(map(len, broken.values())) == [0, 1]  # the input model has to keep no bound
     assert "tiny_choice-acc" in metrics(folder / "out/metrics.json")
 
 
@@ -360,5 +365,5 @@ def test_pass_and_evaluator_run_in_a_python_environment(folder: Path) -> None:
     assert found.model["passes"] == ["q"]
     assert found.comparison is not None
     measure["require"] = [{"metric": "acc", "task": "tiny_choice", "min": 2}]
-    with pytest.raises(RequirementError, match="require' is broken: tiny_choice/acc = "):
+    with pytest.raises(RequirementError, match="is broken: tiny_choice/acc = "):
         cli_run(["--config", saved(folder, whole)])

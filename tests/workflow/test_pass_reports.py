@@ -108,7 +108,7 @@ def test_broken_bounds_fail_the_run_behind_the_saved_model_and_its_reports(run: 
     with pytest.raises(RequirementError) as raised:
         engine._run_pass("gate", None, "in", None)
     assert str(raised.value) == (
-        "'passes.gate.require' is broken: tiny_choice/acc = 0.5000, required at least 0.7500; "
+        "a bound of 'passes.gate' is broken: tiny_choice/acc = 0.5000, required at least 0.7500; "
         "size_on_disk/bytes = 1024, required at most 1000"
     )
     assert engine.cache.saved == [("in+gate", tmp_path / "out")]

@@ -357,7 +357,7 @@ STRICT = {"metric": "acc", "min": 0.75}
 
 def test_evaluators_broken_bound_is_raised_behind_the_whole_run(model: ModelConfig) -> None:
     engine = evaluated(ours(tasks=[GROUP], require=[STRICT]))
-    with refused(RequirementError, "bound_broken", holds=("evaluators.e.require", "tiny_choice/acc", "0.5000")):
+    with refused(RequirementError, "bound_broken", holds=("evaluators.e", "tiny_choice/acc", "0.5000")):
         engine.run(model)
     assert engine.seen == ["input", "output"]
 

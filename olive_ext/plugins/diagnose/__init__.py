@@ -17,7 +17,7 @@ plugin = Plugin(
             f"{_ROOM}.commands:LOCATE_OPTIONS",
         ),
         "mend": Command(
-            "Write a quantized model anew, the weights that lose most in a finer precision, to keep a loss or a size.",
+            "Write a quantized model with the weights that lose most in a finer precision, within a loss or a size.",
             f"{_ROOM}.commands:mend_command",
             (_MODEL,),
             f"{_ROOM}.commands:MEND_OPTIONS",
@@ -27,7 +27,7 @@ plugin = Plugin(
         "OrtLossMap": Pass(
             f"{_ROOM}.passes:OrtLossMap",
             f"{_ROOM}.settings:LocationSettings",
-            "says which weights the loss is of",
+            "says which weights the loss comes from",
         ),
         "OrtMending": Pass(
             f"{_ROOM}.passes:OrtMending",

@@ -273,7 +273,7 @@ def _with_answers(place: Place, comparison: Comparison, observer: Observer, refe
         return replace(place, kind="different", first=first)
     found = verdict(comparison)
     if found.status == "loss" or found.code == "gain":
-        reason = f"scores differ by rounding, and answers do not: {found.headline}"
+        reason = f"scores differ only by rounding, but answers differ by more: {found.headline}"
         return replace(place, kind="cannot_tell", reason=reason)
     return place
 
@@ -333,7 +333,7 @@ def _looked_into(
     if is_held:
         return replace(place, kind="same" if place.kind == "same" else "kernels", first=first, reason="")
     reason = place.reason or "it is no more than noise may be"
-    reason += f"; {nats(first.distance)} nats at {first}, which no nodes hold: {why}"
+    reason += f"; {nats(first.distance)} nats at {first}, and no run of its nodes explains them: {why}"
     return replace(place, kind="cannot_tell", first=first, reason=reason)
 
 

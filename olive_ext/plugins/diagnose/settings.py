@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import Place, PositiveInt, Strict, Word, not_bool, word
-from olive_ext.config.certain import Bound
+from olive_ext.config.certain import WrittenBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, WorkSettings
 from olive_ext.errors import ContradictionError
@@ -111,7 +111,7 @@ class MendingSettings(LocationSettings):
     like: Place | None = None
     """A model whose size is taken for `at_most`."""
 
-    require: list[Bound] = Field(default_factory=list)
+    require: list[WrittenBound] = Field(default_factory=list)
     """As the pass OrtLMEvaluation takes it: the bound on "kl_mean" is taken for `within`; others are not for this
     pass."""
 

@@ -204,7 +204,7 @@ def test_worse_model_is_compared_resumed_and_fails_its_gate(worse: Path, sounds:
     bounds = [{"task": "speech", "metric": "wer", "max": 0.2}]
     settings = {"reference": str(speech_export()), "require": bounds}
     config = saved(tmp_path, judged(tmp_path, worse, sounds, **settings))
-    with refused(RequirementError, "bound_broken", holds=("evaluators.e.require", "speech/wer", "0", "2")):
+    with refused(RequirementError, "bound_broken", holds=("evaluators.e", "speech/wer", "0", "2")):
         cli_run(["--config", config])
     report = json.loads(next((tmp_path / "reports").glob("*/report.json")).read_text(encoding="utf-8"))
     heard = []

@@ -375,9 +375,9 @@ NEXT = 0.98
 class Search:
     """One search, on the documents that choose, for the smallest model that keeps a bound, or the best one in a size.
 
-    A menu predicts by adding up what single weights lose; errors that meet make a model lose less or more than that. So
-    models are written and measured, each once, and the next one is chosen by what the last one lost for each nat of its
-    prediction.
+    A menu predicts the loss of a model as the sum of the losses of single weights. Errors interact, so the real loss is
+    smaller or larger. So models are written and measured, each once. The ratio of the last model's measured loss to its
+    predicted one corrects the next prediction.
     """
 
     def __init__(self, menu: Menu, drafts: Drafts, own_size: int, choosing: Sequence[int], goal: str) -> None:
