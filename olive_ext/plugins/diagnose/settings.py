@@ -48,8 +48,8 @@ class LocationSettings(PassSettings):
         return self
 
     def shared(self, other: type[WorkSettings]) -> dict[str, Any]:
-        """The written settings that those of `other` have, too, but for folder and journal, which are its own."""
-        names = self.model_fields_set & other.model_fields.keys() - {"output_dir", "resume"}
+        """The written settings that those of `other` have, too, but for its own folder, journal and bounds."""
+        names = self.model_fields_set & other.model_fields.keys() - {"output_dir", "resume", "require"}
         return {name: getattr(self, name) for name in names}
 
     def own(self) -> dict[str, Any]:
