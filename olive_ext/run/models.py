@@ -150,8 +150,6 @@ class Models:
     def damage(self, *, is_near: bool) -> dict[str, str]:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
         of records that were made elsewhere are not at hand. `is_near`: see `damage`."""
-        if self.own.kind != "onnx":
-            return {}
         from olive_ext.model.files.damage import damage
         from olive_ext.session.tokenizer import Rows
 

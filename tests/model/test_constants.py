@@ -14,6 +14,7 @@ import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+from safetensors.numpy import save_file
 
 from olive_ext.model.files.constants import (
     Constants,
@@ -330,7 +331,7 @@ def damaged(
     """`damage` of a model's files against another's, or a checkpoint's with that config.json."""
     files = []
     for name, one in (("own", model), ("reference", reference)):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         file = folder / name / ("config.json" if isinstance(one, dict) else "model.onnx")
         if isinstance(one, dict):
             file.write_text(json.dumps(one), encoding="utf-8")
@@ -506,3 +507,52 @@ def test_names_and_rounding_of_another_exporter_are_no_damage(edit: Any, tmp_pat
     assert damaged(tmp_path, decoder(edit), decoder()) == {}
     unsaid = decoder(setting("Attention", scale=8**-0.5)), decoder(setting("Attention", scale=None))
     assert differing_numbers(*(Constants(one, Path()) for one in unsaid)) == {}, "what attentions have by themselves"
+
+
+def test_a_node_of_another_name_is_held_against_the_one_that_is_left(tmp_path: Path) -> None:
+    """Its name was no reference's, and its window was none of ours."""
+    fused = naming("layers.1/attn/Attention", "layers.1/attn/fused")
+    assert damaged(tmp_path / "same", decoder(fused), decoder()) == {}
+    told = damaged(tmp_path / "other", decoder(setting(LAYER_1, local_window_size=7), fused), decoder())
+    assert told == {"/model/layers.1/attn/fused": "has 'local_window_size' 7, the reference's -1"}
+
+
+def with_table(array: Array, name: str = TABLE, *, is_node: bool = False) -> onnx.ModelProto:
+    """The decoder with a table of embeddings, which may be a Constant node."""
+    model, tensor = decoder(), numpy_helper.from_array(array, name)
+    if is_node:
+        model.graph.node.append(helper.make_node("Constant", [], [name], value=tensor))
+    else:
+        model.graph.initializer.append(tensor)
+    model.graph.node.append(helper.make_node("Gather", [name, "ids"], ["rows"], "/model/embed_tokens/Gather"))
+    return model
+
+
+@pytest.mark.parametrize("reference", ["graph", "checkpoint"])
+@pytest.mark.parametrize("form", ["renamed", "padded", "node"])
+def test_a_table_is_held_whatever_its_name_its_length_and_its_place(form: str, reference: str, tmp_path: Path) -> None:
+    """Rows that no text reaches were "no difference found"."""
+    right = floats()[TABLE]
+    name = "transformer.wte.weight" if form == "renamed" else TABLE
+    for number, wrong in enumerate((right, right.copy())):
+        wrong[90:] += number
+        own = np.concatenate([wrong, np.zeros((8, 16), np.float32)]) if form == "padded" else wrong
+        folder, other = tmp_path / str(number), CONFIG if reference == "checkpoint" else with_table(right)
+        if reference == "checkpoint":
+            (folder / "reference").mkdir(parents=True)
+            save_file({TABLE: right, "lm_head.weight": right[::-1].copy()}, folder / "reference" / "model.safetensors")
+        told = damaged(folder, with_table(own, name, is_node=form == "node"), other)
+        assert told.keys() == {name} if number else told == {}
+
+
+def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
+    """Without an export: NaN rows, and rows of others, were "no difference found"."""
+    own, files = floats(), []
+    own[TABLE], own[NORM] = put([3, 90], np.nan)(own[TABLE].copy()), 2 * own[NORM]
+    for name, tensors in (("own", own), ("same", floats(np.float16)), ("reference", floats())):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
+    assert damage(files[0], files[2]).keys() == {TABLE, NORM}
+    assert damage(files[1], files[2]) == {}
+    assert damage(files[0], None).keys() == {TABLE}

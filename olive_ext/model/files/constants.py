@@ -7,10 +7,13 @@ files and compared `CHUNK` at a time (1.07 GB of float32 take 0.3 s against them
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
+from operator import eq
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -98,6 +101,12 @@ class Constants:
         """`path`: the file that `model` was read from. Raises `ModelError` for weights that are missing."""
         self.model = model
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        made = {
+            node.output[0]: attribute(node, "value", None) for node in graph_nodes(model) if node.op_type == "Constant"
+        }
+        self.tensors = {name: one for name, one in made.items() if one is not None} | self.initializers
+        """With those of Constant nodes."""
+
         self.maker = {name: node for node in model.graph.node for name in node.output if name}
         self._folder, self._renames = external_data_plan(path, external_locations(model))
 
@@ -115,9 +124,9 @@ class Constants:
         return np.transpose(whole, attribute(node, "perm", None))
 
     def numbers(self, name: str) -> Array:
-        """The numbers of an initializer, mapped from the file where they lie outside of the graph; those of 4 bits are
+        """The numbers of a tensor, mapped from the file where they lie outside of the graph; those of 4 bits are
         read, a byte each."""
-        tensor = self.initializers[name]
+        tensor = self.tensors[name]
         if not uses_external_data(tensor):
             return onnx.numpy_helper.to_array(tensor)
         path, offset, length = self.place(tensor)
@@ -144,16 +153,18 @@ class Constants:
         return path, offset, stored.length if stored.length is not None else path.stat().st_size - offset
 
     def floats(self) -> dict[str, Array]:
-        """The floating-point initializers by `float_names`."""
+        """The floating-point tensors by `float_names`."""
         return {key: self.numbers(name) for key, name in self.float_names.items()}
 
     @cached_property
     def float_names(self) -> dict[str, str]:
-        """The floating-point initializers by names that other exports of the model have, too: their own names, or that
-        of the reading node where the own name is a count."""
-        names = {name for name, one in self.initializers.items() if one.data_type in FLOATS and 0 not in one.dims}
-        nodes = [*self.model.graph.node]
-        nodes += [node for body in nested_graphs(nodes) for node in body.node]
+        """The floating-point tensors by names that other exports of the model have, too: their own names, or that of
+        the reading node where the own name is a count. Of Constant nodes no single numbers."""
+        known = {
+            name: one for name, one in self.tensors.items() if name in self.initializers or math.prod(one.dims) > 1
+        }
+        names = {name for name, one in known.items() if one.data_type in FLOATS and 0 not in one.dims}
+        nodes = [*graph_nodes(self.model)]
         read = [*rotary_nodes(self.model.graph)]
         turns = {cosines: "cos" for _, cosines, _ in read} | {sines: "sin" for _, _, sines in read}
         readers = {name: (node, index) for node in nodes for index, name in enumerate(node.input)}
@@ -165,6 +176,11 @@ class Constants:
                 is_turned = node.op_type == "Gemm" and attribute(node, "transB", 0) and index == 1
                 keys[f"{key}, transposed" if is_turned else key] = name
         return keys
+
+
+def graph_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of nested graphs after the others."""
+    yield from chain(model.graph.node, *(body.node for body in nested_graphs(model.graph.node)))
 
 
 def plain_name(name: str) -> str:
@@ -219,14 +235,20 @@ class Apart(NamedTuple):
 def apart(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, Apart]:
     """The constants of `model` that should be `reference`'s and are not, beyond rounding.
 
-    Two constants correspond where name and shape are equal. The vectors of a kind (one name over the layers) may have 1
-    added, as Gemma's norms have. Where more than half of a kind, or of all vectors or matrices, differ, they were
-    changed on purpose, as AWQ changes norms and training changes weights: these are left out, because any text shows
-    the effect. Tables of rotary positions are compared unless all else is of another model.
+    Two constants correspond where name and shape are equal, and matrices of one width as far as both reach. The vectors
+    of a kind (one name over the layers) may have 1 added, as Gemma's norms have. Where more than half of a kind, or of
+    all vectors or matrices, differ, they were changed on purpose, as AWQ changes norms and training changes weights:
+    these are left out, because any text shows the effect. Tables of rotary positions are compared unless all else is
+    of another model.
     """
-    tables = {name for name in model.keys() & reference.keys() if ROTARY.search(name) and model[name].ndim == 2}
-    rows = {name: min(len(model[name]), len(reference[name])) for name in tables}  # as far as both reach
-    model, reference = ({**own, **{name: own[name][: rows[name]] for name in tables}} for own in (model, reference))
+    parts = {}
+    for name in model.keys() & reference.keys():
+        shapes = model[name].shape, reference[name].shape
+        if {*map(len, shapes)} == {2} and any(map(eq, *shapes)):
+            parts[name] = tuple(slice(min(sizes)) for sizes in zip(*shapes, strict=True))
+    model, reference = (
+        {**own, **{name: own[name][part] for name, part in parts.items()}} for own in (model, reference)
+    )
     shared = {name for name, array in model.items() if name in reference and reference[name].shape == array.shape}
     vectors = {name for name in shared if model[name].ndim == 1}
     rotary = {name for name in shared if ROTARY.search(name)}
@@ -264,6 +286,12 @@ def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> d
     """The findings of `apart` and `broken`, in words by name."""
     others = apart(reference, model)
     return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
+
+
+def is_alike(own: Array, other: Array) -> bool:
+    """Whether of some rows of two tables of one shape most numbers are equal."""
+    some = slice(None, None, -(-len(own) // 16))
+    return (what := _apart("", own[some], other[some])) is None or what.share < 0.5
 
 
 def _is_one(own: Array, other: Array) -> bool:

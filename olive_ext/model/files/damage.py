@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
-from olive_ext.graph.nodes import attribute, layer_of, nested_graphs, quantizing_operator
+from olive_ext.graph.nodes import attribute, layer_of, quantizing_operator
 from olive_ext.model.files.constants import (
     FLOATS,
     ROTARY,
@@ -28,6 +28,8 @@ from olive_ext.model.files.constants import (
     broken,
     checkpoint_floats,
     distances,
+    graph_nodes,
+    is_alike,
     kind_of,
     meant_others,
     outliers,
@@ -103,6 +105,10 @@ def damage(
     elif reference is not None:
         written = reference.directory / "config.json"
         floats, config = checkpoint_floats(reference.directory), json_object(written) if written.is_file() else {}
+    if model.decoder.suffix != ".onnx":
+        both = (floats, checkpoint_floats(model.directory))
+        floats, constants = (_reached(one, num_tokens, vocab_sizes) for one in both)
+        return hidden(apart(floats, constants), {}, constants) | broken(floats, constants)
     for part, graph in _graphs(model).items():
         own, known, far, numbers = Constants(load_graph(graph), graph), floats, {}, {}
         constants = own.floats()
@@ -110,7 +116,7 @@ def damage(
         if part in others:
             other = Constants(load_graph(others[part]), others[part])
             _without_idle_windows(other.model, longest)
-            known, far = _renamed(other.floats(), constants), outliers(distances(other, own))
+            known, far = other.floats(), outliers(distances(other, own))
             numbers = differing_numbers(other, own, without)
         elif config and not part:
             # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
@@ -118,6 +124,7 @@ def damage(
             lost = folds if quantizing_operator(own.model) else []
             known = {name: one for name, one in floats.items() if name not in lost} | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, without, longest)
+        known = _renamed(known, constants)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
@@ -155,17 +162,22 @@ def hidden(others: Mapping[str, Apart], far: Mapping[str, str], constants: Mappi
 
 
 def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[str, Array]:
-    """The reference's constants with its rotary tables under the names of the model's: by use, width and order, where
-    both have as many that have no name in common."""
-    unpaired = [
-        {name: one for name, one in own.items() if name not in other and one.ndim == 2 and ROTARY.search(name)}
-        for own, other in ((reference, model), (model, reference))
-    ]
-    uses = [sorted((_turn(name), one.shape[1]) for name, one in own.items()) for own in unpaired]
-    if uses[0] != uses[1]:
-        return reference
-    in_order = (sorted(own, key=lambda name: (_turn(name), own[name].shape[1])) for own in unpaired)
-    names = dict(zip(*in_order, strict=True))
+    """The reference's constants with its matrices under the names of the model's that have no name in common and equal
+    shapes: where most of their numbers are equal. Rotary tables by use, width and order, where both have as many."""
+    kinds: list[dict[Any, list[str]]] = [{}, {}]
+    for kind, own, other in zip(kinds, (reference, model), (model, reference), strict=True):
+        for name, one in own.items():
+            if name not in other and one.ndim > 1:
+                kind.setdefault((_turn(name), one.shape[1:] if ROTARY.search(name) else one.shape), []).append(name)
+    names: dict[str, str] = {}
+    for kind, own in kinds[1].items():
+        theirs = kinds[0].get(kind, [])
+        if kind[0]:
+            names |= dict(zip(theirs, own, strict=True)) if len(theirs) == len(own) else {}
+            continue
+        for name in own:
+            rest = (one for one in theirs if one not in names and is_alike(reference[one], model[name]))
+            names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
 
 
@@ -208,7 +220,7 @@ def _is_scaled(ropes: Sequence[Mapping[str, Any]]) -> bool:
 
 def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
     """Turns windows off, in place, that a text of `longest` positions does not leave."""
-    for entry in (entry for node in _nodes(model) for entry in node.attribute):
+    for entry in (entry for node in graph_nodes(model) for entry in node.attribute):
         if entry.name == "local_window_size" and longest is not None and entry.i >= longest:
             entry.i = -1
 
@@ -216,9 +228,9 @@ def _without_idle_windows(model: onnx.ModelProto, longest: int | None) -> None:
 def differing_numbers(reference: Constants, model: Constants, without: Sequence[str] = ()) -> dict[str, str]:
     """Nodes of `model` that compute with other numbers than the reference's, by name: which.
 
-    Nodes pair by name. Where no node of a kind has a name of the reference's, as in another exporter's graph, they pair
-    by order. Where their number differs, a node's numbers must be those of some node of the reference. In both cases
-    only attributes that do not depend on other nodes are compared.
+    Nodes pair by name. Those of a kind that have no name of the reference's, as in another exporter's graph, pair by
+    order. Where their number differs, a node's numbers must be those of some node of the reference. In both cases only
+    attributes that do not depend on other nodes are compared.
     """
     findings: dict[str, str] = {}
     sizes = {dim.dim_value for value in model.model.graph.input for dim in value.type.tensor_type.shape.dim[3:4]}
@@ -227,13 +239,12 @@ def differing_numbers(reference: Constants, model: Constants, without: Sequence[
     widths = [{one.name: one.dims[0] for one in own if len(one.dims) == 1} for own in tensors]
     for kind, nodes in _by_kind(model.model).items():
         groups, others = _by_name(nodes), _by_name(theirs.get(kind, []))
-        if not (is_named := not groups.keys().isdisjoint(others)):
-            groups, others = {"": nodes}, {"": theirs.get(kind, [])}
-        for name, group in groups.items():
-            known = others.get(name, [])
+        shared = groups.keys() & others.keys()
+        rest = [[one for name in own if name not in shared for one in own[name]] for own in (groups, others)]
+        for group, known in (*((groups[name], others[name]) for name in groups if name in shared), rest):
             pairs = [[one] for one in known] if len(known) == len(group) else [known] * len(group)
             for node, pair in zip(group, pairs, strict=True):
-                findings |= _unlike(node, pair, sizes, without, widths, is_named=is_named)
+                findings |= _unlike(node, pair, sizes, without, widths, is_named=group is not rest[0])
     return findings | _differing_scalars(_scalars(reference), _scalars(model))
 
 
@@ -341,7 +352,7 @@ def _windows(text: Mapping[str, Any], node: onnx.NodeProto, longest: int | None,
 def _by_kind(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
     """Nodes with deciding attributes by their operators; all norms are one kind, and all attentions."""
     kinds: dict[str, list[onnx.NodeProto]] = {}
-    for node in _nodes(model):
+    for node in graph_nodes(model):
         is_deciding = not {entry.name for entry in node.attribute}.isdisjoint((*_FREE, *_BY_NAME, *_BY_FORM))
         kind = "norm" if node.op_type.endswith(_NORMS) else "attention" if node.op_type in _ATTENTIONS else ""
         if kind or is_deciding:
@@ -354,10 +365,6 @@ def _by_name(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]
     for node in nodes:
         named.setdefault(plain_name(node.name).replace("QMoE", "MoE"), []).append(node)
     return named
-
-
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    yield from chain(model.graph.node, *(body.node for body in nested_graphs(model.graph.node)))
 
 
 def _form(node: onnx.NodeProto) -> tuple[str, list[int]]:
@@ -393,20 +400,17 @@ def _shown(value: Any) -> str:
 def _scalars(constants: Constants) -> dict[str, Scalar]:
     """Single numbers (an epsilon, a cap, a multiplier, the number of experts) by the node and the input that read them,
     as far as no other node has that name, or by their own as in `Constants.floats`. Those of a cap are no factors."""
-    made = {
-        node.output[0]: attribute(node, "value", None) for node in _nodes(constants.model) if node.op_type == "Constant"
-    }
-    tensors = {name: one for name, one in {**constants.initializers, **made}.items() if one is not None}
+    tensors = constants.tensors
     keys = {name: key for key, name in constants.float_names.items()}
-    readers = [node for node in _nodes(constants.model) if node.op_type in _SCALAR_READERS]
-    has_caps = any(node.op_type == "Tanh" for node in _nodes(constants.model))
+    readers = [node for node in graph_nodes(constants.model) if node.op_type in _SCALAR_READERS]
+    has_caps = any(node.op_type == "Tanh" for node in graph_nodes(constants.model))
     names, scalars = Counter(plain_name(node.name) for node in readers), {}
     reads = ((node, index, value) for node in readers for index, value in enumerate(node.input))
     for node, index, value in reads:
         is_single = value in tensors and math.prod(tensors[value].dims) == 1
         is_number = is_single and (tensors[value].data_type in FLOATS or node.op_type == "TopK")
         if is_number and (value in keys or names[plain_name(node.name)] == 1):
-            array = constants.numbers(value) if value not in made else onnx.numpy_helper.to_array(tensors[value])
+            array = constants.numbers(value)
             power = 0 if has_caps else _FACTORS.get(node.op_type, (0, 0))[min(index, 1)]
             scalars[keys.get(value, f"{plain_name(node.name)}, input {index}")] = float(array.reshape(-1)[0]), power
     return scalars
