@@ -26,7 +26,7 @@ from olive_ext.config import (
     settings_of_pass,
     settled_recipe,
 )
-from olive_ext.config.pass_options import unknown_keys, unknown_options, unlike
+from olive_ext.config.pass_options import pass_classes, pass_parameters, unknown_keys, unknown_options, unlike
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import (
     ConfigError,
@@ -77,6 +77,12 @@ class Passes:
     def make_onnx(self, pass_type: str) -> bool:
         """Whether the pass is one of Olive's that make ONNX models."""
         return self.modules.get(_plain(pass_type), "").startswith("olive.passes.onnx")
+
+
+def passes_in_source() -> Passes:
+    """Olive's passes as its source has them."""
+    classes = pass_classes()
+    return Passes(classes, lambda kind: pass_parameters(classes.get(_plain(kind), "")))
 
 
 @dataclass(frozen=True)
@@ -170,8 +176,9 @@ def mistakes(
             yield from _mistakes_of(recipe, block, settings, passes, has_model=has_model)
         elif block.is_pass:
             yield from unknown_options(block.type, block.settings(), block.where)
-            if passes is not None and (values := block.settings()):
-                yield from unlike(values, passes.parameters(block.type), block.where, f"'{block.type}'")
+            if values := block.settings():
+                known = (passes or passes_in_source()).parameters(block.type)
+                yield from unlike(values, known, block.where, f"'{block.type}'")
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from olive_ext.check.model_check import Findings, Section, check_model
 from olive_ext.check.recipe import (
     Block,
-    Passes,
     blocks,
     gets_onnx,
     input_model,
     mapping,
     mistakes,
+    passes_in_source,
     read_recipe,
     what_is_missing,
 )
@@ -44,11 +44,7 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
     Raises `ConfigError` when the file is not a recipe at all.
     """
     recipe = read_recipe(path)
-    passes = Passes({}, lambda _: ())
-    if any(block.is_pass and not block.is_ours for block in blocks(recipe)):
-        from olive_ext.workflow.preflight import known_passes
-
-        passes = known_passes()
+    passes = passes_in_source()
     findings = Findings(errors=list(mistakes(recipe, passes)))
     with suppress(ConfigError):  # one of the mistakes
         recipe = settled_recipe(recipe)

@@ -7,6 +7,7 @@ What they know is read from their source. Nothing is imported: importing Olive t
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -99,10 +100,13 @@ def _who(source: _Source) -> str:
 
 @cache
 def _trees(source: _Source) -> tuple[ast.Module, ...]:
-    spec = find_spec(source.package)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or () if spec is not None else ())]
-    files = sorted({file for folder in folders for pattern in source.files for file in folder.glob(pattern)})
-    return tuple(ast.parse(file.read_bytes()) for file in files)
+    files = {file for folder in _folders(source.package) for pattern in source.files for file in folder.glob(pattern)}
+    return tuple(ast.parse(file.read_bytes()) for file in sorted(files))
+
+
+def _folders(package: str) -> list[Path]:
+    spec = find_spec(package) if package else None
+    return [Path(folder) for folder in (spec.submodule_search_locations or () if spec is not None else ())]
 
 
 @cache
@@ -175,3 +179,62 @@ def _fields() -> frozenset[str]:
     fields = [item for node in nodes if node.name in _RECIPE_CLASSES for item in node.body]
     targets = [item.target for item in fields if isinstance(item, ast.AnnAssign)]
     return frozenset(item.id for item in targets if isinstance(item, ast.Name) and not item.id.startswith("_"))
+
+
+@cache
+def pass_classes() -> Mapping[str, str]:
+    """The class of each of Olive's passes, "module.name", by its type in lower case."""
+    table = next((folder / "olive_config.json" for folder in _folders("olive")), None)
+    passes = {} if table is None else json.loads(table.read_text(encoding="utf-8"))["passes"]
+    return {name.lower(): str(keys["module_path"]) for name, keys in passes.items()}
+
+
+@cache
+def pass_parameters(path: str) -> frozenset[str]:
+    """The parameters of the pass whose class is `path`, and of five passes a few more that stand inside of one: what
+    `_default_config` and all that it names list. None where there is no source."""
+    parameters: set[str] = set()
+    asked = [path]
+    for one in asked:  # grows by each name that is found
+        module, _, name = one.rpartition(".")
+        defined, imported = _module(module)
+        node = defined.get(name)
+        nodes: list[ast.AST] = [] if node is None else [node]
+        names = [imported[name]] if node is None and name in imported else []
+        if isinstance(node, ast.ClassDef):
+            nodes = [item for item in node.body if getattr(item, "name", "") == "_default_config"]
+            names += [f"{module}.{base.id}" for base in node.bases if isinstance(base, ast.Name)]
+            if nodes and not any(getattr(item, "id", "") == "super" for item in ast.walk(nodes[0])):
+                names = []
+        for item in (item for root in nodes for item in _outside_of_parameters(root)):
+            if isinstance(item, ast.Name):
+                names.append(f"{module}.{item.id}")
+            written = zip(item.keys, item.values, strict=True) if isinstance(item, ast.Dict) else ()
+            if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Subscript):
+                written = [(item.targets[0].slice, item.value)]
+            parameters.update(getattr(key, "value", "") for key, value in written if _is_parameter(value))
+        asked += [name for name in dict.fromkeys(names) if name not in asked]
+    return frozenset(parameters)
+
+
+@cache
+def _module(name: str) -> tuple[Mapping[str, ast.AST], Mapping[str, str]]:
+    """What a module defines by name, and the dotted names of what it imports; nothing of one that has no file."""
+    package, *parts = name.split(".")
+    files = [folder.joinpath(*parts).with_suffix(".py") for folder in _folders(package)]
+    body = [node for file in files if file.is_file() for node in ast.parse(file.read_bytes()).body]
+    targets = {id(node): getattr(node, "targets", [getattr(node, "target", node)]) for node in body}
+    defined = {getattr(one, "name", getattr(one, "id", "")): node for node in body for one in targets[id(node)]}
+    origins = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return defined, {one.asname or one.name: f"{node.module}.{one.name}" for node in origins for one in node.names}
+
+
+def _outside_of_parameters(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of an expression or a function but those inside of a parameter, whose default may name others."""
+    yield node
+    for child in () if _is_parameter(node) else ast.iter_child_nodes(node):
+        yield from _outside_of_parameters(child)
+
+
+def _is_parameter(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "PassConfigParam"

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.hardware.accelerator import AcceleratorSpec
-from olive.package_config import OlivePackageConfig
 from olive.systems.common import SystemType
 
 from olive_ext.check.recipe import Passes, mistakes
@@ -130,9 +129,8 @@ def _passes(engine: Any) -> Iterator[tuple[str, Any]]:
     return ((name, config) for name, configs in passes.items() for config in configs)
 
 
-def known_passes(package: Any = None) -> Passes:
-    """Olive's passes; `package` is the table of an engine, which has no others."""
-    table = package or OlivePackageConfig.load_default_config()
+def known_passes(table: Any) -> Passes:
+    """The passes in an engine's `table`, which has no others."""
 
     def parameters(pass_type: str) -> Collection[str]:
         try:
@@ -143,4 +141,4 @@ def known_passes(package: Any = None) -> Passes:
             return []
 
     modules = {name: kind.module_path for name, kind in table.passes.items()}
-    return Passes(modules, parameters, are_all=package is not None)
+    return Passes(modules, parameters, are_all=True)

@@ -29,6 +29,7 @@ MODEL = str(IN_CLONE / "model")
 
 
 IN_RECIPE = ["run", "--config", "recipe.json"]
+BUILDS = {"int4": {"type": "ModelBuilder", "precison": "int4"}}
 
 
 def put_recipe(folder: Path, changes: dict[str, Any]) -> None:
@@ -63,6 +64,12 @@ def ends(folder: Path, *argv: str, **environment: str) -> str:
         (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
         (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),
         (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
+        (
+            ["check", "recipe.json"],
+            {"taskz": ["a"]},
+            "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?",
+        ),
+        (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
         (IN_RECIPE, {"include_path": "no"}, "'evaluators.quickstart.include_path' = 'no': does not exist"),
         (
             IN_RECIPE,

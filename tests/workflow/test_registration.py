@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from olive.engine.config import RunPassConfig
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
+from olive.hardware.accelerator import AcceleratorSpec
 from olive.model import ModelConfig
 from olive.package_config import OlivePackageConfig
 
 from olive_ext.check import check_recipe
+from olive_ext.check.recipe import passes_in_source
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.current_run import Run, running
@@ -26,6 +28,16 @@ from tests.check.test_recipe import MISTAKES, with_value
 from tests.exports import genai_export
 from tests.refusals import refused
 from tests.workflow.recipes import REPORT, saved
+
+PASSES = ("ModelBuilder", "OnnxConversion", "OnnxDynamicQuantization", "OnnxBlockWiseRtnQuantization", "GraphSurgeries")
+"""Passes with parameters of their own, of functions, of module constants that are copied and updated, and of bases."""
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_parameters_in_source_are_those_of_the_class(kind: str) -> None:
+    imported = OlivePackageConfig.load_default_config().import_pass_module(kind)
+    expected = imported.default_config(AcceleratorSpec("cpu", "CPUExecutionProvider"))
+    assert passes_in_source().parameters(kind) == {*expected}
 
 
 class Target:
