@@ -100,7 +100,8 @@ SHOWN: list[tuple[str, str, Make, str]] = [
         "",
         lambda _: resolve_providers("cuda", available=["CPUExecutionProvider"]),
         "CUDAExecutionProvider (from execution_provider) is not in this build of ONNX Runtime, which has "
-        "CPUExecutionProvider; name another in 'execution_provider' or set 'allow_cpu_fallback'",
+        "CPUExecutionProvider; install the extra 'gpu' ('.[gpu]' in a clone), name another in 'execution_provider' or "
+        "set 'allow_cpu_fallback'",
     ),
 ]
 

@@ -100,10 +100,15 @@ def quiet_bars(progress: bool) -> Iterator[None]:
         yield
 
 
+def _of_no_option(record: logging.LogRecord) -> bool:
+    return "`--metadata` in console" not in record.getMessage()
+
+
 @contextmanager
 def quiet_data() -> Iterator[None]:
     """While tasks are loaded, `datasets` draws its bars on a terminal only, leaves its errors to who catches them, and
-    knows local files in its cache by their content, too: by name and time alone an edited file would not be read."""
+    knows local files in its cache by their content, too: by name and time alone an edited file would not be read.
+    lm-eval names no option of its own command line, which every task that makes its documents has it do."""
     files: Any = importlib.import_module("datasets.data_files")
     origin: Any = getattr(files, "_get_single_origin_metadata", None)
 
@@ -112,6 +117,8 @@ def quiet_data() -> Iterator[None]:
         return (*known, digest_of([("", Path(file))])) if Path(file).is_file() else known
 
     datasets: Any = importlib.import_module("datasets")  # which lm-eval has imported
+    noisy = logging.getLogger("lm_eval.api.task")
+    noisy.addFilter(_of_no_option)
     level, were_off = datasets.utils.logging.get_verbosity(), datasets.are_progress_bars_disabled()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     if not sys.stderr.isatty():
@@ -120,6 +127,7 @@ def quiet_data() -> Iterator[None]:
         with nullcontext() if origin is None else replaced(files, origin.__name__, by_content):
             yield
     finally:
+        noisy.removeFilter(_of_no_option)
         datasets.utils.logging.set_verbosity(level)
         if not were_off:
             datasets.enable_progress_bars()

@@ -11,6 +11,11 @@ from contextvars import ContextVar
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 LINE_SECONDS = 60.0
+FIRST_LINE_SECONDS = 10.0
+"""The first line says how long all will take."""
+
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+"""Without tqdm's own time left, which is by requests."""
 
 _said = [0.0]
 """When a line was last said, by the monotonic clock."""
@@ -39,32 +44,47 @@ def progress_bar(
     is_disabled: bool,
     *,
     unit: str = "requests",
+    expected: float = 0.0,
+    about: str = "",
     at_work: Callable[[], str] = str,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be called with the number of requests, or of another `unit`, that are newly done.
+    """Yields a function to be called with the number of requests, or of another `unit`, that are newly done, and the
+    tokens of their prompts and of their answers.
 
-    Shows those done, tokens fed per second (`num_tokens` counts those fed so far), the time left, and between them
-    what `at_work` says of workers.
+    Shows first what it is `about`, then those done, tokens fed per second (`num_tokens` counts those fed so far), the
+    time left, and between them what `at_work` says of workers. Where all prompts together have `expected` tokens, the
+    time left is that of the tokens left: requests that are long, or that run together, end late.
     """
     is_hidden = is_disabled or shown.get() is False
     before, begin = num_tokens(), now()
-    done, first, last = 0, (0, begin), begin
-    with tqdm(total=total, desc=doing, disable=True if is_hidden else None) as bar:
+    done, first, last, every = 0, (0, begin), begin, FIRST_LINE_SECONDS
+    prompts = answers = 0.0
+    if about and not is_hidden and shown.get() is True:
+        say(f"{doing}: {about}")
+    with tqdm(total=total, desc=doing, disable=True if is_hidden else None, bar_format=_BAR) as bar:
         has_lines = bar.disable and not is_hidden and shown.get() is True
 
-        def advance(count: int) -> None:
-            nonlocal done, first, last
+        def seconds_left(at: float) -> float:
+            fed = num_tokens() - before
+            if not expected or not fed:
+                return (at - first[1]) / max(1, done - first[0]) * (total - done)
+            begun = max(0.0, fed - prompts - answers)
+            rest = max(0.0, expected - prompts) + answers / done * (total - done) - begun
+            return max(0.0, rest) * (at - begin) / fed
+
+        def advance(count: int, tokens: float = 0.0, answered: int = 0) -> None:
+            nonlocal done, first, last, every, prompts, answers
             at, done = now(), done + count
+            prompts, answers = prompts + tokens, answers + answered
             first = first if first[0] else (done, at)  # what precedes the first result does not come again
             speed = f"{(num_tokens() - before) / max(at - begin, 1e-9):.0f} tokens/s"
             state = ", ".join(filter(None, [speed, at_work()]))
             if not bar.disable:
-                bar.set_postfix_str(state, refresh=False)
+                bar.set_postfix_str(f"{tqdm.format_interval(seconds_left(at))} left, {state}", refresh=False)
             bar.update(count)
-            if has_lines and at - last >= LINE_SECONDS and done > first[0]:
-                last = at
-                left = tqdm.format_interval((at - first[1]) / (done - first[0]) * (total - done))
-                say(f"{doing}: {done} of {total} {unit}, {state}, {left} left")
+            if has_lines and at - last >= every and done > first[0]:
+                last, every = at, LINE_SECONDS
+                say(f"{doing}: {done} of {total} {unit}, {state}, {tqdm.format_interval(seconds_left(at))} left")
 
         yield advance

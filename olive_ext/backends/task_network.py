@@ -22,6 +22,9 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 }
 """Modules, and which of their functions need the network; where none is named, all do."""
 
+_OF_FILES = ("json", "csv", "text", "parquet", "arrow", "xml", "imagefolder", "audiofolder")
+"""What `datasets.load_dataset` calls files that it is given, which are local where no address is written."""
+
 
 def warn_of_network(tasks: Mapping[str, Any]) -> None:
     """Warns, file by file, of the calls in functions of the tasks' Python that need the network."""
@@ -82,8 +85,12 @@ def _name(function: ast.expr, names: Mapping[str, str]) -> str | None:
 
 
 def _is_door(name: str, call: ast.Call) -> bool:
-    if any(isinstance(given, ast.Constant) and given.value == "code_eval" for given in call.args):
+    what = next((given.value for given in call.args if isinstance(given, ast.Constant)), None)
+    if what == "code_eval":
         return False  # ours, without a download
+    texts = [one.value for one in ast.walk(call) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if what in _OF_FILES and not any("://" in text for text in texts):
+        return False
     owner = next((module for module in _CALLS if name.startswith(f"{module}.")), None)
     if owner is None:
         return False

@@ -8,6 +8,8 @@ against opening it.
 from __future__ import annotations
 
 import math
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,7 @@ from olive_ext.errors import (
     NotComparableError,
     OliveExtError,
     ProviderError,
+    TaskError,
     UnsupportedError,
     listed,
 )
@@ -31,6 +34,7 @@ from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
 from olive_ext.model.spec.media_types import MediaEncoderSpec
 from olive_ext.registry import hook
+from olive_ext.report.numbers import duration
 
 if TYPE_CHECKING:
     from olive_ext.media.processor import MediaProcessor
@@ -105,18 +109,25 @@ class Findings:
 
 
 def check_model(
-    config: EvaluationConfig, *, verify: bool = False, against: str | None = None, handed_over: str | None = None
+    config: EvaluationConfig,
+    *,
+    verify: bool = False,
+    against: str | None = None,
+    handed_over: str | None = None,
+    work: bool = False,
 ) -> Findings:
     """The decisions that opening the model of `config` takes, and what its encoders take; what goes wrong is a problem.
 
     `handed_over` is the provider that Olive's accelerator names. With `verify` the model is also run, see
-    `verify_graphs` and `verify_steps`; with `against` it is compared with that checkpoint (`hold_against`). The tasks
-    are not checked.
+    `verify_graphs` and `verify_steps`; with `against` it is compared with that checkpoint (`hold_against`). With `work`
+    the tasks are loaded, for how much they ask, and about how long that takes; else they are not checked.
     """
     findings = Findings()
     with findings.noting_problems():
         model = replace(_given(config), handed_over=handed_over, is_compared=config.reference is not None)
         _check(model, config, findings)
+        if work:
+            _add_work(model, config, findings.section("Work"), verify=verify)
         if verify and not model.runtime.runs_graph:
             findings.errors.append(UnsupportedError(model.runtime.nothing_to_verify))
         elif verify and not findings.errors:
@@ -126,6 +137,49 @@ def check_model(
         if against is not None and not findings.errors:
             _hold_against(model, against, findings)
     return findings
+
+
+def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, *, verify: bool) -> None:
+    """Adds documents, requests, tokens, time and memory of the tasks. With `verify` a step is timed."""
+    from olive_ext.backends.lm_eval_run import run_tasks
+    from olive_ext.backends.task_loading import Seeds, load_tasks
+    from olive_ext.backends.workload import CountingLM, forecast
+    from olive_ext.run.costs import asked_tasks
+    from olive_ext.session.texts import open_tokenizer
+
+    seeds, lm = Seeds.of(config.seed), CountingLM(open_tokenizer(model).encode)
+    more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
+    tasks = load_tasks(asked_tasks(config), config.include_path, seeds, config.metadata, **more)
+    plain = config.model_copy(
+        update={"bootstrap_iters": 0, "apply_chat_template": False, "confirm_run_unsafe_code": False}
+    )
+    with suppress(TaskError):  # a task's own code may refuse answers of nothing
+        run_tasks(lm, tasks, plain, seeds=seeds)
+    tokens = sum(lm.work.tokens)
+    section.add("asked", lm.work)
+    section.add(
+        "takes", forecast(model, tokens, lm.work.answers), "a reference that runs beside it takes as long again"
+    )
+    if verify:
+        rate = _timed(model)
+        section.add("a step was timed", f"{duration(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")
+
+
+def _timed(model: ResolvedModel) -> float:
+    """Tokens of a text that this machine scores in a second, by the best of three."""
+    from olive_ext.run.task_fit import DEFAULT_LENGTH
+    from olive_ext.session.opening import open_model
+    from olive_ext.session.requests import ScoringRequest
+
+    length = min(model.chunk_size[0], model.context_length or DEFAULT_LENGTH) - 1
+    with open_model(model) as session:
+        rng, seconds = random.Random(0), []
+        for _ in range(3):
+            text = [rng.randrange(session.model.spec.vocab_size) for _ in range(length)]
+            begin = time.perf_counter()
+            session.loglikelihood([ScoringRequest(text[:1], text[1:])])
+            seconds.append(time.perf_counter() - begin)
+    return length / min(seconds)
 
 
 def _given(config: EvaluationConfig) -> ResolvedModel:

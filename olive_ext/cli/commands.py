@@ -11,7 +11,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
@@ -78,6 +78,9 @@ def evaluate_command(arguments: Namespace) -> int:
 
     try:
         report = evaluate(config, progress=True)
+    except KeyboardInterrupt as stop:
+        kept = config.journal
+        raise KeyboardInterrupt(f"the same command goes on with the answers in '{kept}'" if kept else "") from stop
     except (UnwrittenError, RequirementError) as error:
         print_table(report := cast("Report", error.report), page=page_of_report(report))
         raise
@@ -137,8 +140,10 @@ def check_command(arguments: Namespace) -> int:
             raise ConfigError("options are for models; a recipe says everything itself")
         findings = check_recipe(arguments.target, verify=arguments.verify)
     else:
-        values = {"tasks": ["size_on_disk"], **written_values(arguments, arguments.target)}
-        findings = check_model(EvaluationConfig.parse(values), verify=arguments.verify, against=arguments.against)
+        written = written_values(arguments, arguments.target)
+        config = EvaluationConfig.parse({"tasks": ["size_on_disk"], **written})
+        how: dict[str, Any] = {"verify": arguments.verify, "against": arguments.against}
+        findings = check_model(config, work="tasks" in written, **how)
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise all_in_one(findings.errors)

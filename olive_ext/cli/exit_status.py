@@ -59,7 +59,7 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
     interruptions = _Interruptions()
     try:
         with _warnings_on_stderr(), interruptions.raised():
-            status = _command(list(sys.argv[1:] if argv is None else argv), commands)
+            status = command(list(sys.argv[1:] if argv is None else argv), commands)
             sys.stdout.flush()
             return status
     except BaseException as error:  # noqa: BLE001 - the last place that can make one line of it
@@ -69,7 +69,9 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
             _give_up_streams()
 
 
-def _command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
+def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
+    """The status of a command that ended. `commands`: functions in the place of the known ones."""
+    from olive_ext.cli.options import in_options
     from olive_ext.cli.parser import commands as known
     from olive_ext.cli.parser import parse
     from olive_ext.registry import load
@@ -84,7 +86,12 @@ def _command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
         raise ConfigError("the working directory is gone: change to another one", code="not_found") from error
     name = arguments.command
     function: Function = commands[name] if commands else load(known()[name].function)
-    return function(arguments)
+    try:
+        return function(arguments)
+    except OliveExtError as error:
+        table = known()[name].options
+        told = in_options(error, vars(arguments), load(table) if table else ())
+        raise told from error.__cause__
 
 
 class _TorchWhenUsed(MetaPathFinder):
@@ -167,10 +174,9 @@ def _show_others(failure: sys.UnraisableHookArgs) -> None:
 
 
 def _ended(error: BaseException, interruption: int) -> int:
-    if interruption == signal.SIGTERM:
-        return _end("terminated", TERMINATED)
     if interruption or isinstance(error, KeyboardInterrupt):
-        return _end("interrupted", INTERRUPTED)
+        word, status = ("terminated", TERMINATED) if interruption == signal.SIGTERM else ("interrupted", INTERRUPTED)
+        return _end(": ".join(filter(None, [word, str(error) * isinstance(error, KeyboardInterrupt)])), status)
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, as in `olive-ext schema | head`
         return FAILED
     if isinstance(error, OliveExtError):

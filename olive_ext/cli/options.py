@@ -9,13 +9,11 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
-from olive_ext.errors import ConfigError, first_line
-
-_Config = TypeVar("_Config", bound=Strict)
+from olive_ext.errors import ConfigError, OliveExtError, first_line
 
 Form = Literal["value", "names", "commas", "pairs", "flag", "optional", "arguments", "place"]
 
@@ -54,12 +52,12 @@ AGAINST_HELP = (
 )
 
 OPTIONS: tuple[Option, ...] = (
-    Option("--tasks", "tasks", "A,B", "commas"),
-    Option("--include-path", "include_path", "DIR", "names"),
-    Option("--limit", "limit", "N"),
+    Option("--tasks", "tasks", "A,B", "commas", for_check=True),
+    Option("--include-path", "include_path", "DIR", "names", for_check=True),
+    Option("--limit", "limit", "N", for_check=True),
     Option("--documents", "documents", "WHICH"),
     Option("--certain", "certain", "K=V,...", "arguments"),
-    Option("--num-fewshot", "num_fewshot", "K"),
+    Option("--num-fewshot", "num_fewshot", "K", for_check=True),
     Option("--batch-size", "batch_size", "B", for_check=True),
     Option("--max-length", "max_length", "N", for_check=True),
     Option("--provider", "execution_provider", "NAME", "names", for_check=True),
@@ -130,15 +128,18 @@ def written_values(
     return values
 
 
-def parsed(kind: type[_Config], values: Mapping[str, Any], options: Sequence[Option]) -> _Config:
-    """The configuration; a key that is missing is reported with its option. Raises `ConfigError`."""
-    try:
-        return kind.parse(values)
-    except ConfigError as error:
-        text = str(error)
-        for option in options:
-            text = text.replace(f"missing key '{option.key}'", f"missing key '{option.key}': give {option.flag}")
-        raise ConfigError(text, code=error.code).about(error.field, error.value) from error
+def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence[Option]) -> OliveExtError:
+    """The error with the options of keys that were given, or that are missing, in the keys' place. Who writes keys
+    (`--set`) reads keys."""
+    if "set" in given or error.code == "unknown_key":
+        return error
+    text = str(error)
+    for option in options:
+        if option.form != "place" and (option.key in given or error.code == "missing"):
+            key = option.key.removesuffix(".path")
+            text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
+            text = text.replace(f"'{key}'", option.flag)
+    return error.saying(text)
 
 
 def _value(option: Option, given: Any) -> Any:

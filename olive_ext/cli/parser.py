@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -106,6 +106,12 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see '{self.prog} --help')")
+
+    def _check_value(self, action: Any, value: Any) -> None:
+        """As argparse's, with the nearest name."""
+        if action.choices is not None and value not in action.choices and (hint := meant(value, action.choices)):
+            raise ArgumentError(action, f"invalid choice: {value!r}: {hint}")
+        super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, which has the command's own parser leave it to the whole one to refuse what is unknown."""

@@ -23,6 +23,8 @@ def score(doc, results):
     download("punkt")
     metric = hf_evaluate.load("rouge")
     hf_evaluate.load("code_eval")
+    datasets.load_dataset("json", data_files={"test": "local.jsonl"})
+    datasets.load_dataset("json", data_files="https://localhost:1/x.jsonl")
     page = urllib.request.urlopen("http://localhost:1")
     return {"acc": len(results), "other": load(), "more": page.read(metric)}
 """
@@ -50,18 +52,20 @@ def test_calls_are_found_by_what_imports_have_bound(tmp_path: Path) -> None:
     assert network_calls(tmp_path / "needs.py") == [
         (13, "nltk.download"),
         (14, "evaluate.load"),
-        (16, "urllib.request.urlopen"),
+        (17, "datasets.load_dataset"),
+        (18, "urllib.request.urlopen"),
     ]
     (tmp_path / "broken.py").write_text("def f(:", "utf-8")
     assert network_calls(tmp_path / "broken.py") == network_calls(tmp_path / "none.py") == []
 
 
 def test_task_is_told_with_file_and_line_once_it_is_loaded(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tasks = load_tasks(["asks_the_network"], str(folder)).tasks
-    with caplog.at_level(logging.WARNING, "olive_ext.backends.task_network"):
+    with caplog.at_level(logging.WARNING):
+        tasks = load_tasks(["asks_the_network"], str(folder)).tasks
         warn_of_network(tasks)
+    assert not [record for record in caplog.records if "--metadata" in record.getMessage()]
     told = [record.getMessage() for record in caplog.records if record.name.endswith("task_network")]
     assert told == [
         f"asks_the_network: functions of '{folder / 'needs.py'}' need the network: "
-        "evaluate.load (line 14), urllib.request.urlopen (line 16)"
+        "evaluate.load (line 14), datasets.load_dataset (line 17), urllib.request.urlopen (line 18)"
     ]

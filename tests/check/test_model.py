@@ -20,7 +20,9 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.session.requests import ScoringOutput
+from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
+from tests.exports import genai_export
 from tests.refusals import refused
 
 
@@ -48,6 +50,18 @@ def test_decisions_are_the_facts(folder: Path) -> None:
     assert found["Decisions", "kv_cache"] == "returned"
     assert found["Decisions", "graph"] == "scoring_head"
     assert found["Decisions", "num_slots"] == "3"
+
+
+def test_work_of_tasks_is_counted_and_a_step_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = write_tasks(tmp_path / "tasks")
+    asked = ("--tasks", ",".join(NAMES), "--include-path", str(tasks), "--limit", "3", "--verify")
+    assert main(["check", str(genai_export("llama")), *asked]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    found = {words[1]: " ".join(words[2:]).strip() for words in lines if len(words) > 2}
+    assert found["asked"].startswith("9 documents, ")
+    assert "tokens to compute, at most " in found["asked"]
+    assert "with AVX-512; " in found["takes"]
+    assert "tokens/s" in found["a step was timed"]
 
 
 def test_every_problem_is_named(folder: Path, tmp_path: Path) -> None:

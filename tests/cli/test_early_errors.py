@@ -57,9 +57,9 @@ def ends(folder: Path, *argv: str, **environment: str) -> str:
     [
         (["evaluate", "nowhere", *TASKS], {}, "model path 'nowhere' does not exist"),
         (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "model path 'gone/it' does not exist"),
-        (["evaluate", MODEL, "--tasks", "a", "--include-path", "no"], {}, "'include_path' = 'no': no such folder"),
+        (["evaluate", MODEL, "--tasks", "a", "--include-path", "no"], {}, "--include-path = 'no': no such folder"),
         (["evaluate", MODEL, "--tasks", "hellaswagg"], {}, "unknown task 'hellaswagg': did you mean 'hellaswag'"),
-        (["evaluate", MODEL, *TASKS, "--limit", "x"], {}, "'limit' = 'x': give a positive integer or a number between"),
+        (["evaluate", MODEL, *TASKS, "--limit", "x"], {}, "--limit = 'x': give a positive integer or a number between"),
         (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),
         (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
         (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),

@@ -68,6 +68,15 @@ def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
     assert (done.stderr, done.returncode) == (f"olive-ext: {line}\n", status)
 
 
+def test_interruption_says_where_the_answers_are_that_the_next_run_takes(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("task: mine\n", encoding="utf-8")
+    program, output = _program("plain", "lm_eval", signal.SIGINT), tmp_path / "out"
+    command = [sys.executable, "-c", program, "evaluate", str(MODEL), "--tasks", "mine", "--include-path", tmp_path]
+    done = subprocess.run([*command, "--output", output], capture_output=True, text=True)
+    kept = f"the same command goes on with the answers in '{output / 'journal' / 'answers'}'"
+    assert (done.stderr, done.returncode) == (f"olive-ext: interrupted: {kept}\n", 130)
+
+
 def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = "import sys; from olive_ext.cli import main; sys.exit(main())"
     script = script.replace("olive-ext", f"{sys.executable} -c '{command}'")

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from olive_ext.check import mistakes, refuse
-from olive_ext.cli.parser import commands, parse
+from olive_ext.cli.exit_status import command
 from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError, OliveExtError
-from olive_ext.registry import load
 from tests.refusals import assert_says, refused, value_at
 
 UNKNOWN, WRONG, MISSING, AGAINST = "unknown_key", "wrong_value", "missing", "contradiction"
@@ -118,8 +117,7 @@ def on_command_line(values: Mapping[str, Any]) -> object:
 
 
 def evaluate(*argv: str) -> object:
-    arguments = parse(["evaluate", *argv])
-    return load(commands()[arguments.command].function)(arguments)
+    return command(["evaluate", *argv], None)
 
 
 def in_evaluator(values: Mapping[str, Any]) -> object:
@@ -159,12 +157,15 @@ def is_refused(row: Row, door: Door, where: str) -> str:
 COMMANDS: list[tuple[str, str, str, str | None, str]] = [
     ("", WRONG, "", None, "COMMAND"),
     ("evaluate", WRONG, "", None, "MODEL"),
+    ("evalute m", WRONG, "", None, "'evalute' 'evaluate'"),
+    ("evaluate m --tasks a --limit -1", WRONG, "limit", "'-1'", "--limit"),
+    ("evaluate m --tasks a --fail-on-loss 1", MISSING, "fail_on_loss", None, "--fail-on-loss --reference"),
     ("evaluate m --lim 3", WRONG, "", None, "--lim '--limit'"),
     ("check m n -o", WRONG, "", None, "n -o"),
     ("--odd check m", WRONG, "", None, "--odd"),
     ("schema foo", WRONG, "", None, "foo evaluator pass recipe"),
     ("check no/such/recipe.json", "no_access", "", None, "no/such/recipe.json"),
-    ("evaluate m", MISSING, "tasks", None, ""),
+    ("evaluate m", MISSING, "tasks", None, "--tasks"),
     ("mend m --tasks a --reference r --at-most 1GB", MISSING, "output_dir", None, "--output"),
     ("evaluate m --tasks ,", WRONG, "tasks", "[]", ""),
     ("evaluate m --set x", WRONG, "--set", "'x'", "NAME=VALUE"),
@@ -184,8 +185,7 @@ COMMANDS: list[tuple[str, str, str, str | None, str]] = [
 @pytest.mark.parametrize(("line", "code", "field", "value", "words"), COMMANDS, ids=lambda one: str(one)[:40])
 def test_command_line_is_refused(line: str, code: str, field: str, value: str | None, words: str) -> None:
     with refused(OliveExtError, code, field, holds=tuple(words.split())) as raised:
-        arguments = parse(line.split())
-        load(commands()[arguments.command].function)(arguments)
+        command(line.split(), None)
     assert value is None or repr(raised.value.value) == value
 
 

@@ -137,7 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
         ("execution_provider", "provider_options"),
     ),
     ({"request": "trt", "options": {"key": None}}, "wrong_value", ("'key'", TRT, "None")),
-    ({"handed_over": "cuda", "available": (DML, CPU)}, "provider", (CUDA, CPU, DML)),
+    ({"handed_over": "cuda", "available": (DML, CPU)}, "provider", (CUDA, CPU, DML, "'gpu'")),
 ]
 
 

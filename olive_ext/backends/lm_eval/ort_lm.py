@@ -10,8 +10,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,9 @@ from olive_ext.backends.lm_eval.instances import (
 )
 from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
-from olive_ext.backends.progress import progress_bar
+from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
+from olive_ext.backends.workload import Work, forecast, work_of
 from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
@@ -172,7 +173,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             raise TaskError(
                 f"needs tasks that generate; these do not: {names}", "enable_thinking", code="contradiction"
             )
-        with self._progress("Scoring", len(requests), disable_tqdm) as advance:
+        with self._progress("Scoring", requests, disable_tqdm) as advance:
             slices = encoded_slices(requests, lambda request: "".join(request.args[:2]), self.scoring_requests)
             return self._scores(len(requests), slices, requests, advance)
 
@@ -181,14 +182,14 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         count: int,
         slices: Iterable[tuple[Sequence[int], Sequence[Scored]]],
         instances: Sequence[Instance] = (),
-        advance: Callable[[int], None] = lambda _: None,
+        advance: Callable[..., None] = lambda *_: None,
     ) -> list[Answer]:
         answers = [CERTAIN] * count
         for place, key, answer in scored(self, slices, instances):
             answers[place] = answer
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, answer)
-            advance(1)
+            advance([place])
         return answers
 
     def scoring_requests(self, requests: Sequence[Instance]) -> list[Scored]:
@@ -232,13 +233,13 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         encode = text.encode if is_hflm else partial(text.encode_rolling, prefix=prefix)
         asked = [RollingRequest(encode(request.args[0]), prefix) for request in requests]
         answers = [0.0] * len(requests)
-        progress = self._progress("Scoring texts", len(requests), disable_tqdm)
+        progress = self._progress("Scoring texts", requests, disable_tqdm)
         with progress as advance, noting(self.lost, lambda at: [requests[at]]):
             for index, output in self.session.as_completed("loglikelihood_rolling", [asked]):
                 answers[index] = output.logprob
                 self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, output.logprob)
                 self.observer(requests[index], asked[index], output)
-                advance(1)
+                advance([index])
         return answers
 
     @known_answers_first
@@ -250,7 +251,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         def whose(at: int) -> str:
             return str(requests[wanted[at].owners[0]].task_name)
 
-        with self._progress("Generating", len(requests), disable_tqdm) as advance:
+        with self._progress("Generating", requests, disable_tqdm) as advance:
             asked = [item.request for item in wanted]
             with noting(self.lost, lambda at: [requests[owner] for owner in wanted[at].owners]):
                 for at, output in self.session.as_completed("generate", [asked], whose):
@@ -261,7 +262,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
                         self.observer(requests[index], item.request, output)
                     if not item.settings.is_sampled:
                         self.cache_hook.add_partial("generate_until", requests[item.owners[0]].args, text)
-                    advance(len(item.owners))
+                    advance(item.owners, len(output.tokens))
         return answers
 
     def wanted_generations(self, requests: list[Instance]) -> list[PendingGeneration]:
@@ -309,10 +310,22 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """Digest of the model's files; None where only a session was given, or a name on the hub."""
         return self.resolved.digest if self.resolved is not None and self._owns_session else None
 
-    def _progress(self, doing: str, total: int, is_disabled: bool) -> AbstractContextManager[Callable[[int], None]]:
-        executor = self.session.executor
+    @contextmanager
+    def _progress(self, doing: str, requests: Sequence[Instance], is_disabled: bool) -> Iterator[Callable[..., None]]:
+        """Yields a function of the places of requests that are done, and of the tokens of their answer."""
+        executor, total = self.session.executor, len(requests)
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
-        return progress_bar(doing, total, fed, is_disabled, at_work=at_work)
+        is_shown = not is_disabled and shown.get() is not False
+        work = work_of(requests, self.tok_encode) if is_shown else Work(tokens=[0.0] * total)
+        tokens, about = sum(work.tokens), str(work)
+        if is_shown and self.resolved is not None:
+            about = f"{about}: {forecast(self.resolved, tokens, work.answers)}"
+        with progress_bar(doing, total, fed, is_disabled, expected=tokens, about=about, at_work=at_work) as advance:
+
+            def done(places: Sequence[int], answered: int = 0) -> None:
+                advance(len(places), sum(work.tokens[place] for place in places), answered)
+
+            yield done
 
 
 class TaskMedia:

@@ -36,6 +36,14 @@ _EXCLUSIVE = (
     ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime-genai-directml", "onnxruntime-genai-winml"),
 )
 
+EXTRAS = {
+    **dict.fromkeys(("CUDAExecutionProvider", "TensorrtExecutionProvider"), "gpu"),
+    "WebGpuExecutionProvider": "webgpu",
+    "OpenVINOExecutionProvider": "openvino",
+    "QNNExecutionProvider": "qnn",
+}
+"""This package's extras (setup.cfg) that bring a provider."""
+
 
 def resolve_providers(
     request: Any = None,
@@ -70,7 +78,9 @@ def resolve_providers(
                 f"{row.name} (from {origin}) is not in this build of ONNX Runtime, which has {', '.join(sorted(names))}"
             )
             if not allow_cpu_fallback:
-                raise ProviderError(f"{missing}; name another in '{setting}' or set 'allow_cpu_fallback'")
+                extra = EXTRAS.get(row.name)
+                install = f" install the extra '{extra}' ('.[{extra}]' in a clone)," if extra else ""
+                raise ProviderError(f"{missing};{install} name another in '{setting}' or set 'allow_cpu_fallback'")
             logger.warning("%s; running without it", missing)
             continue
         asked_options = _without_others(asked_options, row, origin)

@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, parsed, written_values
+from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, written_values
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 
 LOCATE_OPTIONS: tuple[Option, ...] = (
@@ -27,7 +27,7 @@ MEND_OPTIONS: tuple[Option, ...] = (
 
 def locate_command(arguments: Namespace) -> int:
     """Prints the weights that lose most; writes the map where a folder for it is named."""
-    config = parsed(LocationConfig, written_values(arguments, arguments.model, LOCATE_OPTIONS), LOCATE_OPTIONS)
+    config = LocationConfig.parse(written_values(arguments, arguments.model, LOCATE_OPTIONS))
     from olive_ext.plugins.diagnose.remedy.locate import locate
     from olive_ext.plugins.diagnose.remedy.loss_map import PAGE_NAME, show
 
@@ -40,7 +40,7 @@ def locate_command(arguments: Namespace) -> int:
 def mend_command(arguments: Namespace) -> int:
     """Writes the mended model and prints its bill. Raises `RequirementError` after them where it breaks its bound on
     documents that chose nothing."""
-    config = parsed(MendingConfig, written_values(arguments, arguments.model, MEND_OPTIONS), MEND_OPTIONS)
+    config = MendingConfig.parse(written_values(arguments, arguments.model, MEND_OPTIONS))
     from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show
     from olive_ext.plugins.diagnose.remedy.mend import mend
 

@@ -62,7 +62,14 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[
 @pytest.fixture(scope="module", autouse=True)
 def local() -> Iterator[None]:
     """One Ray for all tests on this machine: starting it takes seconds."""
-    ray.init(address="local", num_cpus=8, object_store_memory=128 << 20, include_dashboard=False, log_to_driver=False)
+    ray.init(
+        address="local",
+        num_cpus=8,
+        num_gpus=2,
+        object_store_memory=128 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+    )
     yield
     ray.shutdown()
 
@@ -205,6 +212,15 @@ def test_workers_without_room_are_refused_in_time() -> None:
     with pytest.raises(Exception, match=r"worker \d did not come up within 3 s: the cluster has") as caught:
         open_tiny(workers={"count": 1, "resources": {"moon": 1}, "start_timeout": 3})
     assert not isinstance(caught.value, ConfigError)
+
+
+def test_each_worker_takes_a_gpu_of_its_own(expected: Any) -> None:
+    """docs/gpus.md: Ray counts GPUs that are only claimed."""
+    with open_tiny(workers={"count": 2, "resources": {"GPU": 1}}) as session:
+        assert answers(session) == expected
+        assert ray.available_resources().get("GPU", 0) == 0
+    with pytest.raises(Exception, match=r"worker \d did not come up within 3 s: the cluster has"):
+        open_tiny(workers={"count": 3, "resources": {"GPU": 1}, "start_timeout": 3})
 
 
 def test_actors_import_nothing_from_the_drivers_working_directory(tmp_path: Path) -> None:

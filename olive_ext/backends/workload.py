@@ -1,0 +1,150 @@
+"""How much an evaluation asks of a model: documents, requests, and the tokens that are to be computed, estimated from
+texts; and how long a machine takes for that, by measured rates. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import psutil
+from lm_eval.api.model import LM
+
+from olive_ext.errors import OliveExtError, counted
+from olive_ext.graph.nodes import attribute
+from olive_ext.model import ResolvedModel
+from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.package_config import read_json
+from olive_ext.report.numbers import duration, size
+
+_MOST_TOKENS = 256
+"""Of an answer whose task names no length: lm-eval's default."""
+
+_SAMPLE = 16
+
+
+def new_letters(texts: Sequence[str]) -> list[int]:
+    """The letters of each text beyond what it shares with a text before it in sorted order: what a prefix tree adds."""
+    found, before = [0] * len(texts), ""
+    for index in sorted(range(len(texts)), key=texts.__getitem__):
+        text = texts[index]
+        low, high = 0, min(len(before), len(text))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if before[low:middle] == text[low:middle] else (low, middle - 1)
+        found[index], before = len(text) - low, text
+    return found
+
+
+@dataclass
+class Work:
+    """The requests of one kind."""
+
+    documents: set[tuple[str, Any]] = field(default_factory=set)
+    tokens: list[float] = field(default_factory=list)
+    """To be computed for each request, about; of a text that others begin with, what it adds."""
+
+    answers: int = 0
+    """The most that is generated."""
+
+    def __str__(self) -> str:
+        parts = [counted(len(self.documents), "document"), counted(len(self.tokens), "request")]
+        generated = f", at most {self.answers:,} to generate" if self.answers else ""
+        return f"{', '.join(parts)}, about {_rounded(sum(self.tokens))} tokens to compute{generated}"
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.documents | other.documents, self.tokens + other.tokens, self.answers + other.answers)
+
+
+def work_of(requests: Sequence[Any], encode: Callable[[str], Sequence[int]]) -> Work:
+    """The work of lm-eval's requests of one kind; `encode` gives a text's tokens, of which a sample is counted."""
+    texts = ["".join(part for part in request.args[:2] if isinstance(part, str)) for request in requests]
+    sample = texts[:: max(1, len(texts) // _SAMPLE)][:_SAMPLE]
+    share = sum(len(encode(text)) for text in sample) / max(1, sum(map(len, sample)))
+    settings = [request.args[1] for request in requests if len(request.args) > 1 and isinstance(request.args[1], dict)]
+    answers = sum(int(one.get("max_gen_toks") or _MOST_TOKENS) for one in settings)
+    documents = {(str(request.task_name), request.doc_id) for request in requests}
+    return Work(documents, [share * letters for letters in new_letters(texts)], answers)
+
+
+def _rounded(number: float) -> str:
+    return f"{float(f'{number:.2g}'):,.0f}"
+
+
+class CountingLM(LM):  # type: ignore[misc]
+    """Answers nothing, and counts what is asked."""
+
+    def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
+        super().__init__()
+        self._encode, self.work = encode, Work()
+
+    def _counted(self, requests: Sequence[Any], answer: Any) -> list[Any]:
+        self.work += work_of(requests, self._encode)
+        return [answer for _ in requests]
+
+    def loglikelihood(self, requests: Sequence[Any], **_: object) -> list[Any]:
+        """As lm-eval's."""
+        return self._counted(requests, (-1.0, False))
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], **_: object) -> list[Any]:
+        """As lm-eval's."""
+        return self._counted(requests, -1.0)
+
+    def generate_until(self, requests: Sequence[Any], **_: object) -> list[Any]:
+        """As lm-eval's."""
+        return self._counted(requests, "")
+
+
+class Rate(NamedTuple):
+    """Operations a second in products of weights, of texts that are scored and of answers; measured on what."""
+
+    scored: float
+    generated: float
+    machine: str
+
+
+RATES = {
+    "cpu": Rate(100e9, 25e9, "a core with AVX-512"),
+    "cuda": Rate(250e12, 31e12, "an H200"),
+}
+"""CPU: docs/benchmarks/README.md, "On a CPU"; a core. CUDA: docs/scaling.md, 622 questions of 160 own tokens and 12,721
+generated tokens a second, of 1.24 billion parameters."""
+
+
+def parameters(model: ResolvedModel) -> float:
+    """The parameters that each token is multiplied by, about: of products in the decoder's graph, else by the size."""
+    if model.kind != "onnx":
+        config = read_json(model.files.directory / "config.json")
+        is_float = (config.get("dtype") or config.get("torch_dtype")) == "float32"
+        return (model.size or 0) / (4 if is_float else 2)
+    graph = load_graph(model.files.decoder).graph
+    sizes = {item.name: prod(item.dims) for item in graph.initializer if len(item.dims) == 2}
+    found = sum(_weights(node, sizes) for node in graph.node)
+    return found or (model.size or 0) / 2
+
+
+def _weights(node: Any, sizes: dict[str, int]) -> int:
+    if node.op_type == "MatMulNBits":
+        return int(attribute(node, "K", 0) * attribute(node, "N", 0))
+    return sum(sizes.get(name, 0) for name in node.input) if node.op_type in ("MatMul", "Gemm", "FusedMatMul") else 0
+
+
+def forecast(model: ResolvedModel, tokens: float, answers: float) -> str:
+    """About how long a model takes for so many tokens of prompts and of answers, and its memory, in words."""
+    found = seconds_of(model, tokens, answers)
+    time = f"about {duration(found[0])} on {found[1]}" if found else "no rate of this device is known"
+    return f"{time}; {size(model.size)} of weights in memory, and caches" if model.size else time
+
+
+def seconds_of(model: ResolvedModel, tokens: float, answers: float) -> tuple[float, str] | None:
+    """Seconds to compute so many tokens of prompts and of answers, and by which rate; None where none is known."""
+    try:
+        rate = RATES.get(model.device.kind)
+        if rate is None or not (each := 2 * parameters(model)):
+            return None
+    except (OliveExtError, OSError, ValueError):
+        return None
+    cores = psutil.cpu_count(logical=False) or 1
+    times, machine = (cores, f"{cores} x {rate.machine}") if model.device.kind == "cpu" else (1, rate.machine)
+    return each * (tokens / rate.scored + answers / rate.generated) / times, machine
