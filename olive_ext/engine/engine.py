@@ -5,7 +5,7 @@ scheduler's steps on a runner, has a tap note them, and splits a step for which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import reduce
@@ -17,7 +17,7 @@ from olive_ext.engine.forms.base import ScoringRule
 from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.scheduling.overlapped_steps import StepThread
+from olive_ext.engine.scheduling.overlapped_steps import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
@@ -67,6 +67,7 @@ class Engine:
             self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringRule(), **shared)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
+        self._ahead = ReadAhead(())
 
     @property
     def context_length(self) -> int:
@@ -88,9 +89,10 @@ class Engine:
 
     def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
-        own, are planned together; a slice is read when the one before it is complete. A request is `Lost` where an
-        encoder fails on a picture or a sound of it."""
-        for items in slices:
+        own, are planned together; a slice is read when the one before it is complete, or while a device computes that.
+        A request is `Lost` where an encoder fails on a picture or a sound of it."""
+        self._ahead = ReadAhead(slices)
+        for items in filter(None, self._ahead):
             if self._is_deterministic:
                 self.reset()
             yield from self._run(items)
@@ -103,7 +105,8 @@ class Engine:
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
         cache; an empty one is complete at once."""
-        for number, requests in enumerate(chunks):
+        self._ahead = ReadAhead(chunks)
+        for number, requests in enumerate(self._ahead):
             if requests:
                 self.reset()
             answers = dict(self._run(list(enumerate(requests))))
@@ -192,7 +195,7 @@ class Engine:
             try:
                 loop.admit(list(waiting.items()))
                 while loop.has_work:
-                    for answer in loop.advance():
+                    for answer in loop.advance(self._ahead.read):
                         del waiting[answer.key]
                         yield answer.key, answer.result()
             except LostItemError as error:
@@ -320,8 +323,9 @@ class StepLoop:
         self._counters.tokens_distinct += plan.tokens_distinct
         self._scheduler.add(plan.sequences)
 
-    def advance(self) -> list[PendingAnswer]:
-        """Takes in one step, after which the next begins where it is known; the answers that are now complete."""
+    def advance(self, work: Callable[[], bool] = lambda: False) -> list[PendingAnswer]:
+        """Takes in one step, after which the next begins where it is known; the answers that are now complete. The host
+        does `work`, part by part, while it would wait."""
         scheduler = self._scheduler
         if not scheduler.is_planned:
             scheduler.schedule()
@@ -329,6 +333,7 @@ class StepLoop:
             if not self._thread.num_begun:
                 self._thread.begin(scheduler.present, is_overlapped=False)
             self._thread.begin(overlapped, is_overlapped=True)
+            self._thread.wait(work)
         try:
             output = self._thread.take() if self._thread.num_begun else self.run(scheduler.present)
         except MemoryShortageError as error:

@@ -6,13 +6,14 @@ Knows no text, no tokenizer and no session. Axes: T targets of a request, G gene
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import Media, Source
@@ -20,6 +21,49 @@ from olive_ext.model.files.package_config import Suppressed
 from olive_ext.stats.compared_fields import COMPARED, Compared
 
 TokenArray = npt.NDArray[np.int32]
+
+
+class Ids(Sequence[int]):
+    """Token ids from 0 to 2^31 - 1, equal to a tuple of them, as an array [N] that nobody changes: to read Python's
+    integers one by one costs more than all that is planned with them."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, values: Iterable[int]) -> None:
+        read = values.array if isinstance(values, Ids) else values
+        if not isinstance(read, np.ndarray):
+            read = (*read,)
+            read = np.frombuffer(struct.pack(f"{len(read)}i", *read), np.int32)
+        self.array: TokenArray = read
+
+    def then(self, others: Iterable[int]) -> Ids:
+        """These and `others`."""
+        return Ids(np.concatenate([self.array, Ids(others).array]))
+
+    @override
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    @override
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        return (*self.array[place].tolist(),) if isinstance(place, slice) else self.array.item(place)
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.array.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(np.array_equal(self.array, other.array)) if isinstance(other, Ids) else (*self,) == other
+
+    def __hash__(self) -> int:
+        return hash((*self,))
+
+    def __repr__(self) -> str:
+        return repr((*self,))
 
 
 @dataclass(frozen=True)
@@ -112,13 +156,14 @@ def source_key(source: Source | None) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """`tokens`, of which the last `num_targets` are scored, and what to generate after them (nothing when None).
+    """`tokens` (any integers are taken), of which the last `num_targets` are scored, and what to generate after them
+    (nothing when None).
 
     `source` is for the encoder of an encoder-decoder, whose decoder is given `tokens`. `media` says which of the tokens
     are placeholders of pictures and sounds.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Ids
     num_targets: int = 0
     generation: Generation | None = None
     source: Source | None = None
@@ -127,6 +172,7 @@ class Request:
     """For each target the number of the reference's record of the distribution that the target is scored with."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", Ids(self.tokens))
         if not 0 <= self.num_targets < max(1, len(self.tokens)):
             raise OliveExtError(
                 f"a target needs a token before it: {self.num_targets} of {len(self.tokens)} are targets"
@@ -214,9 +260,9 @@ def join_compared(requests: Sequence[Request], results: Sequence[Result]) -> Com
     if len(parts) < len(requests) or not parts:
         return None
     notes_T = np.concatenate(parts)
-    scored = [(request.tokens, len(request.tokens) - request.num_targets) for request in requests]
-    targets = np.concatenate([np.array(tokens[first:], np.int64) for tokens, first in scored])
-    positions = np.concatenate([np.arange(first, len(tokens)) for tokens, first in scored])
+    scored = [(request.tokens.array, len(request.tokens) - request.num_targets) for request in requests]
+    targets = np.concatenate([ids_T[first:] for ids_T, first in scored]).astype(np.int64)
+    positions = np.concatenate([np.arange(first, len(ids_T)) for ids_T, first in scored])
     fields: dict[str, Any] = {name: notes_T[name].copy() for name in COMPARED.names or ()}
     return Compared(**fields, targets=targets, positions=positions)
 

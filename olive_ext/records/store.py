@@ -107,7 +107,7 @@ class Form:
         }
 
 
-def request_key(tokens: Sequence[int], num_targets: int, source: str = "") -> bytes:
+def request_key(tokens: npt.ArrayLike, num_targets: int, source: str = "") -> bytes:
     """Digest (16 bytes) of a request: its tokens, how many of them are targets, and the key of the encoder's source."""
     head = f"{num_targets} {source}\n".encode()
     return hashlib.blake2b(head + np.array(tokens, "<i8").tobytes(), digest_size=16).digest()

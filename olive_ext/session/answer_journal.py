@@ -25,7 +25,6 @@ from olive_ext.engine.requests import (
     KeyedResult,
     Request,
     Result,
-    integers,
     source_key,
 )
 from olive_ext.engine.scheduling.prefix_tree import cut
@@ -73,6 +72,9 @@ def in_chunks(
 
     def read() -> Iterator[list[Request]]:
         for items in slices:
+            if not items:
+                under_way[next(numbers)] = [], {}
+                yield []
             keys: dict[bytes, list[Hashable]] = {}
             distinct: dict[bytes, Request] = {}
             for key, request in items:
@@ -148,7 +150,7 @@ def answer_key(request: Request) -> bytes:
     """Digest (16 bytes) of all of a request that decides its result."""
     given = source_key(request.source) + media_key(request.media)
     head = f"{request.num_targets} {given} {_decided(request.generation)}\n".encode()
-    return hashlib.blake2b(head + integers(request.tokens).astype("<i8", copy=False).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(head + request.tokens.array.astype("<i8").tobytes(), digest_size=16).digest()
 
 
 def _decided(generation: Generation | None) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from olive_ext.engine.requests import Generation, Lost, Request, Result, Sampling, ThinkingBudget, join_compared
+from olive_ext.engine.requests import Generation, Ids, Lost, Request, Result, Sampling, ThinkingBudget, join_compared
 from olive_ext.errors import (
     ConfigError,
     ContradictionError,
@@ -118,13 +118,13 @@ def _prompt_tokens(
     request: Asked,
     is_open: bool = True,
     variables: Mapping[str, Any] | None = None,
-) -> tuple[list[int], Asked]:
+) -> tuple[Sequence[int], Asked]:
     """Ids as they are, a text's with the tokenizer's special tokens, messages' by the chat template, which writes its
     own special tokens; and the request with the pictures and sounds that its messages hold in `images` and `audio`."""
     if isinstance(prompt, str):
         return tokenizer.encode(prompt), request
     if not is_chat(prompt):
-        return list(prompt), request
+        return prompt, request
     messages, images, audio = with_media(prompt, request.images, request.audio)
     text = tokenizer.render_chat(messages, is_open, **(variables or {}))
     return tokenizer.encode(text, add_special_tokens=False), replace(request, images=images, audio=audio)
@@ -193,7 +193,7 @@ def _windows(count: int, encoding: Encoding | None) -> str:
 
 def scoring_tokens(
     tokenizer: Tokenizer, request: ScoringRequest, media: MediaText | None
-) -> tuple[list[int], list[int], Media]:
+) -> tuple[Sequence[int], Sequence[int], Media]:
     """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly;
     where one is given as ids or messages, the other alone."""
     context, target = request.context, request.target
@@ -201,7 +201,7 @@ def scoring_tokens(
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:
         context_ids, request = _prompt_tokens(tokenizer, context, request) if context else ([], request)
-        target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else list(target)
+        target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else target
         if not context_ids or not target_ids:
             context_ids, target_ids = tokenizer.behind_prefix(target_ids)
     tokens, items = with_placeholders(media, context_ids, request)
@@ -210,7 +210,7 @@ def scoring_tokens(
     return tokens, target_ids, items
 
 
-def with_placeholders(media: MediaText | None, tokens: list[int], request: Asked) -> tuple[list[int], Media]:
+def with_placeholders(media: MediaText | None, tokens: Sequence[int], request: Asked) -> tuple[Sequence[int], Media]:
     """The tokens with placeholders, and where these are. Raises `TaskError` for pictures and sounds where a model takes
     none."""
     if media is not None:
@@ -262,25 +262,25 @@ def target_windows(
         max_length 3    context p    target a b c d e f g h
         windows         p[a b c]     c[d e f]     e f[g h]     (scored in brackets; fed: all but the last)
     """
-    whole = (*context, *target)
+    whole = Ids(context).then(target)
     requests = []
     for begin in range(0, len(target), max_length):
         num_targets = min(max_length, len(target) - begin)
         end = len(context) + begin + num_targets
         start = max(0, end - max_length - 1)
         items = cut_media(media, start, len(whole))
-        requests.append(Request(whole[start:end], num_targets, source=source, media=items))
+        requests.append(Request(Ids(whole.array[start:end]), num_targets, source=source, media=items))
     return tuple(requests)
 
 
-def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> tuple[int, ...]:
+def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> Ids:
     """The end of the prompt that leaves room for `max_new_tokens`, as HFLM cuts it.
 
     Raises `ConfigError` where no room is left for a prompt at all.
     """
     if problem := too_long("max_new_tokens", max_new_tokens, max_length):
         raise ConfigError(problem, "max_new_tokens", max_new_tokens)
-    return tuple(tokens[max_new_tokens - max_length :])
+    return Ids(tokens[max_new_tokens - max_length :])
 
 
 _BEHIND_END = 8
@@ -403,6 +403,10 @@ class Window(NamedTuple):
         return str(self.number)  # as errors of the engine name it
 
 
+PART = 8
+"""Requests that are converted at a time, while a device may wait for Python's lock: 0.2 ms."""
+
+
 class Call:
     """The requests of one call that have no output yet: what each is for the engine, and its results so far."""
 
@@ -440,9 +444,9 @@ class Call:
     def put_all(
         self, slices: Iterable[Sequence[Any]], whose: Callable[[int], str] | None
     ) -> Iterator[list[tuple[Window, Request]]]:
-        """The engine's requests of each slice. A request whose picture or sound cannot be read is lost, and costs no
-        other its answer. Warns of those that lost their beginning; `whose` names a request's task. Raises `ConfigError`
-        for a slice that is no list of requests."""
+        """The engine's requests of each slice, after empty slices: one for each `PART` of the work. A request whose
+        picture or sound cannot be read is lost, and costs no other its answer. Warns of those that lost their
+        beginning; `whose` names a request's task. Raises `ConfigError` for a slice that is no list of requests."""
         count = 0
         for items in slices:
             if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
@@ -459,6 +463,8 @@ class Call:
                     continue
                 windows += more
                 cut += [index] if is_cut else []
+                if index % PART == 0:
+                    yield []
             if cut:
                 tasks = Counter(map(whose, cut)) if whose is not None else {}
                 listed = f": {', '.join(f'{number} of {name}' for name, number in tasks.items())}" if tasks else ""

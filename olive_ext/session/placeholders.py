@@ -45,8 +45,8 @@ class MediaText:
         return self.tokenizer.decode([self.markers[modality].token], skip_special_tokens=False)
 
     def insert_items(
-        self, tokens: list[int], images: Sequence[Any], audio: Sequence[Any] = ()
-    ) -> tuple[list[int], Media]:
+        self, tokens: Sequence[int], images: Sequence[Any], audio: Sequence[Any] = ()
+    ) -> tuple[Sequence[int], Media]:
         """The prompt's tokens with the placeholders of each picture and sound in place of its marker, and where they
         are.
 

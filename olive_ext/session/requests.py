@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import TypeIs
 
-from olive_ext.engine.requests import Beams, FinishReason
+from olive_ext.engine.requests import Beams, FinishReason, Ids
 from olive_ext.errors import ConfigError, ContradictionError, MissingError, meant, shown
 from olive_ext.stats.compared_fields import Compared
 
@@ -33,15 +34,21 @@ def is_chat(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any]]]:
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def checked_ids(name: str, values: Iterable[Any]) -> tuple[int, ...]:
-    """Token ids, as Python's integers."""
+def checked_ids(name: str, values: Iterable[Any]) -> Ids:
+    """Token ids; those that were checked before are not read again."""
+    if isinstance(values, Ids):
+        return values
     try:
-        ids = tuple(map(operator.index, [values] if isinstance(values, bytes) else values))
+        read = (*map(operator.index, [values] if isinstance(values, bytes) else values),)
+        ids = Ids(read)
+        is_wrong = ids.array.min(initial=0) < 0
     except TypeError:
         raise ConfigError(f"'{name}': text or a list of token ids, not {shown(values)}", name) from None
-    for one in (min(ids, default=0), max(ids, default=0)):
-        if not 0 <= one < 2**31:
-            raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647", name)
+    except struct.error:
+        is_wrong = True
+    if is_wrong:
+        one = next(one for one in (min(read), max(read)) if not 0 <= one < 2**31)
+        raise ConfigError(f"'{name}' holds {one}: token ids are from 0 to 2147483647", name)
     return ids
 
 
@@ -356,7 +363,7 @@ ToRoll: TypeAlias = RollingRequest | Text
 
 def is_one(requests: object) -> TypeIs[ToGenerate]:
     """Whether it is one request, not a list of them: a text, messages, token ids, or a `GenerationRequest`."""
-    is_listed = isinstance(requests, list | tuple) and bool(requests) and isinstance(requests[0], Mapping | int)
+    is_listed = isinstance(requests, list | tuple | Ids) and bool(requests) and isinstance(requests[0], Mapping | int)
     return is_listed or isinstance(requests, str | GenerationRequest)
 
 

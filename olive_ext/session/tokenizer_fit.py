@@ -104,11 +104,11 @@ def refuse_unknown(request: Request, tokenizer: Tokenizer, placeholders: Contain
     """Raises `TaskError`, with its number and text, for a token of a request that the tokenizer's model has no row for.
     `placeholders` of pictures and sounds are not looked up."""
     rows = tokenizer.rows
-    targets = request.tokens[len(request.tokens) - request.num_targets :]
-    for tokens, size, what in ((request.tokens, rows.embedding, "embedding"), (targets, rows.vocabulary, "vocabulary")):
-        if size is None or max(tokens, default=0) < size:
+    given, first = request.tokens.array, len(request.tokens) - request.num_targets
+    for tokens, size, what in ((given, rows.embedding, "embedding"), (given[first:], rows.vocabulary, "vocabulary")):
+        if size is None or tokens.max(initial=0) < size:
             continue
-        unknown = next((token for token in tokens if token >= size and token not in placeholders), None)
+        unknown = next((token for token in tokens.tolist() if token >= size and token not in placeholders), None)
         if unknown is not None:
             text = tokenizer.token_text(unknown)
             raise TaskError(f"token {unknown} ({text!r}) is beyond the model's {what} of {size}", code="contradiction")

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
@@ -223,7 +224,7 @@ def test_interrupted_run_computes_nothing_twice(tmp_path: Path, num_done: int) -
 
 
 def _identity(request: Request) -> tuple[Sequence[int], int, bool]:
-    return request.tokens, request.num_targets, request.generation is not None
+    return (*request.tokens,), request.num_targets, request.generation is not None
 
 
 @pytest.mark.parametrize("batch_size", [4, "8", "auto", "auto:4"])
@@ -292,6 +293,17 @@ def test_lm_evals_command_line_runs_the_model_without_an_import(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert "tiny_choice" in done.stdout, done.stderr[-2000:]
     assert f"olive_ext ({{'pretrained': '{genai_export('llama')}'}})" in done.stdout
+
+
+def test_tokens_of_a_context_are_read_once_for_all_its_answers() -> None:
+    """And reach the engine as one array for each request."""
+    told: list[Any] = []
+    engine = ForwardEngine()
+    lm = OrtLM(session=session(engine=engine), observer=lambda _, request, output: told.append(request))
+    pairs = [(context, f" {letter}") for context in ("the cat sat on", "the dog") for letter in "abcde"]
+    lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
+    assert len({id(request.context.array) for request in told}) == 2
+    assert all(request.tokens.array.dtype == np.int32 for request in engine.requests)
 
 
 def test_model_info_is_plain_and_counts() -> None:

@@ -48,7 +48,7 @@ from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
-from olive_ext.session.requests import RollingRequest, ScoringRequest
+from olive_ext.session.requests import RollingRequest, ScoringRequest, checked_ids
 from olive_ext.session.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
-        self._encoded: dict[str, list[int]] = {}
+        self._encoded: dict[str, Sequence[int]] = {}
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
@@ -146,7 +146,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """Names the tokenizer in lm-eval's cache of built requests, as HFLM does."""
         return self._text.where.replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> Sequence[int]:
         """Token ids by HFLM's BOS rule: see `Tokenizer.encode`."""
         known = self._encoded.get(string) if add_special_tokens is None else None
         return self._text.encode(string, add_special_tokens) if known is None else known
@@ -196,8 +196,11 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """The session's requests, by TemplateLM's rule; TemplateLM encodes them one by one, this method at once."""
         given = [self._media.given(request.args) for request in requests]
         pairs = [(self._media.prompt(request.args), request.args[1]) for request in requests]
-        texts = [text for pair in pairs if pair[1] for text in (pair[0].rstrip(), "".join(pair))]
-        self._encoded = self._text.encode_many(texts) if self._encoding is None else {}
+        contexts = {pair[0].rstrip(): None for pair in pairs if pair[1]}
+        if self._encoding is None:
+            self._encoded = dict(self._text.encode_many([*contexts, *["".join(pair) for pair in pairs if pair[1]]]))
+            for text in contexts:  # read once, whatever the number of its answers
+                self._encoded[text] = checked_ids("context", self._encoded[text])
         try:
             return [
                 (one.args, self._scoring_request(*self._pair(*pair), media) if pair[1] else None)
@@ -206,7 +209,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         finally:
             self._encoded = {}
 
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def _pair(self, context: str, continuation: str) -> tuple[Sequence[int], Sequence[int]]:
         if self._media.is_speech:
             return self._prompt(context), self._text.encode_answer(continuation)
         return self._encode_pair(context, continuation)
@@ -290,7 +293,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             wanted[key, repeat].owners.append(index)
         return list(wanted.values())
 
-    def _prompt(self, context: str) -> list[int]:
+    def _prompt(self, context: str) -> Sequence[int]:
         """The tokens of a context; for a model of speech those that its decoder begins with."""
         if self._encoding is not None and self._media.is_speech:
             return decoder_tokens(self._text, context, self._encoding)

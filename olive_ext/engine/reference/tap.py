@@ -320,4 +320,4 @@ def known_result(records: Records, key: bytes) -> Result | None:
 
 def key_of(request: Request) -> bytes:
     """The key of a request in the reference log-prob cache."""
-    return request_key(request.tokens, request.num_targets, source_key(request.source) + media_key(request.media))
+    return request_key(request.tokens.array, request.num_targets, source_key(request.source) + media_key(request.media))

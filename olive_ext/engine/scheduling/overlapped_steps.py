@@ -5,17 +5,50 @@ after, in which rows that decode follow rows of a step that has not been read. K
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
+from typing import Any
 
 from olive_ext.engine.step import IntArray, Step, StepOutput
 from olive_ext.errors import RunError
 
 THREAD_NAME = "olive_ext-steps"
+
+PAUSE_S = 1e-5
+"""How long the host lets go of Python's lock between parts of its work, for the thread of the steps."""
+
+
+class ReadAhead:
+    """Slices in their order, of which the next one that is not empty may be read before it is due. Empty ones before it
+    stand for parts of the work that it is."""
+
+    def __init__(self, slices: Iterable[Sequence[Any]]) -> None:
+        self._source = iter(slices)
+        self._read: deque[Sequence[Any]] = deque()
+        self._end: Exception | None = None
+
+    def read(self) -> bool:
+        """Does a part of that work; False where it is done."""
+        if self._end is not None or (self._read and self._read[-1]):
+            return False
+        try:
+            self._read.append(next(self._source))
+        except Exception as error:  # noqa: BLE001 (raised when it is due)
+            self._end = error
+        return True
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        while self._read or self.read():
+            if self._read:
+                yield self._read.popleft()
+        if self._end is not None and not isinstance(self._end, StopIteration):
+            raise self._end
 
 
 def with_tokens(step: Step, found_R: IntArray) -> Step:
@@ -52,6 +85,11 @@ class StepThread:
             self._end = weakref.finalize(self, _finish, self._jobs, thread)
         self._jobs.put(partial(self._work, step, self._era, is_overlapped))
         self.num_begun += 1
+
+    def wait(self, work: Callable[[], bool]) -> None:
+        """Does `work` again and again, up to the first output, or until it returns False."""
+        while self._outcomes.empty() and work():
+            time.sleep(PAUSE_S)
 
     def take(self) -> StepOutput:
         """Waits for the first output that has not been taken. Raises the error that there was instead."""

@@ -13,7 +13,6 @@ already: the same requests give the same chunks, and a chunk the same numbers.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from olive_ext.engine.requests import Request, TokenArray, common_prefix, integers, source_key
-from olive_ext.engine.scheduling.sequences import PendingAnswer, Read, Sequence
+from olive_ext.engine.requests import Ids, Request, TokenArray, common_prefix, source_key
+from olive_ext.engine.scheduling.sequences import PendingAnswer, Scored, Sequence
 from olive_ext.engine.step import ONE_SIDE, Side
 from olive_ext.errors import RunError
 from olive_ext.media.items import border
@@ -58,7 +57,7 @@ class MediaIds:
                 if self._next > _LAST_ID:
                     raise RunError("too many different pictures and sounds in one session: open the model again")
             tokens[run.start : run.stop] = range(first, first + run.item.num_tokens)
-        return replace(request, tokens=tuple(tokens))
+        return replace(request, tokens=Ids(tokens))
 
 
 @dataclass(frozen=True)
@@ -83,33 +82,39 @@ def make_plan(
     Without `can_share` only equal inputs are computed once. `side_of` says which side an input of so many tokens
     belongs to; what is fed is its whole length, so that a scored text's last target does not count.
     """
-    found = [(request, input_key(request), key) for key, request in requests]
-    items = sorted(
-        [
-            (side_of(len(inputs) // _ITEM), source_key(request.source), inputs, order, key, request)
-            for order, (request, inputs, key) in enumerate(found)
-        ]
-    )
+    items = list(requests)
+    inputs = [input_key(request) for _, request in items]
+    sides = {size: side_of(size // _ITEM) for size in set(map(len, inputs))}
+    kinds: dict[tuple[Side, str], tuple[Side, str]] = {}
+    found = ((sides[len(one)], source_key(request.source)) for one, (_, request) in zip(inputs, items, strict=True))
+    heads = [kinds.setdefault(head, head) for head in found]
+    order = sorted(range(len(items)), key=inputs.__getitem__)
+    if len(kinds) > 1:
+        order.sort(key=heads.__getitem__)
     sequences: list[Sequence] = []
     owners: list[tuple[int, Sequence]] = []  # (end of the prefix it computes, owner), ends increasing
     tokens: TokenArray = np.empty(0, np.int32)
     length = naive = distinct = 0
-    previous: tuple[Side, str, bytes] | None = None
-    for side, source, inputs, _, key, request in items:
+    before = -1
+    for place in order:
+        (key, request), side = items[place], heads[place][0]
         shared = length  # one that equals the one before is compared as bytes, and not read
-        if previous != (side, source, inputs):
-            before, tokens = tokens, np.frombuffer(inputs, ">i4").astype(np.int32)
-            is_alike = can_share and previous is not None and (side, source) == previous[:2]
-            shared = common_prefix(before, tokens) if is_alike else 0
-            length, previous = len(tokens), (side, source, inputs)
+        is_alike = before >= 0 and heads[place] == heads[before]
+        if not is_alike or inputs[place] != inputs[before]:
+            previous, tokens = tokens, request.tokens.array[: _num_fed(request)]
+            shared = common_prefix(previous, tokens) if can_share and is_alike else 0
+            length = len(tokens)
+        before = place
         naive += length
         distinct += length - shared
         while owners and owners[-1][0] > shared:
             _, owner = owners.pop()
             if (owners[-1][0] if owners else 0) < shared:
                 owners.append((shared, owner))
-        answer = PendingAnswer(key, request.num_targets, request.generation)
-        if length > shared or request.generation is not None:
+        answer = None
+        if request.generation is not None:
+            answer = PendingAnswer(key, request.num_targets, request.generation)
+        if length > shared or answer is not None:
             sequence = _sequence(tokens, request, answer, side)
             sequence.num_shared = border(request.media, min(shared, length - 1))
             sequences.append(sequence)
@@ -117,17 +122,16 @@ def make_plan(
             if length > shared:
                 owners.append((length, sequence))
         if request.num_targets:
-            _place_reads(request, answer, owners)
+            _place_reads(key, request, answer, length + (answer is None) - request.num_targets, owners)
     return Plan(tuple(sequences), naive, distinct)
 
 
 def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
-    tokens = request.tokens if request.generation is not None else request.tokens[:-1]
-    return struct.pack(f">{len(tokens)}i", *tokens)
+    return request.tokens.array[: _num_fed(request)].astype(">i4").tobytes()
 
 
-def _sequence(tokens: TokenArray, request: Request, answer: PendingAnswer, side: Side) -> Sequence:
+def _sequence(tokens: TokenArray, request: Request, answer: PendingAnswer | None, side: Side) -> Sequence:
     generation, source, media = request.generation, request.source, request.media
     if generation is None:
         return Sequence(tokens, len(tokens), source=source, media=media, side=side)
@@ -149,20 +153,20 @@ def _parent(length: int, owners: list[tuple[int, Sequence]]) -> Sequence | None:
     return parent
 
 
-def _place_reads(request: Request, answer: PendingAnswer, owners: list[tuple[int, Sequence]]) -> None:
-    first = len(request.tokens) - request.num_targets
-    place = 0
-    for target in range(request.num_targets):
-        position = first + target - 1
-        while owners[place][0] <= position:
-            place += 1
-        record = request.records[target] if request.records else -1
-        read = Read(request.tokens[first + target], answer, target, record)
-        reads = owners[place][1].reads
-        if position in reads:
-            reads[position].append(read)
-        else:
-            reads[position] = [read]
+def _place_reads(
+    key: Hashable, request: Request, answer: PendingAnswer | None, first: int, owners: list[tuple[int, Sequence]]
+) -> None:
+    """Has each target, of which the first is token `first`, read where the token before it is computed. The answer is
+    made now where that is in several sequences."""
+    begin, count = 0, request.num_targets
+    for end, owner in owners:
+        stop = min(count, end + 1 - first)
+        if stop <= begin:
+            continue
+        if answer is None and stop - begin < count:
+            answer = PendingAnswer(key, count, None)
+        owner.scored.append(Scored(key, request, answer, begin, stop))
+        begin = stop
 
 
 MOST_TOKENS, LEAST_TOKENS = 16384, 4096
@@ -227,7 +231,7 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
     previous: TokenArray = np.empty(0, np.int32)
     source = ""
     for request in requests:
-        tokens, own = integers(request.tokens[: _num_fed(request)]).astype(np.int32), source_key(request.source)
+        tokens, own = request.tokens.array[: _num_fed(request)], source_key(request.source)
         found.append(common_prefix(previous, tokens) if own == source else 0)
         previous, source = tokens, own
     return found

@@ -10,7 +10,7 @@ Plain rows are columns, not objects: planning 256 of them takes a third less tim
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from olive_ext.engine.requests import (
     Generation,
     Hypothesis,
     Notes,
+    Request,
     Result,
     Sampling,
     TokenArray,
@@ -118,6 +119,25 @@ class Read(NamedTuple):
     record: int = -1
 
 
+class Scored(NamedTuple):
+    """Targets `begin` to `stop` of a request, which are read of one sequence. The answer is made when that is about to
+    run, where no other sequence has a part in it."""
+
+    key: Hashable
+    request: Request
+    answer: PendingAnswer | None
+    begin: int
+    stop: int
+
+    def reads(self) -> Iterator[tuple[int, Read]]:
+        """The reads by position."""
+        request, records = self.request, self.request.records
+        first = len(request.tokens) - request.num_targets
+        answer = self.answer or PendingAnswer(self.key, request.num_targets, None)
+        for target, token in enumerate(request.tokens[first + self.begin : first + self.stop], self.begin):
+            yield first + target - 1, Read(token, answer, target, records[target] if records else -1)
+
+
 class Reading(NamedTuple):
     """Where the numbers of a logits row go."""
 
@@ -133,13 +153,13 @@ class Reading(NamedTuple):
 class Sequence:
     """Tokens to be computed in one slot: `tokens[:computed]` are resident there, `tokens[computed:end]` are pending.
 
-    `reads[position]` are the scores to be read of the distribution after that position; `checkpoints` are the
-    numbers of tokens after which later sequences go another way.
+    `scored` are the targets that are read of it; `checkpoints` are the numbers of tokens after which later sequences go
+    another way.
     """
 
     tokens: TokenArray
     end: int
-    reads: dict[int, list[Read]] = field(default_factory=dict)
+    scored: list[Scored] = field(default_factory=list)
     checkpoints: set[int] = field(default_factory=set)
     generation: Generation | None = None
     answer: PendingAnswer | None = None
@@ -193,6 +213,15 @@ class Sequence:
         has_choice = self.generation is None or self.needs_rows or self.has_bans or self.num_slots > 1
         self.is_plain = is_text and not has_choice
         """Whether it is fed nothing but tokens, and the one that the device finds is the next."""
+
+    @cached_property
+    def reads(self) -> dict[int, list[Read]]:
+        """By position the scores to be read of the distribution after it; made when it is about to run."""
+        reads: dict[int, list[Read]] = {}
+        for one in self.scored:
+            for position, read in one.reads():
+                reads.setdefault(position, []).append(read)
+        return reads
 
     @property
     def pending(self) -> int:
@@ -266,7 +295,7 @@ class Sequence:
     def begun_anew(self, side: Side) -> Sequence:
         """The rest of its generation, with all its tokens to be computed, as those of a text on `side`."""
         begun: dict[str, Any] = {"num_shared": 0, "parent": None, "num_children": 0, "slot": -1, "computed": 0}
-        return replace(self, reads={}, checkpoints=set(), side=side, **begun)
+        return replace(self, scored=[], checkpoints=set(), side=side, **begun)
 
     def give_up(self) -> None:
         """Has all its tokens computed once more, in another slot, and what has not been read yet read then."""

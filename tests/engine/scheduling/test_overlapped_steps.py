@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from itertools import zip_longest
+from collections.abc import Callable, Iterator
+from itertools import islice, zip_longest
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Request, Sampling, ThinkingBudget
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
+from olive_ext.engine.scheduling import sequences
 from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
+from olive_ext.engine.scheduling.prefix_tree import make_plan
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError
 from tests.engine.fake_runner import FORMS, PACKED, RANGE, SINGLE, VOCAB, FakeRunner, oracle
@@ -240,6 +243,54 @@ def test_end_in_the_middle_of_an_iterator_waits_for_the_step_that_runs(end: Call
     else:
         _assert_idle(runner)
         _assert_usable(engine)
+
+
+def _slices(read: list[int]) -> Iterator[list[tuple[int, Request]]]:
+    """Two of scored texts, each after three parts of the work that they are; then one that cannot be made."""
+    for first in (0, 40):
+        for part in range(3):
+            read.append(first + part)
+            yield []
+        yield [(first + i, Request((1, *range(2, 3 + i % 7), i % VOCAB, first % 5), 1)) for i in range(40)]
+    read.append(80)
+    raise RunError("planted")
+
+
+@pytest.mark.parametrize("overlaps_steps", [True, False])
+def test_the_next_slice_is_read_part_by_part_while_a_device_computes(overlaps_steps: bool) -> None:
+    """Nothing changes but when that is: not the steps, nor what was answered before an error."""
+    runner = FakeRunner(4, PACKED, overlaps_steps=overlaps_steps)
+    engine, read, found = Engine(runner, 8), list[int](), dict[int, object]()
+    num_read: list[int] = []
+
+    def run() -> None:
+        for key, result in engine.run_slices(_slices(read)):
+            found[key] = result
+            num_read.append(len(read))
+
+    with pytest.raises(RunError, match="planted"):
+        run()
+    ahead = num_read.index(6)
+    assert ahead < 30 if overlaps_steps else ahead == 40
+    assert sorted(found) == list(range(80))
+    alone = FakeRunner(4, PACKED, overlaps_steps=overlaps_steps)
+    again, slices = Engine(alone, 8), islice(filter(None, _slices([])), 2)
+    assert found == {key: result for items in slices for key, result in again.run_slices([items])}
+    assert [step.rows for step in runner.steps] == [step.rows for step in alone.steps]
+    for one in (engine, again):
+        one.close()
+
+
+def test_planning_reads_no_integers_one_by_one_and_makes_answers_when_they_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [Request((*range(30), i % 7, *range(5)), 3) for i in range(200)]
+    made: list[object] = []
+    monkeypatch.setattr(Ids, "__iter__", lambda ids: pytest.fail("read one by one"))
+    monkeypatch.setattr(sequences.PendingAnswer, "__init__", lambda answer, *_: made.append(answer))
+    plan = make_plan(enumerate(requests))
+    assert (len(plan.sequences), plan.tokens_distinct, made) == (7, 30 + 7 * 5, [])
+    assert all(np.shares_memory(one.tokens, requests[place].tokens.array) for place, one in enumerate(plan.sequences))
 
 
 class Failing(FakeRunner):

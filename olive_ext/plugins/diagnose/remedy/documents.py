@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from olive_ext.config import EvaluationConfig
+from olive_ext.engine.requests import Ids
 from olive_ext.errors import TaskError
 from olive_ext.media.pictures import media_digest
 from olive_ext.run.reference.observer import Observer, Scoring, score_generated
@@ -28,7 +29,8 @@ Document: TypeAlias = Sequence[Scoring]
 
 def document_key(document: Document) -> bytes:
     """Digest of all that is asked of a document, pictures, sounds and features by their content."""
-    asked = [[type(one).__name__, *(getattr(one, part.name) for part in fields(one))] for one in document]
+    parts = [[type(one).__name__, *(getattr(one, part.name) for part in fields(one))] for one in document]
+    asked = [[(*value,) if isinstance(value, Ids) else value for value in request] for request in parts]
     if all(_is_text(value) for request in asked for value in request):
         return hashlib.blake2b(repr(document).encode(), digest_size=8).digest()
     return media_digest(asked).encode()
