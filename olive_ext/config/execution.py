@@ -74,12 +74,12 @@ class EngineConfig(Strict):
     """Raises an error for a step, or a run of an encoder, whose shape was not run beforehand, instead of counting it as
     `shapes_late`. Where a decoder's steps cannot have few shapes, it is about encoders alone, if there are any."""
 
-    graph_capture: bool | Auto = False
+    graph_capture: bool | Auto = "auto"
     """Captures steps in which every row decodes and replays them (CUDA graphs; WebGPU's graph capture). Packed steps
-    are padded to 1, 2, 4, ... 512 rows; elsewhere all slots decode, steps are padded to shape buckets, and WebGPU needs
-    a graph that was exported for it. A replay is compared with a plain step when the model is opened: where they
-    differ, true is an error. "auto" captures packed steps on CUDA where that can be done and agrees; else a note says
-    why not. Not yet run on a GPU, so not the default."""
+    are padded to 1, 2, 4, ... 64 rows, and run plainly with more; elsewhere all slots decode, steps are padded to shape
+    buckets, and WebGPU needs a graph that was exported for it. A replay is compared with a plain step when the model is
+    opened: where they differ, true is an error. "auto" captures packed steps on CUDA, unless that cannot be done or
+    differs, which a note says; steps of other forms and devices run plainly."""
 
     overlaps_steps: bool | Auto = "auto"
     """Whether steps overlap (async scheduling): the next one, of greedy generations and of prompts that wait, is

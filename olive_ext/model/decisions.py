@@ -230,12 +230,10 @@ class CapturePlan(NamedTuple):
         cls, config: EngineConfig, buckets: BucketPlan, device: str, spec: DecoderSpec, is_compared: bool
     ) -> CapturePlan:
         """The plan for a `spec` as a form has changed it."""
-        if config.graph_capture != "auto":
+        if config.graph_capture != "auto" or not spec.is_paged or device != "cuda":
             return cls(buckets.is_captured)
         problem = against_capture(spec) or ""
-        if not spec.is_paged or device != "cuda":
-            problem = '"auto" captures packed steps on CUDA'
-        elif config.graph == "untouched":
+        if config.graph == "untouched":
             problem = "the graph is to run as it is"
         elif is_compared:
             problem = "beside a reference, steps have any shape"

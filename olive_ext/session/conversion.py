@@ -197,6 +197,8 @@ def scoring_tokens(
     """(context, target, where the context's pictures and sounds are), no tokens empty. Two texts are encoded jointly;
     where one is given as ids or messages, the other alone."""
     context, target = request.context, request.target
+    context_ids: Sequence[int]
+    target_ids: Sequence[int]
     if isinstance(context, str) and isinstance(target, str):
         context_ids, target_ids = tokenizer.encode_pair(context, target)
     else:

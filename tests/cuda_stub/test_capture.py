@@ -67,6 +67,21 @@ def test_replay_is_one_launch_and_sends_three_inputs(name: str) -> None:
     assert (found.copies_to_host, found.bytes_to_host) == (1, 8 * 8)  # of the bucket's eight rows
 
 
+def test_steps_of_up_to_64_rows_are_captured_by_default() -> None:
+    """More gain nothing. Products that keep int4 weights packed, which cost scoring a third, are not asked for."""
+    model = resolve(ModelSettings(model=str(export(LLAMA).path), execution_provider="cuda", engine={"num_slots": 80}))
+    assert "ep.cuda.fpa_intb_gemm" not in model.settings.engine.session_options
+    runner, _ = open_runner(model)
+    runner.reserve(64)
+    replayed = [runner.describe()["steps_replayed"]]
+    for rows in (64, 65):
+        for past in range(2 + PLAIN_RUNS):
+            _decode(runner, rows, past)
+        replayed.append(runner.describe()["steps_replayed"])
+    runner.close()
+    assert [more - less for less, more in pairwise(replayed)] == [2, 0]
+
+
 def test_steps_that_read_less_or_feed_more_run_plainly() -> None:
     """A prompt's step, and one without anything to read, are what they were."""
     runner, _ = open_runner(resolve(_settings()))

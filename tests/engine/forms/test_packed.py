@@ -326,8 +326,8 @@ def test_trial_notices_replays_that_are_wrong(engine: Engine, fault: str) -> Non
 
 
 def test_auto_runs_plain_steps_elsewhere() -> None:
-    """On the CPU a note says so."""
+    """As is usual on a CPU: no note says so."""
     with olive_ext.open(genai_export("llama", None), engine={"graph_capture": "auto"}) as session:
         facts = session.describe_execution()
     assert "steps_captured" not in facts
-    assert 'steps are not captured: "auto" captures packed steps on CUDA' in facts["notes"]
+    assert [note for note in facts["notes"] if "captured" in note] == []

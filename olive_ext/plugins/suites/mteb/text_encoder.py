@@ -26,7 +26,7 @@ from olive_ext.config.embeddings import EmbeddingSettings
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import to_host
 from olive_ext.engine.reference.tap import Tap, target_arrays
-from olive_ext.engine.requests import Notes, Request
+from olive_ext.engine.requests import Ids, Notes, Request
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import ConfigError, DamagedError, ModelError, RunError, listed
 from olive_ext.graph.nodes import remove_dead
@@ -332,7 +332,8 @@ class DecoderStates:
         # A request for each position: what requests have in common is computed once. The token after the last is never
         # fed; as a target it has to be one of H.
         ends = [_ends(len(tokens), pooling) for tokens in texts]
-        requests = [Request((*tokens[:end], 0), 1) for tokens, stops in zip(texts, ends, strict=True) for end in stops]
+        asked = [(*tokens[:end], 0) for tokens, stops in zip(texts, ends, strict=True) for end in stops]
+        requests = [Request(Ids(tokens), 1) for tokens in asked]
         notes = [result.notes for result in self._engine.run(requests)]
         states = np.stack([one["hidden"][0] for one in notes if one is not None])
         starts = np.cumsum([0, *map(len, ends[:-1])])
