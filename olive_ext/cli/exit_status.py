@@ -17,12 +17,8 @@ import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder
-from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from olive_ext.errors import (
     ConfigError,
@@ -41,9 +37,6 @@ if TYPE_CHECKING:
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 DEBUG_VARIABLE = "OLIVE_EXT_DEBUG"
 
-_RUNNING = {"--verify", "--against"}
-"""Options by which a check runs the model."""
-
 _AGAIN_S = 0.5
 """After which an interruption that does not end the command is raised once more."""
 
@@ -54,8 +47,6 @@ def run(argv: Sequence[str] | None, commands: Mapping[str, Function] | None) -> 
         open_streams()
         if not _is_debug():
             _quiet_libraries()
-        if sys.argv[1:2] == ["check"] and not _RUNNING.intersection(sys.argv):
-            sys.meta_path.insert(0, _TorchWhenUsed())
     interruptions = _Interruptions()
     try:
         with _warnings_on_stderr(), interruptions.raised():
@@ -92,18 +83,6 @@ def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
         table = known()[name].options
         told = in_options(error, vars(arguments), load(table) if table else ())
         raise told from error.__cause__
-
-
-class _TorchWhenUsed(MetaPathFinder):
-    """Finds a torch that is executed when its first attribute is read: transformers import it together with tokenizers,
-    which read none. Only for a command that starts no thread: LazyLoader has no lock before Python 3.12."""
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        """torch's specification with a lazy loader; None for all other modules."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == "torch" else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
 
 
 class _Interruptions:

@@ -7,12 +7,16 @@ Follows lm-eval's HFLM in when special tokens are added. Knows no request and no
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import json
 import logging
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from olive_ext.errors import (
@@ -146,12 +150,12 @@ def load_tokenizer(
     trust_remote_code: bool = False,
 ) -> Tokenizer:
     """The tokenizer in folder (or hub name) `where`. Raises `ModelError` where it cannot be loaded or brings code."""
-    from transformers import AutoTokenizer
-
     refuse_large_ids(Path(where))
-    load: Any = AutoTokenizer.from_pretrained
     try:
-        with panics_as_errors():
+        with panics_as_errors(), activations_when_used():
+            from transformers import AutoTokenizer
+
+            load: Any = AutoTokenizer.from_pretrained
             hf = load(where, trust_remote_code=trust_remote_code)
             hf.encode("a")  # some files can be loaded, and not be used
         if not hf.vocab_size:
@@ -159,6 +163,50 @@ def load_tokenizer(
     except ANY_FAILURE as error:
         raise ModelError(f"no tokenizer can be loaded from '{where}': {why_not_loaded(error)}") from error
     return Tokenizer(hf, where, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id)
+
+
+class _Activations(ModuleType, Mapping[str, Any]):
+    """Stands in for `transformers.activations`, and for its table `ACT2FN`, until a name of theirs is asked for."""
+
+    @property
+    def ACT2FN(self) -> Mapping[str, Any]:
+        """The table."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # those of every module, which the import system asks for
+            raise AttributeError(name)
+        return getattr(self._loaded(), name)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._loaded().ACT2FN[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded().ACT2FN)
+
+    def __len__(self) -> int:
+        return len(self._loaded().ACT2FN)
+
+    def _loaded(self) -> Any:
+        self.leave()
+        return importlib.import_module(self.__name__)
+
+    def leave(self) -> None:
+        """Lets the next import find transformers' own module."""
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+
+
+@contextmanager
+def activations_when_used() -> Iterator[None]:
+    """Has transformers' configurations, which validate the names of activations, import these when there is a name:
+    they bring torch's compilers and its distributed tensors, 1.7 s of the processor in every process."""
+    stand_in = _Activations("transformers.activations")
+    sys.modules.setdefault(stand_in.__name__, stand_in)
+    try:
+        yield
+    finally:
+        stand_in.leave()
 
 
 def tokenizer_file(where: str, name: str) -> Path | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -154,6 +156,25 @@ def test_render_chat_names_the_problem_when_there_is_no_template_or_it_refuses()
         refusing.render_chat(CHAT)
     with refused(ConfigError, "wrong_value", holds="byte_level"):
         byte_level(template="{% for m in messages %}").render_chat(CHAT[1:])
+
+
+LOADS = """
+import sys
+from olive_ext.session.tokenizer import load_tokenizer
+load_tokenizer(sys.argv[1]).encode("a")
+heavy = {"transformers.activations", "torch._dynamo", "torch.distributed.tensor", "sympy"} & {*sys.modules}
+assert not heavy, heavy
+from transformers.utils.type_validators import ACT2FN
+assert "silu" in ACT2FN and "silo" not in ACT2FN and len(ACT2FN) > 9
+from transformers import activations
+assert activations.ACT2FN["silu"] is ACT2FN["silu"]
+"""
+
+
+def test_loading_a_tokenizer_imports_no_compilers_and_names_of_activations_are_still_validated() -> None:
+    model = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
+    done = subprocess.run([sys.executable, "-c", LOADS, str(model)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_load_tokenizer_gives_back_what_was_saved(tmp_path: Path) -> None:
