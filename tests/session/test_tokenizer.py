@@ -167,7 +167,7 @@ assert not heavy, heavy
 from transformers.utils.type_validators import ACT2FN
 assert "silu" in ACT2FN and "silo" not in ACT2FN and len(ACT2FN) > 9
 from transformers import activations
-assert activations.ACT2FN["silu"] is ACT2FN["silu"]
+assert type(activations.ACT2FN["silu"]) is type(ACT2FN["silu"])
 """
 
 
