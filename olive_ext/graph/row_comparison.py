@@ -21,31 +21,41 @@ _BELOW_ONE = 1 - 2.0**-20
 """Keeps a threshold under the sum it is compared with, whatever was rounded."""
 
 
-def divergence_graph(vocab_size: int) -> bytes:
-    """KL(reference || candidate) of rows of logits.
+def divergence_graph(vocab_size: int, reference_size: int, num_tokens: int) -> bytes:
+    """KL(reference || candidate) of rows of logits over the first `num_tokens` ids: no token has those beyond.
 
-    Inputs: `reference_logits` and `logits` float32[R, V], `reference_ids` and `ids` int64[R, 1], where each is largest.
+    Inputs: `reference_logits` float32[R, `reference_size`] and `logits` float32[R, `vocab_size`], `reference_ids` and
+    `ids` int64[R, 1], where each is largest.
     Outputs, float32[R], nats: `kl`; `reference_top_logprobs`, the reference's log-probability of `reference_ids`;
     `top_logprobs`, the candidate's of the same. R is 1 or more. With p the reference and q the candidate:
 
         kl = sum of p (log p - log q) = sum of e (a - b) / sum of e - log(sum of e) + log(sum of exp b)
 
-    where a and b are the logits less their largest and e = exp a. Equal logits give exactly 0.
+    where a and b are the logits less their largest and e = exp a. Equal logits give exactly 0. What ids beyond take of
+    p is left out; what they take of q is, up to as much, and counts beyond it, because a candidate writes nothing then.
     """
-    writer = _begin("divergence", reference_logits=vocab_size, logits=vocab_size, reference_ids=1, ids=1)
-    reference = _Softmax.of(writer, "reference_logits", "reference_ids", vocab_size)
-    candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
+    writer = _begin("divergence", reference_logits=reference_size, logits=vocab_size, reference_ids=1, ids=1)
+    whole = _Softmax.of(writer, "reference_logits", "reference_ids", reference_size)
+    whole_candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
+    reference = whole.first(writer, num_tokens, reference_size)
+    candidate = whole_candidate.first(writer, num_tokens, vocab_size)
     # A token of probability 0 adds nothing, even where the candidate's logit is -inf and the product is not a number.
     difference = writer.add("Sub", [reference.below, candidate.below])
     is_possible = writer.add("Greater", [reference.terms, writer.number(0.0)])
     product = writer.add("Mul", [reference.terms, difference])
     terms = writer.add("Where", [is_possible, product, writer.number(0.0)])
-    mean = writer.add("Div", [writer.sum_columns(terms, vocab_size), reference.sum])
-    constant = writer.add("Sub", [candidate.log_sum, reference.log_sum])
+    mean = writer.add("Div", [writer.sum_columns(terms, num_tokens), reference.sum])
+    constant = writer.add("Sub", [whole_candidate.log_sum, whole.log_sum])
+    if num_tokens < max(vocab_size, reference_size):
+        beyond = writer.add("Div", [whole.sum, reference.sum])
+        taken = writer.add("Min", [writer.add("Div", [whole_candidate.sum, candidate.sum]), beyond])
+        constant = writer.add("Sub", [constant, writer.add("Log", [writer.add("Div", [taken, beyond])])])
     # Not below 0, where rounding leads for all but equal distributions.
     _flat(writer, writer.add("Max", [writer.add("Add", [mean, constant]), writer.number(0.0)]), "kl")
-    _flat(writer, writer.add("Neg", [reference.log_sum]), "reference_top_logprobs")
-    _flat(writer, candidate.logprobs(writer, "reference_ids"), "top_logprobs")
+    _flat(writer, writer.add("Neg", [whole.log_sum]), "reference_top_logprobs")
+    is_longer = reference_size > vocab_size
+    known = writer.add("Min", ["reference_ids", writer.integers([vocab_size - 1])]) if is_longer else "reference_ids"
+    _flat(writer, whole_candidate.logprobs(writer, known), "top_logprobs")
     return writer.serialized()
 
 
@@ -76,8 +86,9 @@ def record_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     return writer.serialized()
 
 
-def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
-    """KL(reference || candidate) of rows of logits whose reference is a record.
+def recorded_graph(vocab_size: int, top: int, drawn: int, num_tokens: int | None = None) -> bytes:
+    """KL(reference || candidate) of rows of logits whose reference is a record. Ids from `num_tokens` on are taken for
+    as probable in both: no token has them.
 
     Inputs: `logits` float32[R, V], `ids` int64[R, 1] (where it is largest), and a record as `record_graph` makes it:
     `record_ids` int64[R, N], `record_logprobs` float32[R, N], `tail` float32[R, 1]. Outputs, float32[R], nats: `kl`,
@@ -95,7 +106,12 @@ def recorded_graph(vocab_size: int, top: int, drawn: int) -> bytes:
     width = top + drawn
     writer = _begin("recorded", logits=vocab_size, ids=1, record_ids=width, record_logprobs=width, tail=1)
     candidate = _Softmax.of(writer, "logits", "ids", vocab_size)
-    logq_RN = candidate.logprobs(writer, "record_ids")
+    if num_tokens is None:
+        logq_RN = candidate.logprobs(writer, "record_ids")
+    else:
+        logq_RN = candidate.logprobs(writer, writer.add("Min", ["record_ids", writer.integers([vocab_size - 1])]))
+        is_token = writer.add("Less", ["record_ids", writer.integers([num_tokens])])
+        logq_RN = writer.add("Where", [is_token, logq_RN, "record_logprobs"])
     x_top, x_drawn = _split(writer, writer.add("Sub", ["record_logprobs", logq_RN]), top)
     p_top = writer.add("Exp", [_split(writer, "record_logprobs", top)[0]])
     logq_top, _ = _split(writer, logq_RN, top)
@@ -146,6 +162,15 @@ class _Softmax:
         terms = writer.add("Exp", [below])
         total = writer.sum_columns(terms, vocab_size)
         return cls(below, terms, total, writer.add("Log", [total]))
+
+    def first(self, writer: NodeWriter, count: int, size: int) -> _Softmax:
+        """The first `count` of `size` columns."""
+        if count == size:
+            return self
+        ends = [writer.integers([0]), writer.integers([count]), writer.integers([1])]
+        below, terms = (writer.add("Slice", [value, *ends]) for value in (self.below, self.terms))
+        total = writer.sum_columns(terms, count)
+        return _Softmax(below, terms, total, writer.add("Log", [total]))
 
     def logprobs(self, writer: NodeWriter, ids_RN: str) -> str:
         """Log-probabilities of the tokens `ids_RN`."""

@@ -273,6 +273,11 @@ class DecoderSpec:
     """How the decisions that are not obvious were made, one sentence each, for `olive-ext check`."""
 
     @property
+    def num_ids(self) -> int:
+        """Ids that the model both takes and gives: a head may be padded farther than the embedding, or reverse."""
+        return min(self.vocab_size, self.embedding_rows or self.vocab_size)
+
+    @property
     def is_paged(self) -> bool:
         """Whether the KV cache is made of blocks that a table assigns to rows."""
         return any(entry.role is Role.BLOCK_TABLE for entry in self.inputs)

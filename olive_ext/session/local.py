@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from olive_ext.config import Strict
 from olive_ext.engine.opening import engine_on, open_runner
-from olive_ext.engine.reference.kernels import DivergenceKernels, refuse_other_vocabulary, vocab_size_of
+from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
 from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap
 from olive_ext.engine.requests import NUMBERS
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
@@ -127,18 +127,20 @@ def _warm_up(local: LocalModel, *, is_strict: bool) -> None:
 def _resident_tap(own: LocalModel, reference: LocalModel) -> Tap:
     names = reference.texts.name, own.texts.name
     refuse_other_tokenizer(tokenizer_traits(reference.texts.tokenizer), tokenizer_traits(own.texts.tokenizer), *names)
-    refuse_other_vocabulary(vocab_size_of(reference.runner), vocab_size_of(own.runner))
+    num_tokens = own.texts.tokenizer.num_ids
+    comparable_tokens(vocab_size_of(own.runner), vocab_size_of(reference.runner), num_tokens)
     if reference.texts.encoding is not None and own.texts.encoding is not None:
         tell_other_features(reference.texts.encoding.sound, own.texts.encoding.sound)
     own_item = {} if reference.media is None else {"own_item": reference.media.processor.own}
-    return ResidentTap(own.runner, reference.opened, DivergenceKernels.at(own.runner), **own_item)
+    return ResidentTap(own.runner, reference.opened, DivergenceKernels.at(own.runner, num_tokens), **own_item)
 
 
 def _reading_tap(own: LocalModel, records: Records) -> Tap:
     traits = tokenizer_traits(own.texts.tokenizer)
     refuse_other_tokenizer(records.facts.get("tokenizer", {}), traits, str(records.folder), own.texts.name)
-    refuse_other_vocabulary(records.form.vocab_size, vocab_size_of(own.runner))
-    return ReadingTap(records, DivergenceKernels.at(own.runner))
+    num_tokens = own.texts.tokenizer.num_ids
+    comparable_tokens(vocab_size_of(own.runner), records.form.vocab_size, num_tokens)
+    return ReadingTap(records, DivergenceKernels.at(own.runner, num_tokens))
 
 
 def new_records(own: LocalModel, record_to: RecordTo) -> Records:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
@@ -39,9 +41,9 @@ def best(logits_RV: Array) -> Array:
     return logits_RV.argmax(-1)[:, None]
 
 
-def diverge(reference: Array, candidate: Array) -> dict[str, Array]:
+def diverge(reference: Array, candidate: Array, num_tokens: int | None = None) -> dict[str, Array]:
     return run(
-        divergence_graph(reference.shape[1]),
+        divergence_graph(candidate.shape[1], reference.shape[1], num_tokens or reference.shape[1]),
         reference_logits=reference,
         logits=candidate,
         reference_ids=best(reference),
@@ -54,15 +56,57 @@ def record(logits: Array, top: int, drawn: int, seed: int = RNG_SEED) -> dict[st
     return run(record_graph(logits.shape[1], top, drawn), logits=logits, uniforms=uniforms.astype(np.float32))
 
 
-def diverge_from_record(recorded: dict[str, Array], candidate: Array, top: int, drawn: int) -> dict[str, Array]:
+def diverge_from_record(
+    recorded: dict[str, Array], candidate: Array, top: int, drawn: int, num_tokens: int | None = None
+) -> dict[str, Array]:
     return run(
-        recorded_graph(candidate.shape[1], top, drawn),
+        recorded_graph(candidate.shape[1], top, drawn, num_tokens),
         logits=candidate,
         ids=best(candidate),
         record_ids=recorded["ids"],
         record_logprobs=recorded["logprobs"],
         tail=recorded["tail"][:, None],
     )
+
+
+NUM_TOKENS, BEYOND = 97, 13
+LOWEST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda logits: logits,
+        lambda logits: np.where(np.arange(NUM_TOKENS + BEYOND) < NUM_TOKENS, logits, -np.inf),
+        lambda logits: logits + np.where(np.arange(NUM_TOKENS + BEYOND) < NUM_TOKENS, 0, LOWEST),
+        lambda logits: logits[:, :NUM_TOKENS],
+        lambda logits: np.concatenate([logits[:, :NUM_TOKENS], np.full((len(logits), 40), -1e4)], axis=1),
+    ],
+    ids=["equal", "infinite", "the lowest float", "shorter", "padded"],
+)
+def test_ids_that_no_token_has_are_no_distance(edit: Callable[[Array], Array]) -> None:
+    reference = rows(6, NUM_TOKENS + BEYOND)
+    reference[:, NUM_TOKENS:] -= 9
+    candidate = edit(reference).astype(np.float32)
+    found = diverge(reference, candidate, NUM_TOKENS)
+    assert found["kl"].max() < 1e-6
+    assert not (edit(reference) is reference and found["kl"].any())
+    recorded = record(reference, 50, 16)
+    kl = diverge_from_record(recorded, candidate, 50, 16, NUM_TOKENS)["kl"]
+    assert np.abs(kl).max() < 3e-3  # of an estimate, by what ids without a token took
+
+
+def test_what_a_candidate_gives_to_ids_that_no_token_has_is_its_distance() -> None:
+    reference = rows(6, NUM_TOKENS + BEYOND)
+    reference[:, NUM_TOKENS:] -= 9
+    candidate = reference.copy()
+    candidate[:, NUM_TOKENS:] += 15
+    p, q = log_softmax(reference), log_softmax(candidate)
+    mass = np.exp(p[:, NUM_TOKENS:]).sum(-1)
+    p, q = p[:, :NUM_TOKENS] - np.log1p(-mass)[:, None], q[:, :NUM_TOKENS] - np.log1p(-mass)[:, None]
+    expected = (np.exp(p) * (p - q)).sum(-1)
+    assert expected.min() > 0.1
+    np.testing.assert_allclose(diverge(reference, candidate, NUM_TOKENS)["kl"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 97, 1000, 50257, 262144])

@@ -491,6 +491,32 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     assert (found.status, found.code, [*compared(report).damaged]) == ("unknown", "damaged", ["the KV cache"])
 
 
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+@pytest.mark.parametrize(("value", "codes"), [(-1e4, {"no_difference"}), (30.0, {"far", "loss"})])
+def test_a_padded_vocabulary_is_compared_by_its_tokens(
+    value: float, codes: set[str], mode: str, folder: Path, records: str, tmp_path: Path
+) -> None:
+    """Ids that no token has are left out, unless the candidate takes to them."""
+    path = tmp_path / "model"
+    shutil.copytree(genai_export("llama"), path)
+    model = onnx.load(path / "model.onnx")
+    next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
+    (weight,) = [item for item in model.graph.initializer if item.name == HEAD]
+    weight.CopyFrom(numpy_helper.from_array(np.pad(numpy_helper.to_array(weight), ((0, 0), (0, 96))), HEAD))
+    bias = np.pad(np.zeros(1024, np.float32), (0, 96), constant_values=value)
+    model.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    model.graph.node.append(helper.make_node("Add", ["right", "bias"], ["logits"]))
+    (logits,) = (one for one in model.graph.output if one.name == "logits")
+    logits.type.tensor_type.shape.dim[2].dim_value = 1120
+    (path / "model.onnx.data").unlink()
+    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+    config = json.loads((path / "genai_config.json").read_text())
+    config["model"]["vocab_size"] = 1120
+    (path / "genai_config.json").write_text(json.dumps(config))
+    report = run(path, genai_export("llama"), mode, folder, records, tasks=["tiny_choice", "tiny_rolling"])
+    assert verdict(compared(report)).code in codes
+
+
 SLIDING = {"window_size": 16, "slide_key_value_cache": True, "slide_inputs": False}
 UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # model's keys and decoder's keys of genai_config.json, settings, what is not judged

@@ -286,7 +286,7 @@ class TreeOnGraph(GraphForm):
     @override
     def trial(self, decoder: OpenedDecoder) -> None:
         runner = decoder.runner
-        if self._biases is not None and (problem := check_tree_batches(runner, decoder.spec.vocab_size)):
+        if self._biases is not None and (problem := check_tree_batches(runner, decoder.spec.num_ids)):
             runner.traits = replace(runner.traits, form=runner.traits.form.in_slots)
             decoder.notes.append(f"{ONE_BY_ONE}: {problem}")
 

@@ -39,27 +39,28 @@ DEVICE_BYTES = 1 << 28
 
 
 class DivergenceKernels:
-    """Compares distributions by graphs, opened on `device` at first use; one that fails raises `RunError`."""
+    """Compares distributions by graphs, opened on `device` at first use; one that fails raises `RunError`. Two models
+    are compared by ids below `num_tokens`: no token has others."""
 
-    def __init__(self, open_graph: OpenGraph, device: Device) -> None:
+    def __init__(self, open_graph: OpenGraph, device: Device, num_tokens: int | None = None) -> None:
         self.host_bytes = 0
+        self.num_tokens = num_tokens
         self._open_graph = open_graph
         self._device = device
         self._graphs: dict[tuple[object, ...], _RowsGraph] = {}
 
     @classmethod
-    def at(cls, runner: Runner) -> DivergenceKernels:
+    def at(cls, runner: Runner, num_tokens: int | None = None) -> DivergenceKernels:
         """Graphs on the device where the runner leaves its logits rows; on the CPU if it returns them to the host."""
         if runner.open_graph is not None:
-            return cls(runner.open_graph, runner.device)
+            return cls(runner.open_graph, runner.device, num_tokens)
         providers = resolve_providers("cpu", None)
-        return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"))
+        return cls(partial(open_session, providers=providers, label="divergence"), Device("cpu"), num_tokens)
 
     def compare(self, reference: LogitRows, candidate: LogitRows, reference_ids: Array, ids: Array) -> dict[str, Array]:
         """`divergence_graph`'s outputs, [R] each; `ids` [R]: the rows' largest. `ConfigError` for two vocabularies."""
-        vocab_size = shape_of(candidate)[1]
-        refuse_other_vocabulary(shape_of(reference)[1], vocab_size)
-        graph = self._graph(divergence_graph, vocab_size)
+        sizes = shape_of(candidate)[1], shape_of(reference)[1]
+        graph = self._graph(divergence_graph, *sizes, comparable_tokens(*sizes, self.num_tokens))
         rows = {"reference_logits": reference, "logits": candidate}
         return self._run(graph, rows, {"reference_ids": reference_ids[:, None], "ids": ids[:, None]})
 
@@ -84,11 +85,12 @@ class DivergenceKernels:
     ) -> dict[str, Array]:
         """As `compare`, [R] each, with `recorded_graph`'s outputs too, against records of the form."""
         vocab_size = shape_of(logits)[1]
-        refuse_other_vocabulary(form.vocab_size, vocab_size)
+        num_tokens = comparable_tokens(vocab_size, form.vocab_size, self.num_tokens)
+        beyond = () if num_tokens == max(vocab_size, form.vocab_size) else (num_tokens,)
         if form.is_whole:
             kept = np.ascontiguousarray(records_R["logits"])
             return self.compare(kept, logits, kept.argmax(-1), ids)
-        graph = self._graph(recorded_graph, vocab_size, form.top, form.drawn)
+        graph = self._graph(recorded_graph, vocab_size, form.top, form.drawn, *beyond)
         record = {
             "ids": ids[:, None],
             "record_ids": records_R["ids"].astype(np.int64),
@@ -163,12 +165,14 @@ class _RowsGraph:
             binding.bind_input(name, self._device.kind, self._device.index, _FLOAT, shape, address)
 
 
-def refuse_other_vocabulary(reference: int, own: int) -> None:
-    """Raises `ConfigError` for logits of two sizes."""
-    if reference != own:
+def comparable_tokens(own: int, reference: int, num_tokens: int | None) -> int:
+    """The number of ids that two models are compared by. Raises `ConfigError` for logits of two sizes, where one has
+    more than ids that none of the `num_tokens` has."""
+    if reference != own and (num_tokens is None or num_tokens > min(reference, own)):
         raise NotComparableError(
             f"the reference has logits for {reference} tokens and the model for {own}: they are not comparable"
         )
+    return min(own, reference, num_tokens or own)
 
 
 def shape_of(rows: LogitRows) -> tuple[int, int]:

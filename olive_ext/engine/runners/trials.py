@@ -94,7 +94,7 @@ def group_rows(runner: Runner, spec: DecoderSpec, device: Device, chunk_size: in
     if spec.states:  # they stand for what fills a group up, too
         notes.append("with states no groups of rows are made: what shares steps with a text may move its roundings")
         return
-    group = find_row_group(runner, spec.vocab_size)
+    group = find_row_group(runner, spec.num_ids)
     if group is not None:
         runner.traits = replace(runner.traits, row_group=group)
         return

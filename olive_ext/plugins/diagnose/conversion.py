@@ -21,6 +21,7 @@ from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
+from olive_ext.session.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,12 @@ class _Scored:
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
         """Raises `ModelError` for other vocabularies."""
         plain = PlainPass(checkpoint)
-        if plain.vocab_size != model.spec.vocab_size:
+        num_tokens = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).num_ids
+        sizes = {plain.vocab_size, model.spec.vocab_size or plain.vocab_size}
+        if len(sizes) > 1 and num_tokens > min(sizes):
             problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             raise ModelError(problem, code="not_comparable")
-        texts = _texts(model, checkpoint, plain)
+        texts = _texts(model, checkpoint, plain, min(num_tokens, *sizes))
         return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
 
     @cached_property
@@ -154,7 +157,7 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
         raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
 
 
-def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass) -> list[Text]:
+def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
     """Random ones of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
     Tokens that stand for pictures and sounds are not among theirs."""
     context = min(plain.context_length, model.spec.context_length)
@@ -162,7 +165,7 @@ def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass) ->
     doubled = [SHORTEST << power for power in range(longest.bit_length())]
     lengths = sorted({min(number, longest) for number in (*doubled, *plain.lengths_beyond)})
     media = {entry.placeholder for entry in checkpoint.media.inputs} if checkpoint.media is not None else set()
-    random, ids = np.random.default_rng(0), [token for token in range(plain.vocab_size) if token not in media]
+    random, ids = np.random.default_rng(0), [token for token in range(num_tokens) if token not in media]
     return [tuple(random.choice(ids, length).tolist()) for length in lengths]
 
 

@@ -196,6 +196,9 @@ def test_models_with_other_encoders_or_vocabularies_are_refused() -> None:
     ids = np.zeros(2, np.int64)
     with refused(ConfigError, "not_comparable", holds=("5", "6")):
         DIVERGENCE.compare(rows, np.zeros((2, 6), np.float32), ids, ids)
+    padded = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1e4)
+    found = DivergenceKernels(open_graph, Device("cpu"), 5).compare(rows, padded, ids, ids)
+    assert not found["kl"].any()
 
 
 def test_closing_closes_both() -> None:
@@ -283,11 +286,18 @@ def test_a_request_that_is_not_recorded_is_refused(tmp_path: Path) -> None:
         compare(records, [other])
 
 
-def test_records_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
-    records = record(tmp_path, SHORT, LONGER[:2])
-    wide = np.zeros((1, VOCAB + 1), np.float32)
+@pytest.mark.parametrize("form", [SHORT, WHOLE])
+def test_records_of_another_vocabulary_are_refused_unless_no_token_has_the_other_ids(
+    form: Form, tmp_path: Path
+) -> None:
+    records = record(tmp_path, form, LONGER[:2])
+    rows, ids = np.zeros((1, VOCAB), np.float32), np.zeros(1, np.int64)
+    wide = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1e4)
     with refused(ConfigError, "not_comparable", holds=(f"{VOCAB}", f"{VOCAB + 1}")):
-        DIVERGENCE.compare_recorded(records.get(np.array([0])), SHORT, wide, np.zeros(1, np.int64))
+        DIVERGENCE.compare_recorded(records.get(np.array([0])), form, wide, ids)
+    padded, known = DivergenceKernels(open_graph, Device("cpu"), VOCAB), records.get(np.array([0]))
+    as_known = DIVERGENCE.compare_recorded(known, form, rows, ids)["kl"]
+    np.testing.assert_allclose(padded.compare_recorded(known, form, wide, ids)["kl"], as_known, rtol=1e-5)
 
 
 def test_rows_on_a_device_and_on_the_host_are_compared_alike_in_blocks() -> None:

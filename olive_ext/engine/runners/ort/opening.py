@@ -236,7 +236,7 @@ def _refuse_parts(decoder: OpenedDecoder) -> None:
     is_limited = not is_open or chunk_size < model.chunk_size[0] or model.buckets.steps != "none"
     longest = chunk_size if is_limited else spec.context_length
     numbers = spec.choices.numbers if spec.choices is not None else ()
-    if problem := check_steps(decoder.runner, spec.vocab_size, longest, numbers, affordable(model.size)):
+    if problem := check_steps(decoder.runner, spec.num_ids, longest, numbers, affordable(model.size)):
         raise PartsDifferError(problem)
 
 
