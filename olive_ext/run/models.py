@@ -157,11 +157,9 @@ class Models:
         try:
             other = None if other is None or other.decoder == self.own.files.decoder else other
             models = [self.own, *([] if other is None else [self.other])]
-            facts = {
-                "longest": self.own.context_length,
-                "num_tokens": max(self._tokenizer(one).num_ids for one in models),
-                "vocab_sizes": {size for one in models for size in Rows.of(one)},
-            }
+            num_tokens = max(self._tokenizer(one).num_ids for one in models)
+            sizes, longest = {size for one in models for size in Rows.of(one)}, self.own.context_length
+            facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
             return damage(self.own.files, other, is_near=is_near, **facts)
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))

@@ -308,7 +308,7 @@ class Tokenizer:
     @property
     def num_ids(self) -> int:
         """One more than the largest id of a token."""
-        return 1 + max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder))
+        return 1 + int(max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder)))
 
     def _specials(self, text: str, add_special_tokens: bool | None) -> tuple[bool, bool]:
         """Whether the tokenizer adds its special tokens, and whether BOS is to be put in front where it does not."""

@@ -114,7 +114,7 @@ def _skewness(residuals: FloatArray) -> float | None:
         return None if count < 3 else 0.0
     scaled = residuals / largest
     skewness = float(np.mean(scaled**3)) / float(np.mean(scaled**2)) ** 1.5
-    return skewness * math.sqrt(count * (count - 1)) / (count - 2)
+    return float(skewness * math.sqrt(count * (count - 1)) / (count - 2))
 
 
 def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:

@@ -256,8 +256,8 @@ def gate_answers(
 def _renumbered(first: Answers, second: Answers) -> Answers:
     """The answers of `first` to questions of `second`, under its numbers: in order where one is asked several times."""
     numbers: dict[str, list[int]] = {}
-    for number, answer in reversed(second.by_document.items()):
-        numbers.setdefault(answer.digest.split(" ")[-1], []).append(number)
+    for number in [*second.by_document][::-1]:
+        numbers.setdefault(second.by_document[number].digest.split(" ")[-1], []).append(number)
     asked = ((numbers.get(answer.digest.split(" ")[-1]), answer) for answer in first.by_document.values())
     return replace(first, by_document={own.pop(): answer for own, answer in asked if own})
 
