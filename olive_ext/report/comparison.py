@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.numbers import Bin, Number, Spread, t_quantile, t_tail
+from olive_ext.report.numbers import Bin, Number, Spread
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
@@ -54,16 +54,21 @@ class _OverDocuments:
 
     def p(self, estimate: float, stderr: float | None, skewness: float | None) -> float:
         """Two-sided p-value of a mean of zero where `estimate` was measured; 1 of fewer than five documents."""
+        from scipy.special import stdtr
+
         if stderr is None or self.num_documents < LEAST_TEXTS or not estimate:
             return 1.0
         if not stderr:
             return 0.0
         size, a = abs(estimate) / stderr, self._cubic(math.copysign(1.0, estimate) * (skewness or 0.0))
-        return min(1.0, 2 * t_tail(self._degrees, min(size, size + a * size**2 / 3 + a**2 * size**3 / 27 + a / 6)))
+        size = min(size, size + a * size**2 / 3 + a**2 * size**3 / 27 + a / 6)
+        return min(1.0, 2 * float(stdtr(self._degrees, -size)))
 
     def _reach(self, skewness: float) -> float:
         """Standard errors down to the interval's lower end; to the upper one with the other sign."""
-        size, a = t_quantile(self._degrees), self._cubic(skewness)
+        from scipy.special import stdtrit
+
+        size, a = float(stdtrit(self._degrees, 0.975)), self._cubic(skewness)
         cube = 1 + a * (size - a / 6)
         return max(size, 3 / a * (math.copysign(abs(cube) ** (1 / 3), cube) - 1)) if a else size
 

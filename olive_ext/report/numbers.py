@@ -50,20 +50,6 @@ class Bin:
     """Mean KL in nats; None where there are no positions."""
 
 
-def t_quantile(degrees: float) -> float:
-    """Standard errors on either side of a 95 % interval by Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, 0.975))
-
-
-def t_tail(degrees: float, size: float) -> float:
-    """Probability that Student's t is beyond `size`."""
-    from scipy.special import stdtr
-
-    return float(stdtr(degrees, -size))
-
-
 class Measured(NamedTuple):
     """A value and its error bar as texts; the latter empty where there is none."""
 

@@ -82,7 +82,7 @@ def clustered_mean(
     values: FloatArray, documents: npt.NDArray[np.int64], weights: FloatArray | None = None
 ) -> tuple[float, float | None, float | None]:
     """Mean of `values` [N], its standard error where values of one document depend on each other, and the skewness of
-    the documents' deviations S_d - m n_d; None for a single document, the skewness of two, too.
+    the documents' deviations S_d - m n_d (Fisher's G1); None for a single document.
 
     `weights` [N]: how many positions each one stands for, where documents were drawn with unequal probabilities; n_d
     and S_d are then sums of weights and of weighted values, and N is the sum of all weights (Hajek's estimator).
@@ -96,6 +96,8 @@ def clustered_mean(
     Liang and Zeger 1986; Miller 2024, Adding Error Bars to Evals, eq. 4, has it without D / (D - 1)). With one value a
     document it is the ordinary standard error of a mean.
     """
+    from scipy.stats import skew
+
     if weights is None:
         weights = np.ones(len(values))
     counts, total = np.bincount(documents, weights=weights), float(np.sum(weights))
@@ -104,17 +106,7 @@ def clustered_mean(
         return mean, None, None
     residuals = np.bincount(documents, weights=weights * values) - mean * counts
     variance = float(np.sum(residuals**2)) * len(counts) / (len(counts) - 1)
-    return mean, math.sqrt(variance) / total, _skewness(residuals)
-
-
-def _skewness(residuals: FloatArray) -> float | None:
-    """Fisher's G1 of numbers with a mean of 0 (Joanes and Gill 1998); None of fewer than three."""
-    count, largest = len(residuals), float(np.abs(residuals).max())
-    if count < 3 or not largest > 0:
-        return None if count < 3 else 0.0
-    scaled = residuals / largest
-    skewness = float(np.mean(scaled**3)) / float(np.mean(scaled**2)) ** 1.5
-    return float(skewness * math.sqrt(count * (count - 1)) / (count - 2))
+    return mean, math.sqrt(variance) / total, float(skew(residuals, bias=False)) if residuals.any() else 0.0
 
 
 def degrees_of_freedom(sizes: npt.NDArray[Any]) -> float:

@@ -120,12 +120,12 @@ def damage(
             numbers = differing_numbers(other, own, without)
         elif config and not part:
             # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
-            folds = [name for name, one in constants.items() if one.ndim == 1 and (one == 1).all()]
-            lost = folds if quantizing_operator(own.model) else []
-            known = {name: one for name, one in floats.items() if name not in lost} | rotary_tables(config, constants)
+            is_quantized = quantizing_operator(own.model) != ""
+            folded = {name for name, one in constants.items() if is_quantized and one.ndim == 1 and (one == 1).all()}
+            known = {name: one for name, one in floats.items() if name not in folded} | rotary_tables(config, constants)
             numbers = numbers_against(config, own.model, without, longest)
-        known = _renamed(known, constants)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
+        known = _renamed(known, constants)
         found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
     return findings
