@@ -199,7 +199,7 @@ class BoundSession:
         texts = read_texts(model)
         opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
         self.local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
-        self.kernels = DivergenceKernels.at(opened.runner)
+        self.kernels = DivergenceKernels.at(opened.runner, texts.tokenizer.num_ids)
         self.missing = list(switches.missing)
         self._bound: frozenset[AnyTarget] = frozenset()
         self._above: dict[Border, Session] = {}
