@@ -1,9 +1,10 @@
 """Batched evaluation of ONNX language models inside Microsoft Olive.
 
-`olive_ext.open(MODEL)` gives a session, `olive_ext.evaluate(MODEL, tasks=[...])` a report, `olive_ext.locate` a map of
-the weights that lose, `olive_ext.mend` a model in which they do not. They are imported at their first use: importing
-the package itself imports no library, and switches off the telemetry of those that it will use, in this process and in
-those that it starts. Libraries look at the environment as they are imported, so this comes first.
+`olive_ext.open(MODEL)` gives a session, `olive_ext.evaluate(MODEL, tasks=[...])` a report, `olive_ext.check(MODEL)`
+what a model or a recipe resolves to, `olive_ext.locate` a map of the weights that lose, `olive_ext.mend` a model in
+which they do not. They are imported at their first use: importing the package itself imports no library, and switches
+off the telemetry of those that it will use, in this process and in those that it starts. Libraries look at the
+environment as they are imported, so this comes first.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from olive_ext.check import check
     from olive_ext.plugins.diagnose.remedy.locate import locate
     from olive_ext.plugins.diagnose.remedy.mend import mend
     from olive_ext.run import evaluate
     from olive_ext.session import open
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate", "locate", "mend", "open"]
+__all__ = ["__version__", "check", "evaluate", "locate", "mend", "open"]
 
 SWITCHES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ORT_DISABLE_TELEMETRY": ("1", ()),  # ONNX Runtime
@@ -52,10 +54,11 @@ def _is_rays_choice(name: str) -> bool:
 
 switch_off(os.environ)
 
-_HOMES = {
-    "evaluate": "olive_ext.run",
-    "open": "olive_ext.session",
-}
+_HOMES = {"evaluate": "olive_ext.run", "open": "olive_ext.session"}
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
@@ -63,6 +66,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "check":
+        return importlib.import_module("olive_ext.check")
     if name in __all__:
         registry = importlib.import_module("olive_ext.registry")
         if value := registry.offered("functions").get(name):

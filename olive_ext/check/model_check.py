@@ -107,6 +107,8 @@ class Findings:
         """The sections for a terminal: names in a column, reasons after the values."""
         return "\n".join(str(section) for section in self.sections if section.facts)
 
+    __str__ = text
+
 
 def check_model(
     config: EvaluationConfig,

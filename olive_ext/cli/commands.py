@@ -11,7 +11,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from olive_ext.report import Report
 
 Function = Callable[[Namespace], int]
-RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 PACKAGE = Path(__file__).resolve().parents[1]
 IN_WHEEL, IN_CLONE = PACKAGE / "quickstart", PACKAGE.parent / "recipes" / "quickstart"
@@ -133,17 +132,10 @@ def run_command(arguments: Namespace) -> int:
 
 def check_command(arguments: Namespace) -> int:
     """Prints what a recipe or model resolves to; raises `ConfigError` that names all problems where there are any."""
-    from olive_ext.check import check_model, check_recipe
+    from olive_ext.check import check
 
-    if arguments.target.lower().endswith(RECIPE_SUFFIXES):
-        if written_values(arguments) or arguments.against is not None:
-            raise ConfigError("options are for models; a recipe says everything itself")
-        findings = check_recipe(arguments.target, verify=arguments.verify)
-    else:
-        written = written_values(arguments, arguments.target)
-        config = EvaluationConfig.parse({"tasks": ["size_on_disk"], **written})
-        how: dict[str, Any] = {"verify": arguments.verify, "against": arguments.against}
-        findings = check_model(config, work="tasks" in written, **how)
+    written = written_values(arguments)
+    findings = check(arguments.target, verify=arguments.verify, against=arguments.against, **written)
     sys.stdout.write(printable(findings.text()))
     if findings.errors:
         raise all_in_one(findings.errors)

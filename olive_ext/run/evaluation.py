@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 
+UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
+"""A keyword that was not given; None is a value."""
+
+
 @dataclass(frozen=True)
 class Names:
     """The names that people use for the models, where these are not their paths."""
@@ -56,8 +60,16 @@ class Names:
 def evaluate(
     config: EvaluationConfig | Mapping[str, Any] | str | Path | None = None,
     *,
+    tasks: Sequence[str | Mapping[str, Any]] = UNSET,
+    reference: str | Path | Mapping[str, Any] | None = UNSET,
+    limit: float | None = UNSET,
+    num_fewshot: int | None = UNSET,
+    include_path: str | Path | Sequence[str | Path] | None = UNSET,
+    output_dir: str | Path | None = UNSET,
+    fail_on_loss: float | None = UNSET,
+    require: Sequence[str | Mapping[str, Any]] = UNSET,
     lm: LM | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     names: Names | None = None,
     **settings: Any,
 ) -> Report:
@@ -65,11 +77,15 @@ def evaluate(
 
     `config` is a model's path with the other keys as keywords (`evaluate("model.onnx", tasks=["mmlu"], limit=50)`), a
     mapping of all keys, or an `EvaluationConfig`; keywords are laid over the last two, and alone are all keys.
-    `lm` stands in for the model that `config` names, and stays open. `progress` shows bars on a terminal, else a line a
-    minute on stderr. Every failure but an interruption is an `OliveExtError`; what does not exist (model, provider,
-    folder, task) is noticed before the model is opened. Answers are journaled as they come; everything else is written
-    when all is done. A broken bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
+    `settings` are all other keys of a recipe's evaluator. `lm` stands in for the model that `config` names, and stays
+    open. `progress` shows bars on a terminal, else a line a minute on stderr; None shows it on a terminal only. Every
+    failure but an interruption is an `OliveExtError`; what does not exist (model, provider, folder, task) is noticed
+    before the model is opened. Answers are journaled as they come; all else is written when all is done. A broken
+    bound (`fail_on_loss`, `require`) is a `RequirementError` that has the `report`.
     """
+    typed: dict[str, Any] = {"tasks": tasks, "reference": reference, "limit": limit, "num_fewshot": num_fewshot}
+    typed |= {"include_path": include_path, "output_dir": output_dir, "fail_on_loss": fail_on_loss, "require": require}
+    settings |= {name: value for name, value in typed.items() if value is not UNSET}
     config = EvaluationConfig.of(config, settings) if settings or not isinstance(config, EvaluationConfig) else config
     report = evaluate_models(Models(with_costs(config), progress), lm, names or Names())
     if report.broken:

@@ -52,15 +52,20 @@ _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_b
 too."""
 
 
+def is_shown(progress: bool | None) -> bool:
+    """Whether progress is shown; where nobody says, on a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
+
+
 class Models:
     """Opens both models of `config`; the caller closes them, except `resident`, which closes with the candidate.
 
     Opening raises `ModelError`, `ProviderError` or `ConfigError`.
     """
 
-    def __init__(self, config: EvaluationConfig, progress: bool = False, clock: Clock | None = None) -> None:
+    def __init__(self, config: EvaluationConfig, progress: bool | None = None, clock: Clock | None = None) -> None:
         self.config = config
-        self.progress = progress
+        self.progress = is_shown(progress)
         self.clock = clock or Clock()
         self.recorder: Callable[[LM], KnownAnswers] | None = None
         """Where the model is recorded for comparisons elsewhere, and so its own reference: what gets its requests."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,11 +17,12 @@ import numpy as np
 import onnx
 import pytest
 
+import olive_ext
 from olive_ext.check import Findings, check_model
 from olive_ext.check.model_check import Section, verify_graphs
 from olive_ext.cli import main
 from olive_ext.config import EvaluationConfig, ModelSettings
-from olive_ext.errors import ModelError
+from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.session.requests import ScoringOutput
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -50,6 +55,35 @@ def test_decisions_are_the_facts(folder: Path) -> None:
     assert found["Decisions", "kv_cache"] == "returned"
     assert found["Decisions", "graph"] == "scoring_head"
     assert found["Decisions", "num_slots"] == "3"
+
+
+def test_package_has_its_functions_and_nothing_else() -> None:
+    assert dir(olive_ext) == ["__version__", "check", "evaluate", "locate", "mend", "open"]
+    assert all(callable(getattr(olive_ext, name)) for name in dir(olive_ext)[1:])
+    named = [*inspect.signature(olive_ext.evaluate).parameters]
+    assert named[1:5] == ["tasks", "reference", "limit", "num_fewshot"]
+
+
+def test_check_from_python_is_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(folder), "--max-length", "64", "--kind", "onnx"]) == 0
+    found = olive_ext.check(folder, max_length=64, model={"kind": "onnx"})
+    assert capsys.readouterr().out == str(found)
+    with refused(ConfigError, "unknown_key", "max_lenght"):
+        olive_ext.check(folder, max_lenght=64)
+
+
+SHOWS = "import sys; from olive_ext.run.models import Models; print(Models(None).progress, Models(None, True).progress)"
+
+
+def test_progress_is_shown_on_a_terminal_where_nobody_says_otherwise() -> None:
+    ours, theirs = os.openpty()
+    for stderr, shown in ((theirs, "True True\n"), (subprocess.DEVNULL, "False True\n")):
+        done = subprocess.run(
+            [sys.executable, "-c", SHOWS], stdout=subprocess.PIPE, stderr=stderr, text=True, check=True
+        )
+        assert done.stdout == shown
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_work_of_tasks_is_counted_and_a_step_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,14 +59,14 @@ EMBEDDING = "embedding"
 
 
 def locate(
-    config: LocationConfig | Mapping[str, Any] | str | Path, *, progress: bool = False, **settings: Any
+    config: LocationConfig | Mapping[str, Any] | str | Path, *, progress: bool | None = None, **settings: Any
 ) -> LossMap:
     """The loss map of a quantized model; written where `config` names a folder.
 
     `config` is the model's path with the other keys as keywords (`locate("int4", reference="float", tasks=["mmlu"])`),
     a mapping of all keys, or a `LocationConfig`; keywords are laid over the last two. `progress` shows bars on a
-    terminal, else a line a minute on stderr. Every failure but an interruption is an `OliveExtError`. With a folder
-    an interrupted call goes on where it was.
+    terminal, else a line a minute on stderr; None shows it on a terminal only. Every failure but an interruption is an
+    `OliveExtError`. With a folder an interrupted call goes on where it was.
     """
     config = LocationConfig.of(config, settings) if settings or not isinstance(config, LocationConfig) else config
     with opened_location(config, progress) as location:
@@ -81,11 +81,11 @@ def locate(
 
 
 @contextmanager
-def opened_location(config: LocationConfig, progress: bool) -> Iterator[Location]:
+def opened_location(config: LocationConfig, progress: bool | None) -> Iterator[Location]:
     """The models of a configuration, found and paired. Raises `OliveExtError`."""
     refuse_unknown(config.tasks, task_folders(config.include_path))
     models = Models(config.evaluation(), progress)
-    with models.clock.reporting(progress), asked_where_it_answers(models.names()):
+    with models.clock.reporting(models.progress), asked_where_it_answers(models.names()):
         yield Location(config, models)
 
 

@@ -42,6 +42,7 @@ from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_documen
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
+from olive_ext.run.models import is_shown
 
 LEAST_DOCUMENTS = 4
 """On either side of the split: fewer have no interval that is worth its name."""
@@ -49,7 +50,9 @@ LEAST_DOCUMENTS = 4
 FRONT_POINTS = 24
 
 
-def mend(config: MendingConfig | Mapping[str, Any] | str | Path, *, progress: bool = False, **settings: Any) -> Bill:
+def mend(
+    config: MendingConfig | Mapping[str, Any] | str | Path, *, progress: bool | None = None, **settings: Any
+) -> Bill:
     """Writes the mended model into `output_dir`, with its bill, which is returned.
 
     `config` is the model's path with the other keys as keywords
@@ -67,7 +70,7 @@ def mend(config: MendingConfig | Mapping[str, Any] | str | Path, *, progress: bo
     work = config.unfinished
     was_there = work.exists()
     try:
-        bill = _mended(config, output, progress)
+        bill = _mended(config, output, is_shown(progress))
     except OliveExtError as error:
         if isinstance(error, RequirementError) or not (was_there or isinstance(error, RunError)):
             shutil.rmtree(work, ignore_errors=True)
