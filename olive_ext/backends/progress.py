@@ -48,7 +48,7 @@ def progress_bar(
     about: str = "",
     at_work: Callable[[], str] = str,
     now: Callable[[], float] = time.monotonic,
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[..., None]]:
     """Yields a function to be called with the number of requests, or of another `unit`, that are newly done, and the
     tokens of their prompts and of their answers.
 

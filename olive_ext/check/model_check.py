@@ -177,7 +177,7 @@ def _timed(model: ResolvedModel) -> float:
     with open_model(model) as session:
         rng, seconds = random.Random(0), []
         for _ in range(3):
-            text = [rng.randrange(session.model.spec.vocab_size) for _ in range(length)]
+            text = [rng.randrange(model.spec.vocab_size) for _ in range(length)]
             begin = time.perf_counter()
             session.loglikelihood([ScoringRequest(text[:1], text[1:])])
             seconds.append(time.perf_counter() - begin)

@@ -349,6 +349,10 @@ def _no_mappings(recipe: Mapping[str, Any]) -> Iterator[OliveExtError]:
 def _mistakes_of_type(block: Block, passes: Passes | None) -> Iterator[OliveExtError]:
     if block.is_ours:
         return
+    if block.keys and not block.type and (block.is_pass or "tasks" in block.settings()):
+        wanted = "Olive's pass, for instance 'ModelBuilder'" if block.is_pass else "'OrtLMEvaluator'"
+        yield MissingError(f"missing: give {wanted}", f"{block.where}.type")
+        return
     ours = {name.lower(): name for name in (pass_settings() if block.is_pass else evaluator_settings())}
     near, cutoff, plain = dict(ours), 0.85, _plain(block.type)
     if block.is_pass and passes is not None:

@@ -85,7 +85,7 @@ def refuse_names(
     if settings.documents == "enough":
         _refuse_of_drawn(bounds, f"{prefix}require")
     tasks = _measured(with_measurements(settings, declared), loads_tasks=loads_tasks and bool(bounds))
-    compared = COMPARISON_NAMES if settings.reference is not None else ()
+    compared: Sequence[str] = COMPARISON_NAMES if settings.reference is not None else ()
     known = [{name.partition(",")[0] for name in metrics or ()} for metrics in (tasks or {}).values()]
     if known and all(names and names <= _OF_NO_ANSWER for names in known):
         compared = tuple(name for name in compared if name not in _OF_ANSWERS)

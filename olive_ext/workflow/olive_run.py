@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from olive_ext.errors import ConfigError, RequirementError, RunError, one_line, raised_at
+from olive_ext.check.recipe import mistakes, read_recipe
+from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
 from olive_ext.report import page_of_report, print_verdicts
 from olive_ext.report.verdict import EXIT_STATUS, worst_status
@@ -136,6 +140,30 @@ def cli_run(argv: Sequence[str]) -> int:
         return status if status == EXIT_STATUS["loss"] else 0  # the model is made, whatever is not decided
     logger.error("Olive went on without a model or its metrics: %s", reasons[-1] if reasons else "see its log")
     return 1
+
+
+def end_in_lines() -> None:
+    """In the process of `olive run` an error of this package is one line, without a traceback, and any other is
+    followed by the mistakes that the recipe's text shows. `OLIVE_EXT_DEBUG` leaves Python's tracebacks."""
+    script = Path(sys.argv[0])
+    if "olive" not in (script.stem, script.parent.name) or os.environ.get("OLIVE_EXT_DEBUG", "") not in ("", "0"):
+        return
+    own = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        lines = [str(error)]
+        if not isinstance(error, OliveExtError):
+            own(kind, error, trace)
+            lines = []
+            given = ArgumentParser(add_help=False, allow_abbrev=False)
+            given.add_argument("--config", "--run-config", dest="config", default="")
+            with suppress(OliveExtError):
+                recipe = read_recipe(given.parse_known_args(sys.argv[1:])[0].config)
+                lines = [f"the recipe is wrong: {mistake}" for mistake in mistakes(recipe)]
+        for line in lines:
+            sys.stderr.write(f"olive-ext: error: {printable(' '.join(line.split()))}\n")
+
+    sys.excepthook = end
 
 
 class _Reasons(logging.Handler):

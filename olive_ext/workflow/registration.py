@@ -31,7 +31,7 @@ from olive_ext.workflow.current_run import logger
 from olive_ext.workflow.environment_process import evaluate_in_environment, run_in_environment
 from olive_ext.workflow.evaluation_cache import cache_evaluation, evaluate_model, load_evaluation
 from olive_ext.workflow.evaluator import OrtLMEvaluator
-from olive_ext.workflow.olive_run import run
+from olive_ext.workflow.olive_run import end_in_lines, run
 from olive_ext.workflow.passes import OrtLMEvaluation, run_pass
 from olive_ext.workflow.preflight import is_our_pass, our_evaluators
 
@@ -68,6 +68,7 @@ def wrap_once(owner: Any, name: str, hook: Hook) -> bool:
 def register() -> None:
     """Registers all types and mends Olive's engine for them; may be called again."""
     silence()
+    end_in_lines()
     if Registry.get(EVALUATOR_TYPE) is not OrtLMEvaluator:
         Registry.register(EVALUATOR_TYPE)(OrtLMEvaluator)
     for evaluator in offered("evaluators").values():

@@ -106,6 +106,8 @@ MISTAKES: list[tuple[str, Any, str, str, str]] = [  # path, value, code, field w
     (f"{OURS}.batch_size", "foo", WRONG, "", "1 65536"),
     (f"{OURS}.type", "OrtLmEvaluator", NO_NAME, "", "'OrtLMEvaluator'"),
     (f"{OURS}.type", "OrtLMEvaluatr", NO_NAME, "", "'OrtLMEvaluator'"),
+    (OURS, {"tasks": ["arc_easy"]}, MISSING, ".type", "'OrtLMEvaluator'"),
+    (MEASURE, {"tasks": ["arc_easy"]}, MISSING, ".type", "'ModelBuilder'"),
     (f"{OURS}.tasks", ["no/such.yaml"], NOT_FOUND, "", "no/such.yaml"),
     (f"{OURS}.tasks", ["arc_esy_"], NO_NAME, "", "arc_esy_"),
     (f"{OURS}.user_script", "no.py", NOT_FOUND, "", ""),

@@ -83,6 +83,23 @@ def metrics(path: Path) -> dict[str, float]:
     return {key: entry["value"] for key, entry in json.loads(path.read_text()).items()}
 
 
+@pytest.mark.parametrize(
+    ("keys", "has_traceback", "line"),
+    [
+        ({"tassks": ["a"]}, False, "unknown key 'evaluators.mine.tassks': did you mean 'tasks'?"),
+        ({"type": None}, True, "the recipe is wrong: 'evaluators.mine.type': missing: give 'OrtLMEvaluator'"),
+    ],
+)
+def test_plain_olive_run_ends_with_our_line(folder: Path, keys: dict[str, Any], has_traceback: bool, line: str) -> None:
+    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
+    block = {name: value for name, value in evaluator(user_script="olive_ext_plugin.py", **keys).items() if value}
+    builds = {"fp32": {"type": "ModelBuilder", "precision": "fp32"}}
+    written = recipe(folder, hf(), passes=builds, evaluators={"mine": block}, evaluator="mine")
+    code, text = run_outside(PLAIN, saved(folder, written))
+    assert (code, text.splitlines()[-1]) == (1, f"olive-ext: error: {line}")
+    assert ("Traceback" in text) == has_traceback
+
+
 @pytest.mark.long  # three processes' worth of libraries; the wheel's part of .ci/run runs the quickstart that way
 def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(folder: Path) -> None:
     (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
