@@ -61,7 +61,7 @@ class ComparedSettings(Strict):
     @model_validator(mode="before")
     @classmethod
     def _settle_matters(cls, values: Any) -> Any:
-        loss = values.get("fail_on_loss") if isinstance(values, dict) and "matters" not in values else None
+        loss: Any = values.get("fail_on_loss") if isinstance(values, dict) and "matters" not in values else None
         with suppress(TypeError, ValueError):  # reported with the field
             return {**values, "matters": float(loss)} if 0 < float(loss) < 100 else values
         return values

@@ -42,7 +42,10 @@ def print_cells(table: Table) -> None:
 def print_table(report: Report, page: Path | None = None) -> None:
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
     print_page(page_of(report), _notes(report))
-    print_lines([*(f"bound broken: {line}" for line in report.broken), *([] if page is None else [f"page: {page}"])])
+    lines = [f"bound broken: {line}" for line in report.broken]
+    if (most := report.config.get("fail_on_loss")) and not lines and report.verdict and report.verdict.is_kept_over_all:
+        lines.append(f"passed: a loss of {most:g} pt over all tasks together is excluded (fail_on_loss)")
+    print_lines([*lines, *([] if page is None else [f"page: {page}"])])
 
 
 def print_page(page: Page, notes: Iterable[str] = ()) -> None:

@@ -90,6 +90,18 @@ def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
     assert (rows["Time, all of it"], rows["of which the reference"]) == (f"9.0{NBSP}s", f"2.5{NBSP}s")
 
 
+def test_loss_that_is_excluded_over_all_tasks_is_said_where_it_was_asked_for() -> None:
+    single, whole = (
+        outcome(task, low=low, high=0.01, difference=0.0) for task, low in (("choice", -0.05), (ALL, -0.009))
+    )
+    found = Report(METRICS, model={"path": "m"}, comparison=Comparison({}, (), (single, whole)))
+    passed = "passed: a loss of 1 pt over all tasks together is excluded (fail_on_loss)"
+    assert passed not in printed(print_table, found)
+    asked = replace(found, config={"fail_on_loss": 1.0})
+    assert printed(print_table, asked).splitlines()[-1] == passed
+    assert passed not in printed(print_table, replace(asked, broken=("x",)))
+
+
 def test_table_is_not_cut_and_a_terminal_obeys_no_name_in_it() -> None:
     long = "[bold]a_very_long_task_name_" * 8
     assert long in printed(print_table, Report((Metric(long, "acc", "none", 1.0, n=4),), engine={"seconds": 1.25}))
