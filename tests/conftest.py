@@ -3,16 +3,19 @@ a property test draws and by which seed, which cases a sample has, and what a de
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import subprocess
 from datetime import datetime, timezone
+from types import SimpleNamespace
 
 import onnxruntime
 import pytest
 from hypothesis import settings
 
 from tests import emulated
-from tests.exports.cache import cache_folder
+from tests.exports.cache import cache_folder, run_forked
 
 if emulated.IS_EMULATED:
     emulated.hold()
@@ -52,6 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item in drawn]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """The objects of all libraries that tests import stay: a search for garbage, as each comparison makes, would take a
+    second to look at them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before any fixture opens a model
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips tests marked `webgpu` where there is no such device, with the reason."""
@@ -66,6 +77,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache is the tests' own, also of processes that they start: one model is exported once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder() / "user"))
+
+
+@pytest.fixture
+def forked_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports that the package makes start no process that imports the builder for seconds; tests/run/test_export.py
+    has those that do."""
+    from olive_ext.run import export
+
+    monkeypatch.setattr(export, "module_command", lambda module, *arguments: ["-m", module, *arguments])
+    run = SimpleNamespace(run=run_forked, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(export, "subprocess", run)
 
 
 class _OneThread(onnxruntime.SessionOptions):

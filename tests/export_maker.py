@@ -1,8 +1,9 @@
 """A process that runs modules, each in a fork of one that has imported what exporters import, for seconds.
 
 `python -m tests.export_maker` reads a line of JSON for each run ({"path": [FOLDER, ...], "arguments": ["-m", MODULE,
-...], "log": FILE}) and answers with a line that is its exit status. It ends with its input. The folders of a path come
-before what is installed: for each path there is a fork in which that has been imported, which runs fork off again.
+...], "log": FILE}, and a "folder" and an "environment" where these are not its own) and answers with a line that is its
+exit status. It ends with its input. The folders of a path come before what is installed: for each path there is a fork
+in which that has been imported, which runs fork off again.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ def forked(given: dict[str, Any]) -> int:
     log = os.open(given["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.update(given.get("environment", {}))
+    os.chdir(given.get("folder", "."))
     _, module, *rest = given["arguments"]
     status = _run(module, rest)
     sys.stdout.flush()
@@ -136,6 +139,7 @@ def _run(module: str, arguments: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as a program of its own would end
+        sys.stdout.flush()  # the error's line is the last one
         traceback.print_exc()
         return 1
     return 0
@@ -144,9 +148,11 @@ def _run(module: str, arguments: list[str]) -> int:
 def started(given: dict[str, Any]) -> int:
     """Where a process cannot be forked."""
     path = os.pathsep.join([*given["path"], os.environ.get("PYTHONPATH", "")])
-    command, environment = [sys.executable, *given["arguments"]], {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *given["arguments"]]
+    environment = {**os.environ, **given.get("environment", {}), "PYTHONPATH": path}
     with Path(given["log"]).open("wb") as log:
-        return subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode
+        place = given.get("folder")
+        return subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=place, check=False).returncode
 
 
 if __name__ == "__main__":

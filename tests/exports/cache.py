@@ -101,18 +101,31 @@ class _CannotInstall(Exception):
 def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) -> None:
     """Run `python ARGUMENTS`, which begin with -m, from the checkout's root, offline, the folders of `path` before what
     is installed."""
+    words = [str(argument) for argument in arguments]
+    status, said = _forked({"path": [str(one) for one in path], "arguments": words})
+    if status:
+        raise RuntimeError(f"python {' '.join(words)} ended with {status}:\n{said[-3000:]}")
+
+
+def run_forked(arguments: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` of `python ARGUMENTS`, which begin with -m, here and in this environment: in a fork of a
+    process that has imported what exporters do."""
+    place = {"folder": str(Path.cwd()), "environment": {**os.environ}}
+    status, said = _forked({"path": [], "arguments": [*arguments], **place})
+    return subprocess.CompletedProcess(arguments, status, said, said)
+
+
+def _forked(request: dict[str, object]) -> tuple[int, str]:
+    """The exit status, and what was printed."""
     maker = _maker()
     assert maker.stdin is not None
     assert maker.stdout is not None
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log"
-        words = [str(argument) for argument in arguments]
-        maker.stdin.write(json.dumps({"path": [str(one) for one in path], "arguments": words, "log": str(log)}) + "\n")
+        maker.stdin.write(json.dumps({**request, "log": str(log)}) + "\n")
         maker.stdin.flush()
-        status = maker.stdout.readline().strip()
-        if status != "0":
-            said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-            raise RuntimeError(f"python {' '.join(words)} ended with {status}:\n{said[-3000:]}")
+        status = int(maker.stdout.readline())
+        return status, log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
 @functools.cache

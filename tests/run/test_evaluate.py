@@ -296,6 +296,7 @@ def test_given_model_stays_open(folder: Path) -> None:
     assert engine.num_closed == 0
 
 
+@pytest.mark.usefixtures("forked_exports")
 def test_hf_model_is_opened_measured_and_scored(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "hf"
     model().save_pretrained(path)

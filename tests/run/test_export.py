@@ -151,6 +151,7 @@ def test_builder_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked_exports")
 def test_export_of_a_checkpoint_with_code_is_made_anew_for_each_code(tmp_path: Path) -> None:
     path = Path(shutil.copytree(hf_model("llama"), tmp_path / "model"))
     notes = []
