@@ -66,7 +66,7 @@ class ForwardEngine(FakeEngine):
         self.counters.tokens_fed += len(tokens)
         if request.generation is not None:
             return self._generate(request)
-        logprobs = _logprobs(tokens[:-1])[-request.num_targets :]
+        logprobs = _logprobs(tuple(tokens[:-1]))[-request.num_targets :]
         targets = torch.tensor(tokens[-request.num_targets :])
         picked = logprobs.gather(1, targets[:, None])[:, 0]
         return Result(tuple(picked.tolist()), tuple((logprobs.argmax(1) == targets).tolist()))
@@ -84,7 +84,8 @@ class ForwardEngine(FakeEngine):
                 yield int(torch.multinomial((row / sampling.temperature).softmax(0), 1, generator=generator))
 
 
-def _logprobs(tokens: Sequence[int]) -> torch.Tensor:
+@functools.cache
+def _logprobs(tokens: tuple[int, ...]) -> torch.Tensor:
     with torch.no_grad():
         return model()(torch.tensor([list(tokens)])).logits[0].float().log_softmax(-1)
 

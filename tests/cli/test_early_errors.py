@@ -17,12 +17,13 @@ from olive_ext.cli import main
 from olive_ext.cli.commands import IN_CLONE
 
 SCRIPT = """
-import sys
+import json, os, sys
 from olive_ext.cli import main
-status = main(sys.argv[1:])
-heavy = {"olive", "lm_eval", "torch", "transformers", "onnxruntime", "evalution"} & set(sys.modules)
-print("imported:", *sorted(heavy), file=sys.stderr)
-sys.exit(status)
+for folder, *argv in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    status = main(argv)
+    heavy = {"olive", "lm_eval", "torch", "transformers", "onnxruntime", "evalution"} & set(sys.modules)
+    print(f"status {status}, imported:", *sorted(heavy), file=sys.stderr)
 """
 TASKS = ["--tasks", "quickstart_choice", "--include-path", str(IN_CLONE / "tasks")]
 MODEL = str(IN_CLONE / "model")
@@ -42,51 +43,55 @@ def put_recipe(folder: Path, changes: dict[str, Any]) -> None:
     (folder / "gone").mkdir()
 
 
-def ends(folder: Path, *argv: str, **environment: str) -> str:
-    """The line on stderr of `olive-ext` in a process of its own, in `folder`, which has imported nothing heavy."""
-    command = [sys.executable, "-c", SCRIPT, *argv]
+def ends(*commands: list[str], **environment: str) -> list[str]:
+    """The line on stderr of `olive-ext` for each of these, which begin with the folder that they are run in: all in one
+    process, which has imported nothing heavy."""
     paths = {"PYTHONPATH": str(IN_CLONE.parents[1]), "PATH": "", **environment}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
-    said, imported = done.stderr.splitlines()
-    assert (done.returncode, imported) == (2, "imported:"), done.stderr
-    return said.removeprefix("olive-ext: error: ")
+    command = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
+    said = subprocess.run(command, capture_output=True, text=True, env=paths).stderr.splitlines()
+    assert said[1::2] == ["status 2, imported:"] * len(commands), said
+    return [line.removeprefix("olive-ext: error: ") for line in said[::2]]
 
 
-@pytest.mark.parametrize(
-    ("argv", "changes", "line"),
-    [
-        (["evaluate", "nowhere", *TASKS], {}, "model path 'nowhere' does not exist"),
-        (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "model path 'gone/it' does not exist"),
-        (["evaluate", MODEL, "--tasks", "a", "--include-path", "no"], {}, "--include-path = 'no': no such folder"),
-        (["evaluate", MODEL, "--tasks", "hellaswagg"], {}, "unknown task 'hellaswagg': did you mean 'hellaswag'"),
-        (["evaluate", MODEL, *TASKS, "--limit", "x"], {}, "--limit = 'x': give a positive integer or a number between"),
-        (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),
-        (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
-        (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),
-        (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
-        (
-            ["check", "recipe.json"],
-            {"taskz": ["a"]},
-            "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?",
-        ),
-        (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
-        (IN_RECIPE, {"include_path": "no"}, "'evaluators.quickstart.include_path' = 'no': does not exist"),
-        (
-            IN_RECIPE,
-            {"input_model": {"type": "HfModel", "model_path": "./no"}},
-            "'input_model.model_path' = './no': no such",
-        ),
-        (
-            IN_RECIPE,
-            {"tasks": ["quickstart_choise"]},
-            "'evaluators.quickstart.tasks': unknown task 'quickstart_choise'",
-        ),
-        (IN_RECIPE, {"evaluator": "other"}, "'evaluator' = 'other': not in 'evaluators', which has quickstart"),
-    ],
-)
-def test_mistake(tmp_path: Path, argv: list[str], changes: dict[str, Any], line: str) -> None:
-    put_recipe(tmp_path, changes)
-    assert ends(tmp_path, *argv).startswith(line)
+MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
+    (["evaluate", "nowhere", *TASKS], {}, "model path 'nowhere' does not exist"),
+    (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "model path 'gone/it' does not exist"),
+    (["evaluate", MODEL, "--tasks", "a", "--include-path", "no"], {}, "--include-path = 'no': no such folder"),
+    (["evaluate", MODEL, "--tasks", "hellaswagg"], {}, "unknown task 'hellaswagg': did you mean 'hellaswag'"),
+    (["evaluate", MODEL, *TASKS, "--limit", "x"], {}, "--limit = 'x': give a positive integer or a number between"),
+    (["evalution", "no.yaml"], {}, "'no.yaml': no such file"),
+    (["run"], {}, "the following arguments are required: --config/--run-config (see 'olive-ext run --help')"),
+    (["run", "--config", "no.json"], {}, "cannot read the recipe 'no.json': No such file or directory"),
+    (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
+    (
+        ["check", "recipe.json"],
+        {"taskz": ["a"]},
+        "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?",
+    ),
+    (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
+    (IN_RECIPE, {"include_path": "no"}, "'evaluators.quickstart.include_path' = 'no': does not exist"),
+    (
+        IN_RECIPE,
+        {"input_model": {"type": "HfModel", "model_path": "./no"}},
+        "'input_model.model_path' = './no': no such",
+    ),
+    (
+        IN_RECIPE,
+        {"tasks": ["quickstart_choise"]},
+        "'evaluators.quickstart.tasks': unknown task 'quickstart_choise'",
+    ),
+    (IN_RECIPE, {"evaluator": "other"}, "'evaluator' = 'other': not in 'evaluators', which has quickstart"),
+]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(len(MISTAKES))]
+    for folder, (_, changes, _) in zip(folders, MISTAKES, strict=True):
+        folder.mkdir()
+        put_recipe(folder, changes)
+    commands = [[str(folder), *argv] for folder, (argv, _, _) in zip(folders, MISTAKES, strict=True)]
+    begins = [line for _, _, line in MISTAKES]
+    assert [line[: len(begin)] for line, begin in zip(ends(*commands), begins, strict=True)] == begins
 
 
 @pytest.fixture
@@ -123,7 +128,7 @@ def test_name_on_a_hub_that_does_not_answer(
     tmp_path: Path, argv: list[str], hub: str, reason: str, request: pytest.FixtureRequest
 ) -> None:
     network = {"HF_HUB_OFFLINE": "1"} if hub == "offline" else {"HF_ENDPOINT": request.getfixturevalue(hub)}
-    said = ends(tmp_path, "evaluate", *argv, HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network)
+    (said,) = ends([str(tmp_path), "evaluate", *argv], HF_HOME=str(tmp_path), NO_PROXY="127.0.0.1", **network)
     assert said.startswith(f"'{NAME}' is no file or folder here")
     assert said.endswith(f" cannot be asked: {reason}")
 

@@ -113,7 +113,7 @@ def is_green(found: Verdict) -> bool:
     return COLOURS.index(tone_of(found)) > COLOURS.index("doubt")
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data())
 def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
     comparison = data.draw(comparisons())
@@ -125,7 +125,6 @@ def test_claim_never_makes_a_verdict_better(data: st.DataObject) -> None:
             assert claim.sentence() in after.finding
 
 
-@settings(max_examples=200, deadline=None)
 @given(comparisons(), st.integers(1, 500))
 def test_missing_answers_never_make_a_verdict_better(comparison: Comparison, more: int) -> None:
     found = verdict(replace(comparison, missing=comparison.missing + more))

@@ -115,7 +115,7 @@ class TwoModels:
     """`Models` of a comparer: the reference is the tiny model, the candidate one that was changed."""
 
     other = given_reference = SimpleNamespace(kind="onnx", size=None)
-    progress = is_same_model = False
+    progress = is_same_model = other_template = False
     recorder = records_file = asked_otherwise = None
 
     def __init__(self, candidate: Any, config: EvaluationConfig) -> None:

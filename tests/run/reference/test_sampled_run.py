@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,15 @@ def whole(tasks: LoadedTasks) -> Run:
     return Run(tasks, "recorded", perturbed(0.6))
 
 
+@pytest.fixture(scope="module")
+def stopped(tasks: LoadedTasks) -> Callable[[Mode], Run]:
+    """The run of a mode that stops as a loss of 20 points is excluded."""
+    return cache(lambda mode: enough(tasks, mode, 0.6, within=0.2))
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mode) -> None:
-    found = enough(tasks, mode, 0.6, within=0.2)
+def test_stops_when_a_claim_is_certain(stopped: Callable[[Mode], Run], whole: Run, mode: Mode) -> None:
+    found = stopped(mode)
     certainty = found.comparison.certainty
     assert certainty is not None
     truth = whole.metrics[ALL, "accuracy_difference"].value
@@ -149,15 +156,15 @@ def test_stops_when_a_claim_is_certain(tasks: LoadedTasks, whole: Run, mode: Mod
     assert any(text.startswith(line) for text in verdict(found.comparison).lines)
 
 
-def test_modes_draw_the_same_documents(tasks: LoadedTasks) -> None:
-    recorded, resident = (enough(tasks, mode, 0.6, within=0.2) for mode in ("recorded", "resident"))
+def test_modes_draw_the_same_documents(stopped: Callable[[Mode], Run]) -> None:
+    recorded, resident = map(stopped, ("recorded", "resident"))
     assert recorded.comparison.certainty == resident.comparison.certainty
     assert recorded.comparison.divergences == resident.comparison.divergences
     assert recorded.metrics == resident.metrics
 
 
-def test_document_is_asked_as_in_the_whole_run_and_once(tasks: LoadedTasks, whole: Run) -> None:
-    found = enough(tasks, "recorded", 0.6, within=0.2)
+def test_document_is_asked_as_in_the_whole_run_and_once(stopped: Callable[[Mode], Run], whole: Run) -> None:
+    found = stopped("recorded")
     assert found.asked.keys() < whole.asked.keys()
     assert all(count <= whole.asked[request] for request, count in found.asked.items())
 
@@ -191,8 +198,8 @@ def test_claims_on_distributions_are_decided_by_documents_as_clusters(tasks: Loa
     assert "top-1 agreement above" in above.sentence()
 
 
-def test_scores_of_drawn_documents_stand_for_all(tasks: LoadedTasks, whole: Run) -> None:
-    found = enough(tasks, "recorded", 0.6, within=0.2)
+def test_scores_of_drawn_documents_stand_for_all(stopped: Callable[[Mode], Run], whole: Run) -> None:
+    found = stopped("recorded")
     errors = []
     for name in ("acc", "acc_norm"):
         own, true = found.metrics["many_choice", name], whole.metrics["many_choice", name]

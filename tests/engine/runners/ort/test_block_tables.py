@@ -72,7 +72,7 @@ class Model:
         assert all(count == self.tables._num_users[block] for block, count in named.items())
 
 
-@settings(max_examples=1000)
+@settings(max_examples=4 * settings().max_examples)
 @given(OPERATIONS)
 def test_slots_hold_what_was_written_however_they_share(operations: list[tuple[int, int, int, int]]) -> None:
     model = Model()
