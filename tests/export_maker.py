@@ -1,9 +1,10 @@
 """A process that runs modules, each in a fork of one that has imported what exporters import, for seconds.
 
 `python -m tests.export_maker` reads a line of JSON for each run ({"path": [FOLDER, ...], "arguments": ["-m", MODULE,
-...], "log": FILE}, and a "folder" and an "environment" where these are not its own) and answers with a line that is its
-exit status. It ends with its input. The folders of a path come before what is installed: for each path there is a fork
-in which that has been imported, which runs fork off again.
+...], "log": FILE}, with a file for "errors" alone, a "folder" and an "environment" where these are not its own) and
+answers with a line that is its exit status. It ends with its input. The folders of a path come before what is
+installed: for each path there is a fork in which that has been imported, which runs fork off again.
+`python -m tests.export_maker MODULE ...` imports these instead; arguments may then begin with -c TEXT or FILE, too.
 """
 
 from __future__ import annotations
@@ -120,22 +121,27 @@ def forked(given: dict[str, Any]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    log = os.open(given["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for stream, name in ((1, given["log"]), (2, given.get("errors"))):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if name else 1, stream)
     os.environ.update(given.get("environment", {}))
     os.chdir(given.get("folder", "."))
-    _, module, *rest = given["arguments"]
-    status = _run(module, rest)
+    status = _run(*given["arguments"])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _run(module: str, arguments: list[str]) -> int:
-    sys.argv = [module, *arguments]
+def _run(first: str, *rest: str) -> int:
+    """As `python FIRST REST` would."""
+    sys.argv = [first, *rest] if first not in ("-m", "-c") else [first, *rest[1:]]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if first == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        elif first == "-c":
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            sys.path[0] = str(Path(first).parent)
+            runpy.run_path(first, run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - as a program of its own would end
@@ -155,5 +161,14 @@ def started(given: dict[str, Any]) -> int:
         return subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=place, check=False).returncode
 
 
-if __name__ == "__main__":
+def imported(names: list[str]) -> Answer:
+    """Has these, each of which is installed."""
+    for name in names:
+        importlib.import_module(name)
+    return forked
+
+
+if __name__ == "__main__" and sys.argv[1:]:
+    serve(imported(sys.argv[1:]), sys.stdin, sys.stdout)
+elif __name__ == "__main__":
     serve(root() if hasattr(os, "fork") else started, sys.stdin, sys.stdout)

@@ -7,13 +7,15 @@ copy of what git has.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,36 +111,68 @@ def test_files_are_there(command: str) -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
+def within(folder: Path) -> dict[str, str]:
+    """The environment of commands in a clone."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": programs, "PYTHONPATH": str(folder)}
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What git has, and what the README's first command leaves beside it."""
     folder = tmp_path_factory.mktemp("clone")
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
-    _run(folder, ["bash", "-c", FIRST])
+    done = subprocess.run(["bash", "-c", FIRST], cwd=folder, env=within(folder))
+    assert done.returncode == 0
     return folder
+
+
+IMPORTED = ("torch", "transformers", "lm_eval.tasks", "onnxruntime", "olive.workflows", "olive_ext.run")
+"""What each command would import, for seconds: commands are forks of a process that has."""
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def run(clone: Path) -> Iterator[Run]:
+    """Runs `python ARGUMENTS` in the clone: as documented, to status 0 or that of a verdict."""
+    command = [sys.executable, "-m", "tests.export_maker", *IMPORTED]
+    log, errors = clone.parent / "log", clone.parent / "errors"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=clone, env=within(clone), **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(*arguments: str) -> None:
+            request = {"arguments": arguments, "log": str(log), "errors": str(errors)}
+            print(json.dumps(request), file=process.stdin, flush=True)
+            status, said = int(process.stdout.readline()), log.read_text(encoding="utf-8")
+            is_verdict = re.search(VERDICTS.get(status, "(?!)"), said)
+            assert status == 0 or is_verdict, f"{arguments}\n{said[-1000:]}\n{errors.read_text()[-3000:]}"
+
+        yield run
+        process.stdin.close()
+
+
+OURS = "import sys; from olive_ext.cli import main; sys.exit(main())"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("page", "left"), sorted(RUN_HERE.items()))
-def test_page_runs_as_it_stands(page: str, left: str, clone: Path) -> None:
+def test_page_runs_as_it_stands(page: str, left: str, clone: Path, run: Run) -> None:
     for language, mark, block in blocks(ROOT / page):
         if language == "python" and not mark:
-            _run(clone, [sys.executable, "-c", block])
+            run("-c", block)
         for line in block.splitlines() if language in ("sh", "bash") and not mark else ():
             if line.split(" ")[0] in PROGRAMS and not line.startswith(("python3 -m venv", "az", FIRST)):
-                _run(clone, ["bash", "-c", line])
+                program, *words = shlex.split(line, comments=True)
+                assert program in ("olive-ext", "python")
+                assert not set("|<>&;$*") & set("".join(words))
+                run(*(("-c", OURS) if program == "olive-ext" else ()), *words)
     assert (clone / left).is_file()
 
 
 VERDICTS = {1: "loss found|far apart|different", 3: "not decided|cannot tell"}
 """What a command prints that ends with the status of a verdict."""
-
-
-def _run(folder: Path, command: list[str]) -> None:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    says = re.search(VERDICTS.get(done.returncode, "(?!)"), done.stdout)
-    assert done.returncode == 0 or says, f"{command[-1]}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
