@@ -5,6 +5,7 @@ scheduler's steps on a runner, has a tap note them, and splits a step for which 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ from olive_ext.engine.reference.tap import NoTap, Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.scheduling.overlapped_steps import ReadAhead, StepThread
-from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan
+from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
 from olive_ext.engine.step import Step, StepOutput, halve, joined
@@ -91,7 +92,7 @@ class Engine:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
         own, are planned together; a slice is read when the one before it is complete, or while a device computes that.
         A request is `Lost` where an encoder fails on a picture or a sound of it."""
-        self._ahead = ReadAhead(slices)
+        self._ahead = ReadAhead(part for items in slices for part in self._scoring.planned(items))
         for items in filter(None, self._ahead):
             if self._is_deterministic:
                 self.reset()
@@ -260,6 +261,7 @@ class StepLoop:
         self._limit = UNLIMITED
         self._positions = self._cells = 0
         self._media_ids = MediaIds()
+        self._plan: tuple[Sequence[Request], Plan | None] = (), None
         self._scheduler = self._new_scheduler()
         self._thread = StepThread(runner.run)
 
@@ -306,7 +308,9 @@ class StepLoop:
                 self._runner.expect_media(request.media)
                 for other in self._tap.runners:
                     other.expect_media(self._tap.own_media(request.media))
-        plan: Plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
+        (planned, plan), self._plan = self._plan, ((), None)
+        if plan is None or len(planned) != len(items) or any(map(operator.is_not, planned, requests)):
+            plan = make_plan(items, self.traits.chunked_prefill, self.traits.side)
         if not self._scheduler.has_work and self._steps.choose(plan.sequences, self, most):
             self.reset()  # what was timed has overwritten what was resident
         positions, cells = self._needed(scored, generated)
@@ -322,6 +326,16 @@ class StepLoop:
         self._counters.tokens_naive += plan.tokens_naive
         self._counters.tokens_distinct += plan.tokens_distinct
         self._scheduler.add(plan.sequences)
+
+    def planned(self, items: Sequence[KeyedRequest]) -> Iterator[Sequence[KeyedRequest]]:
+        """`items`, after an empty slice for each part of their plan, where a device computes meanwhile. What is planned
+        is what is admitted next, if it is these."""
+        requests = [request for _, request in items]
+        if self.traits.overlaps_steps and requests and not any(request.media for request in requests):
+            for part in plan_in_parts(items, self.traits.chunked_prefill, self.traits.side):
+                self._plan = requests, part
+                yield []
+        yield items
 
     def advance(self, work: Callable[[], bool] = lambda: False) -> list[PendingAnswer]:
         """Takes in one step, after which the next begins where it is known; the answers that are now complete. The host

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olive_ext.engine import engine as engine_module
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
@@ -257,8 +258,12 @@ def _slices(read: list[int]) -> Iterator[list[tuple[int, Request]]]:
 
 
 @pytest.mark.parametrize("overlaps_steps", [True, False])
-def test_the_next_slice_is_read_part_by_part_while_a_device_computes(overlaps_steps: bool) -> None:
-    """Nothing changes but when that is: not the steps, nor what was answered before an error."""
+def test_the_next_slice_is_read_part_by_part_while_a_device_computes(
+    overlaps_steps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And planned. Nothing changes but when that is: not the steps, nor what was answered before an error."""
+    if overlaps_steps:
+        monkeypatch.setattr(engine_module, "make_plan", lambda *_: pytest.fail("planned when it is due"))
     runner = FakeRunner(4, PACKED, overlaps_steps=overlaps_steps)
     engine, read, found = Engine(runner, 8), list[int](), dict[int, object]()
     num_read: list[int] = []
