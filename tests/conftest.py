@@ -65,11 +65,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture opens a model
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests marked `webgpu` where there is no such device, with the reason."""
-    if item.get_closest_marker("webgpu"):
-        from tests.device.open import why_no_webgpu
+    """Skips tests marked `webgpu` or `gpu` where there is no such device, with the reason."""
+    if marked := {"webgpu", "gpu"}.intersection(mark.name for mark in item.iter_markers()):
+        from tests.device.open import why_no_cuda, why_no_webgpu
 
-        if reason := why_no_webgpu():
+        if reason := why_no_webgpu() if "webgpu" in marked else why_no_cuda():
             pytest.skip(reason)
 
 

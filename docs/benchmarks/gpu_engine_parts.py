@@ -59,16 +59,26 @@ class Opened:
         return results, {**facts, "steps": counters.steps - steps, "tokens": counters.tokens_fed - fed}
 
 
-def questions(number: int, vocab_size: int, shots: int = SHOTS, own: int = OWN, answer: int = 1) -> list[Any]:
-    """Requests in MMLU-Pro's shape: ten answers of `answer` tokens behind each question's own tokens, behind shots."""
+def questions(
+    number: int,
+    vocab_size: int,
+    shots: int = SHOTS,
+    own: int = OWN,
+    answer: int = 1,
+    *,
+    lengths: Sequence[int] = (),
+    seed: int = 7,
+) -> list[Any]:
+    """Requests in MMLU-Pro's shape: ten answers of `answer` tokens after each question's own tokens, after shots. With
+    `lengths` questions have as many tokens of their own as is drawn of these."""
     from olive_ext.engine.requests import Request
 
-    draw = random.Random(7)
+    draw = random.Random(seed)
     tokens = lambda count: tuple(draw.randrange(4, vocab_size) for _ in range(count))  # noqa: E731
     shared = tokens(shots)
     return [
         Request((*shared, *question, letter, *tokens(answer - 1)), answer)
-        for question in (tokens(own) for _ in range(number))
+        for question in (tokens(draw.choice(lengths) if lengths else own) for _ in range(number))
         for letter in range(4, 4 + LETTERS)
     ]
 
@@ -183,10 +193,11 @@ def _shape(device: Any, folder: Path, sizes: Sequence[int]) -> Iterator[Results]
     points: list[tuple[float, float]] = []
     for size in sizes:
         opened = Opened(device, package, chunk_size=size)
-        requests = questions(number, 1000)
-        opened.run(requests[: 8 * LETTERS])
-        _, facts = opened.run(requests)
-        yield {str(size): {**facts, "questions_per_second": number / facts["wall_s"]}}
+        _, first = opened.run(questions(number, 1000, lengths=range(OWN // 2, 3 * OWN // 2), seed=8))
+        _, second = opened.run(questions(number, 1000, lengths=range(OWN // 2, 3 * OWN // 2), seed=9))
+        _, facts = opened.run(questions(number, 1000))
+        new_lengths = {"first_s": first["wall_s"], "second_s": second["wall_s"]}
+        yield {str(size): {**facts, **new_lengths, "questions_per_second": number / facts["wall_s"]}}
         opened.engine.close()
         points.append((facts["tokens"] / facts["steps"], facts["inside_s"] / facts["steps"]))
         if len(points) > 1:

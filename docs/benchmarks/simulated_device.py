@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+from harness import table
 
 from olive_ext.engine.capacity import Blocks, Capacity
 from olive_ext.engine.engine import Engine
@@ -101,13 +102,13 @@ def draw(count: int) -> tuple[int, ...]:
 def questions(count: int) -> Callable[[], Slices]:
     """Questions of 150 tokens after 700 shared ones, ten answers of one token each, converted as a session does."""
     shots = draw(700)
-    texts = [checked_ids("context", (*shots, *draw(150))) for _ in range(min(count, SLICE))]
+    texts = [checked_ids("context", (*shots, *draw(150))) for _ in range(count)]
 
     def slices() -> Iterator[list[KeyedRequest]]:
         found: list[KeyedRequest] = []
         for number in range(count):
             for letter in range(ANSWERS):
-                asked = to_scoring((texts[number % len(texts)], [100 + letter]))
+                asked = to_scoring((texts[number], [100 + letter]))
                 found.append(((number, letter), *target_windows(asked.context, asked.target, 2048)))
             yield []
             if len(found) >= SLICE:
@@ -155,11 +156,12 @@ def main() -> None:
         "64 rows after 1,500": (decoding(64, 1500), 64),
         "256 rows after 1,500": (decoding(256, 1500), 256),
     }
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, (make, num_slots) in rows.items():
         rounds = [measure(make(), num_slots) for _ in range(ROUNDS)]
-        found[name] = {fact: statistics.median(one[fact] for one in rounds) for fact in rounds[0]}
-        print(name, {fact: round(value, 4) for fact, value in found[name].items()}, flush=True)
+        facts = {fact: statistics.median(one[fact] for one in rounds) for fact in rounds[0]}
+        found[name] = [f"{value:.4g}" for value in facts.values()]
+    print(table(["", *facts], [[name, *row] for name, row in found.items()]))
 
 
 if __name__ == "__main__":

@@ -380,6 +380,19 @@ engine, THERE["against"] = {"num_slots": 2, "chunk_size": 31, "strict_shapes": T
 add("webgpu", "plain llava webgpu", "pictures_there_and_back", 1e-4, [engine], facts=facts, **THERE)
 
 
+# A CUDA device: all that is held against a reference on the CPU, in the form that is chosen there, and row by row.
+ON_CUDA = {"providers": lambda found: found[0] == "CUDAExecutionProvider"}
+known: dict[tuple[str, ...], Any] = {}
+for given in ROWS:
+    (row,) = given.values
+    if isinstance(row.against, str) and row.against != "groups" and row.provider != "webgpu":
+        known.setdefault((row.package, row.asked, row.against), given)
+for given, engine in product(known.values(), ({}, {"scoring": "rows"})):
+    (row,), marks = given.values, [mark for mark in given.marks if mark.name in ("slow", "exporters")]
+    row = Row(row.package, row.asked, max(1e-4, row.nats), row.against, engine, ON_CUDA, "cuda", flags=row.flags)
+    ROWS.append(pytest.param(row, marks=[*marks, pytest.mark.gpu], id=f"cuda {row.asked}: {row}"))
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_answers_are_those_that_they_are_held_against(row: Row) -> None:
     check(row)

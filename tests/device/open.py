@@ -9,6 +9,8 @@ from typing import Any
 
 import olive_ext
 from olive_ext.errors import OliveExtError
+from olive_ext.model.providers.devices import UnmeasuredError, memory_of
+from olive_ext.model.providers.resolution import available_providers, register_libraries
 from olive_ext.session import Session
 
 LIBRARY = {"webgpu": "onnxruntime_ep_webgpu"}
@@ -23,8 +25,6 @@ def why_no_webgpu() -> str | None:
     Where a Vulkan driver was chosen by the environment, as `.ci/webgpu.sh` does, a device is expected: not finding it
     is an error.
     """
-    from olive_ext.model.providers.resolution import available_providers, register_libraries
-
     try:
         register_libraries(LIBRARY)
     except OliveExtError as error:
@@ -36,6 +36,20 @@ def why_no_webgpu() -> str | None:
     if "VK_DRIVER_FILES" in os.environ:
         raise RuntimeError(reason)
     return reason
+
+
+@functools.cache
+def why_no_cuda() -> str | None:
+    """Why tests on a CUDA device cannot run here; None where they can."""
+    if "OLIVE_EXT_CUDA_STUB" in os.environ:
+        return "kernels of the stub of CUDA compute nothing"
+    if "CUDAExecutionProvider" not in available_providers():
+        return "this ONNX Runtime has no CUDA provider ('pip install .[gpu]' in place of '.[cpu]')"
+    try:
+        memory_of("cuda")
+    except UnmeasuredError as error:
+        return f"no CUDA device: {error}"
+    return None
 
 
 def open_on(device: str, folder: Path, **engine: Any) -> Session:
