@@ -217,6 +217,8 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
+    if found.parts:
+        findings.errors.append(DamagedError(f"damaged: 'the KV cache' {found.parts}"))
     if found.quantized_by:  # whose distance says little: its files are compared
         damaged = damage(model.files, other.files, longest=model.context_length)
         findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]

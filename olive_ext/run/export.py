@@ -29,6 +29,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.python_processes import module_command
 from olive_ext.records.files import cache_folder, make_own_folder
+from olive_ext.session import Session
 from olive_ext.session.opening import open_model
 
 BUILDER, MODULE = "onnxruntime-genai", "onnxruntime_genai.models.builder"
@@ -180,16 +181,16 @@ def _compared(model: ResolvedModel, folder: Path) -> dict[str, float]:
     if more := also_read(model.files):
         raise OliveExtError(f"its code reads {listed(more)}, which decide its numbers and are not in its digest")
     texts = [tuple(random.integers(0, plain.vocab_size, length).tolist()) for length in _lengths(plain)]
-    both = zip(texts, logprobs(_of(model, folder).patched({"max_length": None}), texts), strict=True)
+    with open_model(_of(model, folder).patched({"max_length": None})) as session:
+        both = zip(texts, logprobs(session, texts), strict=True)
     differences = [np.abs(plain.logprobs(text) - own) for text, own in both]
     largest = float(np.concatenate(differences).max())
     return {"largest_difference": largest if np.isfinite(largest) else float("inf"), "requests": len(texts)}
 
 
-def logprobs(model: ResolvedModel, texts: Sequence[tuple[int, ...]]) -> list[npt.NDArray[np.float64]]:
+def logprobs(session: Session, texts: Sequence[tuple[int, ...]]) -> list[npt.NDArray[np.float64]]:
     """Log-probabilities of each text's tokens after the first, as this package's engine scores them."""
-    with open_model(model) as session:
-        outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
+    outputs = session.loglikelihood([(text[:1], text[1:]) for text in texts])
     return [np.array(output.token_logprobs, np.float64) for output in outputs]
 
 

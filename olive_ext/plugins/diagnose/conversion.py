@@ -20,7 +20,9 @@ from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.spec.checkpoint import read_rotary_lengths
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
+from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class _Scored:
     texts: list[Text]
     expected: list[Logprobs]
     given: list[Logprobs]
+    parts: str = ""
+    """As `Agreement.parts`."""
 
     @classmethod
     def by(cls, model: ResolvedModel, checkpoint: ResolvedModel) -> _Scored:
@@ -61,7 +65,10 @@ class _Scored:
             problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             raise ModelError(problem, code="not_comparable")
         texts = _texts(model, checkpoint, plain, min(num_tokens, *sizes))
-        return cls(plain, texts, [plain.logprobs(text) for text in texts], logprobs(model, texts))
+        with open_model(model) as session:
+            given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
+        parts = parts if read_rotary_lengths(checkpoint.processor_files.hf_config) is None else ""
+        return cls(plain, texts, [plain.logprobs(text) for text in texts], given, parts)
 
     @cached_property
     def apart(self) -> list[Logprobs]:
@@ -94,6 +101,7 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
         bound_reason="rounding in fp32",
         quantized_by=quantizing_operator(graph),
         unseen={name: number for name, number in lengths.items() if number + 2 > len(scored.texts[-1])},
+        parts=scored.parts,
     )
     states_bound = LARGEST_ERROR
     if not agreement.nats <= agreement.bound and not agreement.quantized_by:
@@ -501,6 +509,9 @@ class Agreement:
 
     unseen: Mapping[str, int] = field(default_factory=dict)
     """Numbers of tokens in the checkpoint's configuration that no text reached."""
+
+    parts: str = ""
+    """How texts that are fed in parts differ from whole ones; empty where they do not, or positions go by length."""
 
     near: str = ""
     """The configuration's value that begins to count where texts begin to differ."""

@@ -219,6 +219,22 @@ def test_damaged_file_of_a_quantized_model_is_a_problem(tmp_path: Path) -> None:
         assert all("has 'epsilon' 0.1, config.json 1e-06" in problem for problem in problems)
 
 
+def test_a_cache_that_whole_texts_do_not_show_is_a_problem(tmp_path: Path) -> None:
+    def doubled(model: onnx.ModelProto) -> None:
+        for node in [*model.graph.node]:
+            for index, name in enumerate(node.output):
+                if name.startswith("present."):
+                    node.output[index] = f"{name}/right"
+                    model.graph.node.append(onnx.helper.make_node("Add", [f"{name}/right"] * 2, [name]))
+
+    path, hf = genai_export("llama"), hf_model("llama")
+    found, good = held(edited(path, tmp_path / "model", doubled), hf), held(path, hf)
+    assert (found.is_equal, good.is_equal, good.parts) == (True, True, "")
+    assert found.parts
+    config = EvaluationConfig.parse({"tasks": ["a"], "model": {"path": str(tmp_path / "model")}, "max_length": 64})
+    assert [error.code for error in check_model(config, against=str(hf)).errors] == ["damaged"]
+
+
 def test_wrong_checkpoint_differs_from_the_embeddings_on(tmp_path: Path) -> None:
     hf = Path(shutil.copytree(hf_model("llama"), tmp_path / "hf"))
     random = np.random.default_rng(1)
