@@ -178,9 +178,9 @@ class Models:
         if given.kind != "onnx" or not given.runtime.runs_graph:
             return {}
         says, tokenizer = [f"says {text}" for text in given.spec.contradicted], ""
-        free = {"model": str(given.files.directory), "tokenizer": None, "onnx_file_name": None, "components": {}}
+        free: dict[str, Any] = {"tokenizer": None, "onnx_file_name": None, "components": {}}
         with suppress(ModelError):  # there is nothing but what was given
-            shipped = given.patched(free)
+            shipped = given.patched({**free, "model": str(given.files.directory)})
             if shipped.files.genai_config and shipped.files.decoder not in (given.files.decoder, *given.files.weights):
                 says.append(f"names '{shipped.files.decoder.name}', which is not judged")
             if shipped.files.tokenizer != given.files.tokenizer:

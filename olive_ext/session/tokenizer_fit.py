@@ -244,8 +244,8 @@ class Asking:
         if isinstance(one, list) and isinstance(two, list):
             one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
         one, two = str(one), str(two)
-        other = next((at for at, pair in enumerate(zip_longest(one, two)) if len({*pair}) > 1), 0)
-        first = max(0, other - _SHOWN)
+        first = next((at for at, pair in enumerate(zip_longest(one, two)) if len({*pair}) > 1), 0)
+        first = max(0, first - _SHOWN)
         return what, files, (one[first:][: 2 * _SHOWN], two[first:][: 2 * _SHOWN])
 
 

@@ -170,12 +170,12 @@ def _renamed(reference: dict[str, Array], model: Mapping[str, Array]) -> dict[st
             if name not in other and one.ndim > 1:
                 kind.setdefault((_turn(name), one.shape[1:] if ROTARY.search(name) else one.shape), []).append(name)
     names: dict[str, str] = {}
-    for kind, own in kinds[1].items():
+    for kind, mine in kinds[1].items():
         theirs = kinds[0].get(kind, [])
         if kind[0]:
-            names |= dict(zip(theirs, own, strict=True)) if len(theirs) == len(own) else {}
+            names |= dict(zip(theirs, mine, strict=True)) if len(theirs) == len(mine) else {}
             continue
-        for name in own:
+        for name in mine:
             rest = (one for one in theirs if one not in names and is_alike(reference[one], model[name]))
             names |= dict.fromkeys(islice(rest, 1), name)
     return {names.get(name, name): one for name, one in reference.items()}
