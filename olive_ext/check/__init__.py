@@ -12,12 +12,10 @@ from typing import Any
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.check.recipe import blocks, mistakes, read_recipe, refuse
 from olive_ext.check.recipe_check import check_recipe
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import RECIPE_SUFFIXES, EvaluationConfig
 from olive_ext.errors import ConfigError
 
 __all__ = ["Findings", "blocks", "check", "check_model", "check_recipe", "mistakes", "read_recipe", "refuse"]
-
-RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def check(target: str | Path, *, verify: bool = False, against: str | Path | None = None, **settings: Any) -> Findings:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from olive_ext.config import SAME_MODEL, EngineConfig, EvaluationConfig, Strict
+from olive_ext.config import RECIPE_SUFFIXES, SAME_MODEL, EngineConfig, EvaluationConfig, Strict
 from olive_ext.config.base import nested_model
 from olive_ext.errors import ConfigError, OliveExtError, first_line
 
@@ -129,13 +129,13 @@ def written_values(
 
 
 def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence[Option]) -> OliveExtError:
-    """The error with the options of keys that were given, or that are missing, in the keys' place. Who writes keys
-    (`--set`) reads keys."""
-    if "set" in given or error.code == "unknown_key":
+    """The error with the options of keys that were given, or are missing or advised, in the keys' place. Who writes
+    keys (`--set`, a recipe) reads keys."""
+    if "set" in given or error.code == "unknown_key" or str(given.get("target")).lower().endswith(RECIPE_SUFFIXES):
         return error
     text = str(error)
     for option in options:
-        if option.form != "place" and (option.key in given or error.code == "missing"):
+        if option.form != "place" and (option.key in given or error.code in ("missing", "provider")):
             key = option.key.removesuffix(".path")
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = text.replace(f"'{key}'", option.flag)

@@ -12,6 +12,7 @@ from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
 from olive_ext.config.schema import (
     EVALUATOR_TYPE,
     PASS_TYPE,
+    RECIPE_SUFFIXES,
     SCHEMA_KINDS,
     evaluator_settings,
     pass_settings,
@@ -35,6 +36,7 @@ __all__ = [
     "EXPORT",
     "INPUT_MODEL",
     "PASS_TYPE",
+    "RECIPE_SUFFIXES",
     "RECORDS_SUFFIX",
     "SAME_MODEL",
     "SCHEMA_KINDS",

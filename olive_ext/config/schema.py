@@ -17,6 +17,7 @@ from olive_ext.registry import hooks, load, offered
 SchemaKind = Literal["evaluator", "pass", "recipe"]
 EVALUATOR_TYPE = "OrtLMEvaluator"
 PASS_TYPE = "OrtLMEvaluation"
+RECIPE_SUFFIXES = (".json", ".yaml", ".yml")
 _PASS_DOES = "measures the model and hands it on unchanged"
 SCHEMA_KINDS: tuple[SchemaKind, ...] = get_args(SchemaKind)
 

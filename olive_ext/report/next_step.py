@@ -24,16 +24,16 @@ _AGAIN = "run it again: what has an answer is not asked twice"
 _STEPS: Mapping[str, str] = {
     "cannot_tell": "`olive-ext check MODEL --verify` runs a few texts and names the first layer without finite numbers",
     "damaged": "make the model again, or have `olive-ext mend` replace what is damaged",
-    "distant": "`olive-ext locate` names the weights that lose most, `olive-ext mend` keeps them finer",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
     "no_values": "add a task with a value for each document (`mmlu`), or read both scores beside each other",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
-    "missing": _AGAIN,
-    "loss": "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer",
+    **dict.fromkeys(
+        ("loss", "claim_broken", "distant"),
+        "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer",
+    ),
     "far": "`olive-ext check` the model `--against` its checkpoint, then `olive-ext locate` for the weights that lose",
     "cut_off": "read those answers among the flips: `gen_kwargs` may give them a larger limit (`max_gen_toks`)",
-    "claim_broken": "`olive-ext locate` names the weights that lose it, `olive-ext mend` keeps them finer",
     "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
 }
 

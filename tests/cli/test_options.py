@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.options import OPTIONS, written_values
+from olive_ext.cli.options import OPTIONS, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import Certain, EvaluationConfig
+from olive_ext.errors import ConfigError
 
 
 def written(*argv: str) -> dict[str, Any]:
@@ -67,6 +68,23 @@ def test_every_option_becomes_its_key() -> None:
         }
     )
     assert {option.key.split(".")[0] for option in OPTIONS} - {"certain"} <= config.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("code", "given", "told"),
+    [
+        ("provider", {}, "--provider --reference --allow-cpu-fallback --limit"),
+        ("wrong_value", {"limit": "x"}, "'execution_provider' 'reference' 'allow_cpu_fallback' --limit"),
+        ("wrong_value", {"execution_provider": ["cuda"]}, "--provider 'reference' 'allow_cpu_fallback' 'limit'"),
+        ("provider", {"set": ["a=1"]}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
+        ("provider", {"target": "a.JSON"}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
+        ("unknown_key", {}, "'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'"),
+    ],
+)
+def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[str, Any], told: str) -> None:
+    error = ConfigError("'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'", code=code)
+    found = in_options(error.about("f", 3), given, OPTIONS)
+    assert (str(found), found.code, found.field, found.value) == (told, code, "f", 3)
 
 
 def test_claim_is_a_list_of_its_keys() -> None:
