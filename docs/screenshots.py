@@ -31,7 +31,7 @@ MAX_BYTES = 300_000
 
 # File, page, window, colour scheme, and the first and last element shown.
 SHOTS = (
-    ("report-light.png", "report", DESK, "light", ("body", "#scores")),
+    ("report-light.png", "report", DESK, "light", ("body", "#differences")),
     ("report-flips.png", "report", DESK, "light", ("#flips", ".flip:nth-child(3)")),
     ("compare.png", "compare", DESK, "light", ("body", "#differences table")),
 )

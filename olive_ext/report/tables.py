@@ -31,9 +31,9 @@ class Table:
 
 
 def page_table(page: Page) -> Table:
-    """A row for each score, paired difference, distance and cost, a column for each model."""
+    """A row for each paired difference, score, distance and cost, a column for each model."""
     heads = ("task", "metric", "n", *(column.name for column in page.columns))
-    rows = [*_scores(page), *_differences(page), *_distances(page), *_counts(page)]
+    rows = [*_differences(page), *_scores(page), *_distances(page), *_counts(page)]
     rows += [("", name, "", *cells) for name, cells in cost_rows(page.columns)]
     return Table(page.title, heads, rows, heads[:2])
 

@@ -163,12 +163,21 @@ def test_text_has_contrast(scheme: str, pages: dict[int, Path], browser: Chromiu
     assert browser.run(CONTRAST) == []
 
 
-def test_nothing_is_wider_than_a_phone(pages: dict[int, Path], browser: Chromium) -> None:
-    browser.show(390, 800, mobile=True)
+WIDER = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+
+
+@pytest.mark.parametrize(("width", "is_phone"), [(1280, False), (390, True), (320, True)])
+def test_nothing_is_wider_than_the_window(
+    width: int, is_phone: bool, pages: dict[int, Path], browser: Chromium
+) -> None:
+    browser.show(width, 800, mobile=is_phone)
     browser.open(pages[400])
-    assert browser.run("document.documentElement.scrollWidth") == 390
-    browser.show(320, 700, mobile=True)
-    assert browser.run("document.documentElement.scrollWidth") == 320
+    browser.run("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    assert browser.run("document.documentElement.scrollWidth") == width
+    assert browser.run(WIDER) == 0
+    if is_phone:
+        named = "[...document.querySelectorAll('#differences tr.total td')].map((cell) => cell.dataset.name)"
+        assert browser.run(named)[0] == "Difference"
 
 
 def test_page_prints_on_some_sheets_of_paper(pages: dict[int, Path], browser: Chromium) -> None:

@@ -169,6 +169,13 @@ def test_hostile_names_and_texts_stay_text() -> None:
     assert "49" not in "".join(read.text["h1"])
 
 
+def test_broken_bound_stands_in_the_verdict_and_flips_before_scores() -> None:
+    page = to_html(replace(report(found=comparison(20)), broken=("kl_mean is 0.02, above 0.01",)))
+    assert page.index("Bound broken: kl_mean is 0.02, above 0.01.") < page.index("</section>")
+    places = [page.index(f'<section id="{name}">') for name in ("differences", "flips", "scores", "divergence", "cost")]
+    assert places == sorted(places)
+
+
 def test_flips_survive_the_way_into_the_page_and_out() -> None:
     """In chunks, long texts cut."""
     texts = (*HOSTILE, "x" * (MAX_CHARACTERS + 7))

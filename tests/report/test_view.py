@@ -39,9 +39,9 @@ DIVERGENCE = "0.0123 ± 0.0010 (estimated ± 0.000200, at least 0.0119)"
 TABLE = f"""
 | task | metric | n | a\\|b | m |
 | --- | --- | --- | --- | --- |
-| choice | acc ↑ | 400 | — | 0.766 ± 0.020 |
 | choice | acc, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40), lost 4, won 2, p 0.688 |
 | choice | bleu, difference (95 %) | 400 |  | ○ {MINUS}0.40 pt ({MINUS}1.20 to +0.40) |
+| choice | acc ↑ | 400 | — | 0.766 ± 0.020 |
 | all tasks | mean KL, nats ↓ |  |  | {DIVERGENCE} |
 | all tasks | same top token ↑ |  |  | 97.10 % |
 | wiki | mean KL, nats ↓ |  |  | {DIVERGENCE} |

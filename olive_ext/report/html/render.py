@@ -70,6 +70,9 @@ class Lead:
     stages: tuple[StagePart, ...] = ()
     """One bar: what each stage between the reference and the model moved."""
 
+    broken: tuple[str, ...] = ()
+    """A sentence for each bound that the model broke."""
+
     next_step: str = ""
 
 
@@ -139,7 +142,13 @@ def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
     tiles += _sizes(contrast, columns)
     stages = tuple(_stage_parts(contrast.comparison.stages))
     lead = (contrast.candidate, contrast.reference, _basis(contrast), tone_of(judged), headline)
-    return Lead(*lead, tuple(evidence), tuple(tiles), stages, judged.next_step)
+    broken = next((_broken(column) for column in columns if column.name == contrast.candidate), ())
+    return Lead(*lead, tuple(evidence), tuple(tiles), stages, broken, judged.next_step)
+
+
+def _broken(column: Column) -> tuple[str, ...]:
+    """The bounds that a model broke; none where it has no report."""
+    return () if column.report is None else column.report.broken
 
 
 def tone_of(judged: Verdict) -> str:
@@ -189,7 +198,8 @@ def _scores_only(page: Page) -> Lead:
     why = "without per-document logs of both nothing says which answers changed" if models else "without a reference"
     size = size_of(page.columns[0]) if len(page.columns) == 1 else None
     tiles = () if size is None else (("Size on disk", numbers.size(size), ""),)
-    return Lead(page.columns[0].name, "", "Scores only", "plain", f"{measured}{models}, {why}", (), tiles)
+    sentence, broken = f"{measured}{models}, {why}", _broken(page.columns[0])
+    return Lead(page.columns[0].name, "", "Scores only", "plain", sentence, (), tiles, broken=broken)
 
 
 def _charts(page: Page) -> list[tuple[str, list[Chart]]]:
