@@ -37,8 +37,8 @@ SETTINGS = ((1, 256), (3, 7), (8, 64))
 INTRODUCTION = """# What runs
 
 Families of decoders, in tiny sizes with random weights, made by real exporters and compared with Hugging Face
-transformers on the same weights. What runs depends on a graph's form, not on its size. `olive-ext check MODEL` says it
-of yours, with the reason. `docs/decoders.json` has every export (fp16, int4, int8 and quantized caches too), made by
+transformers on the same weights. What runs depends on a graph's form, not on its size. `olive-ext check MODEL` says
+whether yours runs, and why. `docs/decoders.json` has every export (fp16, int4, int8 and quantized caches too), made by
 `python -m docs.decoders`.
 
 """

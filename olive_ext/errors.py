@@ -61,7 +61,7 @@ CODES = {
     "provider": "an execution provider is missing, or was not used",
     "task": "a task, its data or its code is wrong",
     "media": "a picture or sound cannot be read or used",
-    "records": "records of a reference are missing or of other settings",
+    "records": "records of a reference are missing, damaged, or were made with other settings",
     "bound_broken": "a metric breaks a bound",
     "not_finite": "a model's output is NaN or infinite",
     "out_of_memory": "there is no memory for an allocation",
@@ -69,7 +69,7 @@ CODES = {
     "failed": "the machine failed while a valid request ran",
     "incomplete": "requests have no answer",
     "unwritten": "an evaluation is done, and its report cannot be written",
-    "closed": "what is used was closed, or is in use",
+    "closed": "a session was closed, or another of its calls has not ended",
 }
 """What can be wrong, by the code that an error carries. Codes are stable, sentences are not."""
 

@@ -46,9 +46,9 @@ class Option:
 
 
 AGAINST_HELP = (
-    "Holds the model against itself in another place: provider=cpu, runtime=genai, num_threads=1 and other keys of "
-    "`reference` and its `engine`. Says whether it is the same to rounding, rounding of the kernels, or different, and "
-    "where first: exit status 0, 0 and 1, and 3 where that cannot be decided."
+    "Compares the model with itself in another place: provider=cpu, runtime=genai, num_threads=1 and other keys of "
+    "`reference` and its `engine`. Says whether both are the same except for rounding (exit status 0), differ by "
+    "rounding of the kernels (0), or differ (1), and where first; 3 if that cannot be decided."
 )
 
 OPTIONS: tuple[Option, ...] = (

@@ -36,15 +36,15 @@ class ComparedSettings(Strict):
     perplexity. "No loss found" is said only where a loss of this size is excluded."""
 
     fail_on_loss: Points | None = None
-    """Fails where accuracy over all tasks was measured to be lower than the reference's by more than so many points:
-    a bound of `require` in points, and the default of `matters`. `evaluate` then ends with 0 also where single tasks
-    are not decided and such a loss over all tasks together is excluded. Needs `reference`."""
+    """Fails if accuracy over all tasks was measured to be lower than the reference's by more than this many
+    points: it is a bound of `require` in points, and the default of `matters`. If such a loss over all tasks together
+    is excluded, `evaluate` ends with 0 even if single tasks are not decided. Needs `reference`."""
 
     require: list[WrittenBound] = Field(default_factory=list)
-    """Bounds on metrics, which fail where one is broken, after the report and the model, which are kept: exit status 1
-    of a command, an error with the `report` from Python. A pass judges the model that it measures. An evaluator of a
-    workflow judges output models, and the input model where there are no passes. In a search a candidate that breaks a
-    bound is out."""
+    """Bounds on metrics: if one is broken, the evaluation fails after report and model are written, and both are kept
+    (exit status 1 of a command; from Python an error that has the `report`). A pass judges the model that it measures.
+    An evaluator of a workflow judges output models, and the input model if there are no passes. In a search a candidate
+    that breaks a bound is out."""
 
     use_cache: Place | None = None
     """Path stem of the journal, which keeps every answer so that an interrupted run resumes. Its file belongs to the
@@ -100,8 +100,8 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     that are drawn by how sure the reference is. Needs `reference`."""
 
     certain: Certain | None = None
-    """What "enough" makes certain. None takes the bound in `require` on one of its metrics; without any a loss
-    of accuracy that does not matter (`matters`)."""
+    """The claim that "enough" makes certain. None takes the bound in `require` on one of the metrics of claims; without
+    such a bound, that the loss of accuracy is smaller than `matters`."""
 
     model_class: Annotated[Literal["hf", "ort", "ortgenai", "ort-multimodal"], BeforeValidator(word)] | None = None
     """Accepted so that a recipe ports by changing `type`: "ort", "ortgenai" and "ort-multimodal" all name this
@@ -124,9 +124,9 @@ class EvaluationSettings(ComparedSettings, PassSettings):
     """Folder of those logs; by default `output_dir`."""
 
     on_error: Annotated[Literal["stop", "report"], BeforeValidator(word)] = "stop"
-    """What becomes of requests that every worker crashed on (with `isolation` or `workers`), or whose picture or sound
-    cannot be read: the others are evaluated and reported in any case, with what is missing; then "stop" fails, and
-    "report" does not."""
+    """What happens if requests have no answer, because every worker crashed on them (with `isolation` or `workers`) or
+    because their picture or sound cannot be read: all others are evaluated and reported, with what is missing; after
+    that "stop" fails, and "report" does not."""
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -50,8 +50,8 @@ class EngineConfig(Strict):
     """Most tokens fed in one step; a longer prompt is fed in several. "auto" takes 1,024 on a device, the most over a
     paged cache on CUDA; on the CPU, and where steps have few shapes, 256 for a prompt, and for texts that are scored
     what has been measured to cost least on the opened model. The tokens of a picture or a sound are fed in one step:
-    with "auto" in a longer one where there are more; a number that is less is an error of that request, and with
-    `strict_shapes` of a model all of whose pictures have more."""
+    with "auto" the step is then as long as needed. With a number, a request with a larger picture or sound is an error;
+    with `strict_shapes` a model is refused if all its pictures are larger."""
 
     scoring: Annotated[Literal["auto", "tree", "packed", "answers", "rows"], BeforeValidator(word)] = "auto"
     """How texts that are scored share a step. "tree" makes tree batches on the CPU: many texts after their common
@@ -105,16 +105,18 @@ class EngineConfig(Strict):
     provider is not set elsewhere, else the decoder's. Features are copied to the decoder's device."""
 
     encoder_batch_rows: PositiveInt | Auto = "auto"
-    """Rows of features that an encoder of pictures or sound makes in one run at most: items that wait are encoded
-    together, where several were found to be what each is alone, and larger ones alone. Patches with a grid are of
-    pictures of any size, sounds with a mask of any length (padding counts as rows), others of one shape, 1, 2, 4, ...
-    of them. "auto" is 2048 on a device, and one by one on the CPU and where `deterministic` is true."""
+    """The most rows of features that an encoder of pictures or sound makes in one run. Items that wait are encoded
+    together if a trial shows that each gets the features that it gets alone. An item with more rows runs alone. One run
+    takes pictures of any size if their patches have a grid, sounds of any length if they have a mask (padding counts as
+    rows), and otherwise 1, 2, 4, ... items of one shape. "auto" is 2048 on a device; on the CPU, and if `deterministic`
+    is true, it encodes items one by one."""
 
     compiled_dir: Place | Literal[False] | None = None
     """Folder of what execution providers compile (TensorRT's engines, EP context), kept by the graph's content, the
     provider with its options and version, and the device, so that a second run compiles nothing. None takes
-    `olive_ext/compiled` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache); false keeps nothing. Beyond 50 GB what
-    was not used for longest is deleted. Where `provider_options` or `session_options` name a place, that counts."""
+    `olive_ext/compiled` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache); false keeps nothing. Beyond 50 GB
+    the entries that were unused for longest are deleted. A folder that `provider_options` or `session_options` name is
+    used instead."""
 
     num_threads: PositiveInt | Auto = "auto"
     """Threads inside one operator (ONNX Runtime's intra_op_num_threads). "auto" leaves ONNX Runtime its default."""
@@ -164,8 +166,8 @@ class WorkerSettings(Strict):
     """Ray actors, each with the model open. Needs the extra `[ray]`. A number alone is their `count`."""
 
     count: PositiveInt = 1
-    """How many. The numbers are the same bytes for any, where `engine.num_slots` is set or one machine's CPU has up to
-    four: more divide the memory of slots, so that fewer long sequences may share a step."""
+    """Number of workers. Results are the same bytes for any number if `engine.num_slots` is set, and for up to four
+    workers on one machine's CPU. More workers divide the memory of slots, so fewer long sequences may share a step."""
 
     address: str | None = None
     """Address of the Ray cluster ("auto": the one that this machine belongs to). None starts Ray on this machine alone;
@@ -179,7 +181,7 @@ class WorkerSettings(Strict):
     """Ray's runtime environment of the workers, for a cluster whose nodes do not have the package or the files."""
 
     start_timeout: PositiveInt = 600
-    """Seconds after which workers for which the cluster has no room, or that do not come up, are an error."""
+    """Seconds to wait for workers. After that it is an error if the cluster has no room or a worker has not started."""
 
 
 Workers = Annotated[
@@ -226,7 +228,7 @@ class ExecutionSettings(Strict):
 
     non_finite: Annotated[Literal["error", "report"], BeforeValidator(word)] = "error"
     """What happens where the model's output is NaN or infinite: "error" stops at the first such request and names it;
-    "report" counts these requests, goes on, and leaves no verdict and no bound that holds."""
+    "report" counts these requests and goes on; the verdict is then "cannot tell", and every bound is broken."""
 
     deterministic: bool | Auto = "auto"
     """With true two runs give the same bytes: how texts that are scored share a step is chosen by a rule from model and

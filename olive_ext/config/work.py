@@ -83,13 +83,13 @@ class ReferenceConfig(ModelConfig):
     "input_model" in an Olive recipe: the model the workflow started from."""
 
     is_same_model: bool | None = None
-    """Whether the reference is meant to give the evaluated model's numbers but for rounding, which then is the verdict:
-    the same to rounding, rounding of the kernels, or different, and where. None: with "same_model", and with records of
-    a model of the same content."""
+    """Whether the reference should give the evaluated model's numbers except for rounding. The verdict then says
+    whether they are the same except for rounding, differ by rounding of the kernels, or differ, and where. None means
+    true for "same_model" and for records of a model with the same content, else false."""
 
     engine: EngineConfig | None = None
-    """Keys of `engine` that are the reference's own: `runtime`, `num_threads`, `graph_optimization` and others. What
-    is not named is the evaluated model's of "same_model", and else the default."""
+    """Keys of `engine` for the reference: `runtime`, `num_threads`, `graph_optimization` and others. A key that is not
+    named has the evaluated model's value if the reference is "same_model", else its default."""
 
     dtype: Annotated[Literal["auto", "float32", "float16", "bfloat16"], BeforeValidator(word)] | None = None
     """Data type of a Hugging Face reference's numbers. None takes float32, of "same_model" the evaluated model's."""
@@ -110,9 +110,9 @@ class ReferenceConfig(ModelConfig):
 
     mode: Annotated[Literal["auto", "resident", "recorded"], BeforeValidator(word)] = "auto"
     """"resident" keeps both models open and compares whole distributions. "recorded" runs the reference alone first and
-    keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" where both models
-    fit in the free memory and neither speed nor memory is to be measured; in a workflow with "input_model" it is
-    "recorded", so that the input model is asked once, for its own row and for all output models."""
+    keeps a compact form of its distributions on disk, for this and later runs. "auto" is "resident" if both models run
+    on the CPU and fit in its free memory, and neither speed nor memory is measured. In a workflow with "input_model" it
+    is "recorded", so that the input model is evaluated once, for its own row and for all output models."""
 
     export: Annotated[Literal["auto", "never"], BeforeValidator(word)] = "auto"
     """"auto" runs a Hugging Face model on the CPU as an ONNX export in fp32, which is made once for its content, kept
@@ -151,7 +151,8 @@ class ReferenceConfig(ModelConfig):
         """What was recorded ran where it ran."""
         where = ("execution_provider", "provider_options", "engine", "dtype", "device", "top", "drawn", "repro")
         if self.is_records and (given := [name for name in where if getattr(self, name) is not None]):
-            raise ContradictionError(f"records ('{self.path}') are of where they were made", given[0])
+            problem = f"records ('{self.path}') were made with settings of their own: leave it out"
+            raise ContradictionError(problem, given[0])
         if self.is_records and self.mode == "resident":
             raise ContradictionError(f"'mode' = 'resident' cannot go with '{self.path}', which is recorded", "mode")
         return self

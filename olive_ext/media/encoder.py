@@ -1,10 +1,10 @@
 """Encoders of pictures and sound, and the graph that embeds tokens with their features. Each item is encoded once, and
 its features stay on the device. Knows no prompt, no processor and no step.
 
-Which items one run takes, up to a number of rows of features, and whether these, and what fills it up, leave each
-other's features as they are: each trial is given a function that runs the encoder on items. Patches with a grid are of
-pictures of any size. Sounds with a mask are filled up to the longest, unless shapes are to be few. Others are alike,
-and as many as a power of two, so that shapes are few: 1, 2, 4, ... items.
+This module chooses the items of one run, up to a number of rows of features. Trials check that neither the other items
+of a run nor padding change an item's features: each trial gets a function that runs the encoder on items. Patches with
+a grid are of pictures of any size. Sounds with a mask are filled up to the longest, unless shapes are to be few. Others
+are alike, and as many as a power of two, so that shapes are few: 1, 2, 4, ... items.
 
 One item does to another what nothing in the interface says: attention across pictures, a norm over all of them, a
 scale by the largest activation of the run (dynamic quantization), a branch for their number. Some of it shows only for

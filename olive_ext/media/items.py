@@ -190,8 +190,8 @@ def rotary_positions(media: Media, positions_N: Sequence[int] | Array) -> Array:
         row = positions_N[inside] - run.start
         found_3N[:, inside] = begin + np.stack([row // (height * width), row // width % height, row % width])
         offset = begin + max(times, height, width) - run.stop
-        behind = positions_N >= run.stop
-        found_3N[:, behind] = positions_N[behind] + offset
+        after = positions_N >= run.stop
+        found_3N[:, after] = positions_N[after] + offset
     return found_3N
 
 

@@ -124,7 +124,7 @@ class MediaProcessor:
         arrays = self._prepare(modality, self._read(modality, given))
         if arrays_key(arrays) != key:
             shown = named(given, WORDS[modality].kind)
-            raise TaskError(f"{shown} is another one than when it was asked about, or is prepared otherwise")
+            raise TaskError(f"{shown} has changed since its request was made, or is prepared in another way now")
         self.kept.put(key, arrays)
         return arrays
 

@@ -3,9 +3,9 @@
     <CRC-32 of the rest> {"facts": {...}}                       what decides every answer in the file
     <CRC-32 of the rest> {"answers": {"<key of a request>": ...}}
 
-A line counts as a whole or not at all. One that an interruption cut short is removed, one that was damaged is passed
-over; its answers are computed again. One whose checksum is right and that is none of these was not written here:
-nothing of the file is used then. Knows no request and no model: keys are digests, answers are JSON.
+A line counts as a whole or not at all. A line that an interruption cut short is removed, and a damaged line is skipped;
+its answers are computed again. A line with a right checksum and other content was not written by this package: then
+nothing of the file is used. Knows no request and no model: keys are digests, answers are JSON.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Journal:
     def foreign(self, where: str, why: str) -> RecordsError:
         """The error for content that was not written here."""
         return RecordsError(
-            f"the journal of answers '{self.path}' is none of this evaluation: {where} holds {why}; give another "
-            "folder, or delete the file to compute its answers anew"
+            f"the journal of answers '{self.path}' does not belong to this evaluation: {where} holds {why}; give "
+            "another folder, or delete the file to compute its answers anew"
         )
 
     def _reader(self) -> BufferedReader:

@@ -162,16 +162,17 @@ class GenerationRequest:
     messages that hold none, in order."""
 
     audio: Sequence[Any] = ()
-    """One sound for the encoder of a model of speech, of which `source` is the raw form, its features: a WAV file's
-    path or bytes, (samples, rate), or {"array": samples, "sampling_rate": rate}. A longer one than the encoder takes is
-    answered in windows."""
+    """One sound for the encoder of a model of speech: a WAV file's path or bytes, (samples, rate), or
+    {"array": samples, "sampling_rate": rate}. `source` takes its features instead. A sound that is longer than
+    the encoder takes is answered in windows."""
 
     think_end_token: str | int | None = None
     """End of a model's reasoning, as text or token id: the answer is what follows its last occurrence, and `stop`
     counts there alone."""
 
     thinking_budget: int | None = None
-    """Most tokens of the reasoning: after as many without an end that is put there, and the model goes on."""
+    """Most tokens of the reasoning. After that many without an end, `think_end_token` is inserted, and the model goes
+    on to its answer."""
 
     max_length: int | None = None
     """Most tokens of prompt and answer together, where that leaves less than `max_new_tokens`; at least one is new."""

@@ -288,7 +288,8 @@ class Session(AbstractContextManager["Session"]):
             self.executor.release_memory()
 
     def close(self) -> None:
-        """Releases the model, after the engine's present call; does nothing again, nor with `beside`."""
+        """Releases the model after the engine's current call. Does nothing the second time, and nothing for a session
+        that was made with `beside`."""
         if self._beside is None and self._turns.close():
             with self._working:
                 self._drop_outputs()

@@ -70,6 +70,12 @@ class Toy(Runtime):
         return OpenedRunner(UniformRunner(Traits(context_length=64)), 16)
 '''
 
+PLUGIN = """
+from olive_ext.registry import Plugin
+
+plugin = Plugin(runtimes={"toy": "olive_ext_toy:Toy"})
+"""
+
 
 def resolved(
     settings: EngineConfig, pipeline: tuple[str, ...] = (), kind: Any = "onnx", **decoder: Any
@@ -136,7 +142,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: st
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[olive_ext.plugins]\n{module} = {module}_plugin:plugin\n")
-    made = f'from olive_ext.registry import Plugin\nplugin = Plugin(runtimes={{"{name}": "{module}:Toy"}})\n'
+    made = PLUGIN.replace("olive_ext_toy", module).replace('"toy"', f'"{name}"')
     (folder / f"{module}_plugin.py").write_text(made)
     monkeypatch.syspath_prepend(str(folder))
     plugins.cache_clear()

@@ -58,8 +58,8 @@ class OrtLMArguments(OpenSettings):
     stop strings count only there."""
 
     thinking_budget: NonNegativeInt | None = None
-    """Most tokens of the reasoning: after as many without an end that is put there, and the model goes on to its
-    answer. Needs `think_end_token`, and to be below `max_gen_toks`."""
+    """Most tokens of the reasoning. After that many without an end, `think_end_token` is inserted, and the model goes
+    on to its answer. Needs `think_end_token`, and must be below `max_gen_toks`."""
 
     enable_thinking: bool | None = None
     """Handed to the chat template. With true `think_end_token` is needed."""
