@@ -26,6 +26,7 @@ from olive_ext.config import (  # noqa: E402
     PASS_TYPE,
     Bound,
     EngineConfig,
+    EvaluationConfig,
     EvaluationSettings,
     ExecutionSettings,
     ModelConfig,
@@ -102,7 +103,7 @@ def config() -> str:
         f"Keys of the evaluator `{EVALUATOR_TYPE}`, of the pass `{PASS_TYPE}`, and of `olive_ext.evaluate`. Unknown "
         "keys are refused by name. The command line takes each of them as `--set KEY=VALUE`.",
         "## Settings",
-        *_config_table(EvaluationSettings),
+        *_config_table(EvaluationConfig),
         "## `engine`",
         *_config_table(EngineConfig),
         "## `model`",
@@ -128,12 +129,16 @@ def config() -> str:
     )
 
 
+_FIRST = {"model": 0, "tasks": 1, "reference": 2}
+"""Keys that stand first in a table."""
+
+
 def _config_table(
     model: type[BaseModel], without: type[BaseModel] | None = None, described: Sequence[type[BaseModel]] = ()
 ) -> list[str]:
     """The keys of `model` but for those of `without`; those that another table describes in the same words by name."""
     rows, same = [], []
-    for name, field in model.model_fields.items():
+    for name, field in sorted(model.model_fields.items(), key=lambda item: _FIRST.get(item[0], len(_FIRST))):
         if without is not None and name in without.model_fields:
             continue
         others = [other.model_fields[name] for other in described if name in other.model_fields]

@@ -37,7 +37,7 @@ SHOTS = (
 )
 
 
-QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", "#differences table")),)
+QUICKSTART = (("quickstart.png", "report", DESK, "light", ("body", ".verdict")),)
 
 
 def made_up() -> dict[str, str]:

@@ -24,6 +24,9 @@ from olive_ext.config import SCHEMA_KINDS, schema  # noqa: E402
 
 SOURCES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "recipes")
 PUBLISHED = re.compile(r".*\.(md|png)|recipes/[^/]+/[^/]+\.(json|yml)")
+TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
+"""A key in a table is one word."""
+
 _folder = tempfile.TemporaryDirectory()
 
 
@@ -39,7 +42,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Leaves out the scripts and data that lie beside the pages, and adds the schemas."""
+    """Leaves out the scripts and data that lie beside the pages, and adds what is made for the site."""
     for file in [*files]:
         if not PUBLISHED.fullmatch(file.src_uri) and not file.src_uri.startswith("assets/"):
             files.remove(file)
@@ -47,6 +50,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         text = json.dumps(schema(kind), indent=2, ensure_ascii=False)
         files.append(File.generated(config, f"docs/reference/schema-{kind}.json", content=text))
     files.append(File.generated(config, "docs/reference/modules.md", content=_modules()))
+    files.append(File.generated(config, "assets/tables.css", content=TABLES))
     return files
 
 

@@ -52,3 +52,11 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         r'<(?:script|img|iframe)[^>]+src="(https?:)?//|<link[^>]+rel="(?:stylesheet|icon)"[^>]+href="https?:'
     )
     assert [page.name for page in site.rglob("*.html") if loaded.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_keys_of_tables_are_not_split_and_settings_begin_with_the_model(site: Path) -> None:
+    page = (site / "docs" / "reference" / "config.html").read_text(encoding="utf-8")
+    assert "assets/tables.css" in page
+    assert "nowrap" in (site / "assets" / "tables.css").read_text(encoding="utf-8")
+    keys = re.findall(r"<td><code>(\w+)</code></td>", page)
+    assert keys[:3] == ["model", "tasks", "reference"]
