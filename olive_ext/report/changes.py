@@ -220,12 +220,13 @@ def _of_answers(item: Outcome, comparison: Comparison) -> Change:
 
 
 def perplexity_change(item: Divergence | TextChange) -> Measured:
-    """The change of the perplexity in per cent with the longer side of its 95 % interval, as texts; none of too few."""
+    """The change of the perplexity in per cent with its 95 % interval, as texts; none of too few. The interval has both
+    its ends where these are not as far from the change: few texts with a long tail."""
     change, low, high = _perplexity(item)
-    margin = max(change - low, high - change)
-    places = numbers.decimals(margin / _QUANTILE, most=2)
-    shown = f"{margin:.{places}f}" if math.isfinite(margin) else ""
-    return Measured(f"{numbers.plus(change, places)} %", shown)
+    places = numbers.decimals(min(change - low, high - change) / _QUANTILE, most=2)
+    below, above = f"{change - low:.{places}f}", f"{high - change:.{places}f}"
+    ends = below if below == above else f"{numbers.plus(low, places)} to {numbers.plus(high, places)}"
+    return Measured(f"{numbers.plus(change, places)} %", ends if math.isfinite(high - low) else "")
 
 
 def _perplexity(item: Divergence | TextChange) -> tuple[float, float, float]:

@@ -55,14 +55,15 @@ class Measured(NamedTuple):
 
     value: str
     error: str = ""
+    """The half of an interval around the value, or the whole of one that is not: "0.1 to 1.3"."""
 
     @property
     def margin(self) -> str:
-        """The error bar after its sign; empty where there is none."""
-        return f"± {self.error}" if self.error else ""
+        """The error bar, after a sign if it is half an interval; empty where there is none."""
+        return f"± {self.error}" if self.error and " to " not in self.error else self.error
 
     def __str__(self) -> str:
-        return f"{self.value} {self.margin}".rstrip()
+        return f"{self.value} {f'({self.error})' if ' to ' in self.error else self.margin}".rstrip()
 
 
 def number(value: float) -> str:

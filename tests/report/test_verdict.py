@@ -407,6 +407,9 @@ def test_figures_stand_on_the_last_line_with_the_documents() -> None:
     assert "as with weights of 6 to 8 bits), same top token 0.75" in figures["ties"]
     assert figures["the whole leads"].startswith(f"accuracy difference {MINUS}2.00 pt ({MINUS}3.00 to {MINUS}1.00)")
     assert figures["the whole leads"].endswith("wiki perplexity +2.00 % (± 0.79) (600 documents)")
+    skewed = {"perplexity_ratio": 1.004, "perplexity_ratio_stderr": 0.002, "perplexity_ratio_skewness": 3.0}
+    few = verdict(of(divergence("wiki", num_documents=12, degrees=11.0, **skewed))).figures
+    assert f"wiki perplexity +0.40 % ({MINUS}0.04 to +1.26)" in [str(item) for item in few]
     for name in ("perplexity of answers", "a task of mcc", "a task of mcc beside answers"):
         assert not [item for item in verdict(CASES[name][0]).figures if "perplexity" in item.name]
 
