@@ -26,7 +26,14 @@ from olive_ext.config import (
     settings_of_pass,
     settled_recipe,
 )
-from olive_ext.config.pass_options import pass_classes, pass_parameters, unknown_keys, unknown_options, unlike
+from olive_ext.config.pass_options import (
+    pass_classes,
+    pass_parameters,
+    undrivable_builder,
+    unknown_keys,
+    unknown_options,
+    unlike,
+)
 from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import (
     ConfigError,
@@ -175,7 +182,8 @@ def mistakes(
                 continue
             yield from _mistakes_of(recipe, block, settings, passes, has_model=has_model)
         elif block.is_pass:
-            yield from unknown_options(block.type, block.settings(), block.where)
+            undrivable = list(undrivable_builder(block.type, block.where)) if _runs_here(recipe, block) else []
+            yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
                 known = (passes or passes_in_source()).parameters(block.type)
                 yield from unlike(values, known, block.where, f"'{block.type}'")
@@ -320,6 +328,14 @@ def _system_references(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for block in blocks(recipe):
         if block.is_pass:
             yield f"{block.where}.host", block.keys.get("host")
+
+
+def _runs_here(recipe: Mapping[str, Any], block: Block) -> bool:
+    """Whether a pass runs with the packages that are installed here."""
+    named = {where: system for where, system in _system_references(recipe) if not where.endswith("target")}
+    host = named.get(f"{block.where}.host") or named.get("host") or named.get("engine.host")
+    host = mapping(recipe.get("systems")).get(host) if isinstance(host, str) else host
+    return str(mapping(host).get("type", "localsystem")).lower() in ("localsystem", "local")
 
 
 def _undefined(recipe: Mapping[str, Any], section: str, references: Iterable[tuple[str, Any]]) -> list[OliveExtError]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.hardware.accelerator import AcceleratorSpec
 from olive.systems.common import SystemType
+from olive.systems.system_config import SystemConfig
 
 from olive_ext.check.recipe import Passes, mistakes
 from olive_ext.check.recipe import refuse as refuse_all
@@ -64,7 +65,10 @@ def refuse(engine: Any, input_model: Any) -> None:
     written = {
         "input_model": {"type": input_model.type, "config": input_model.config},
         "passes": {
-            name: [{"type": config.type, "config": config.config or {}} for config in configs]
+            name: [
+                {"type": config.type, "config": config.config or {}, "host": _type_of(engine, config.host)}
+                for config in configs
+            ]
             for name, configs in (engine.input_passes_configs or {}).items()
         },
         "evaluators": {
@@ -85,6 +89,12 @@ def refuse(engine: Any, input_model: Any) -> None:
             evaluator.user_script = evaluator.user_script or str(Path(__file__).with_name("user_script.py"))
             kind = evaluator_settings()[evaluator.type]
             evaluator.type_args = _with_named_reference(evaluator.type_args, kind, where)
+
+
+def _type_of(engine: Any, host: Any) -> dict[str, Any]:
+    """A pass's host as a recipe writes it, as far as it says where the pass runs."""
+    system = host or engine.host_config
+    return {"type": system.type.value} if isinstance(system, SystemConfig) else {}
 
 
 def _with_named_reference(

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
 from olive_ext.cli import main
+from olive_ext.config import pass_options
 from olive_ext.errors import ConfigError, warn_ignored
 from tests.check.tiny import put_model
 from tests.refusals import assert_says, refused
@@ -174,6 +176,46 @@ def test_mistake_is_named(tmp_path: Path, path: str, value: Any, code: str, belo
     is_said = code in (UNKNOWN, NO_NAME, WRONG, NOT_FOUND) and not path.endswith(("require", "metrics", "$schema"))
     if is_said and not below:
         assert error.value in (value, *(value if isinstance(value, list) else ()))
+
+
+DRIVES_OLD = "from onnxruntime_genai.models.builder import create_model"
+DRIVES_NEW = "from onnxruntime_genai.models.builder import check_extra_options"
+PATCHES = "import_module('onnxruntime_genai.models.quantized_model')"
+BUILDS_OLD, BUILDS_NEW = "extra_options.pop('config_only')", "extra_options.pop('hf_details')"
+
+
+@pytest.mark.parametrize(
+    ("driver", "builder", "host", "said"),
+    [
+        (DRIVES_OLD, BUILDS_OLD, "local", ""),
+        (DRIVES_OLD, BUILDS_NEW, "local", "check_extra_options"),
+        (DRIVES_NEW, BUILDS_NEW, "local", ""),
+        (f"{DRIVES_NEW}\n{PATCHES}", BUILDS_NEW, "local", "onnxruntime_genai.models.quantized_model"),
+        (DRIVES_OLD, BUILDS_NEW, "container", ""),
+        (None, BUILDS_NEW, "local", ""),
+        (DRIVES_OLD, None, "local", ""),
+    ],
+)
+def test_builder_that_the_installed_olive_cannot_drive_is_named(
+    driver: str | None, builder: str | None, host: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what both packages' sources name: where one of them is not installed, nothing is said."""
+    sources = {"olive": ("passes/onnx", driver), "onnxruntime_genai": ("models", builder)}
+    for package, (folder, source) in sources.items():
+        (tmp_path / package / folder).mkdir(parents=True)
+        name = "model_builder.py" if package == "olive" else "builder.py"
+        if source is not None:
+            (tmp_path / package / folder / name).write_text(source)
+    specs = {name: SimpleNamespace(submodule_search_locations=[str(tmp_path / name)]) for name in sources}
+    monkeypatch.setattr(pass_options, "find_spec", lambda name: specs[name] if sources[name][1] else None)
+    for cached in (pass_options._trees, pass_options._known):
+        monkeypatch.setattr(pass_options, cached.__name__, cached.__wrapped__)
+    systems = {"local": {"type": "LocalSystem"}, "container": {"type": "Docker"}}
+    recipe = {**built(), "systems": systems, "host": host}
+    found = [error for error in mistakes(recipe) if error.field == "passes.build.type"]
+    assert [error.code for error in found] == ["unsupported"] * bool(said)
+    if said:
+        assert_says(found[0], "unsupported", "passes.build.type", "ModelBuilder", holds=(said, "onnxruntime-genai"))
 
 
 @pytest.mark.parametrize("name", ["algo_config", "block_size", "nodes_to_exclude", "int4_blok_size"])

@@ -60,6 +60,7 @@ class FakeEngine:
     """The methods of Olive's engine: evaluates once for each cache key, and swallows like Olive."""
 
     target_config = Target()
+    host_config = None
     olive_config = OlivePackageConfig.load_default_config()
     input_passes_configs: dict[str, Any] = {}  # noqa: RUF012 - as in Olive
     search_strategy = None
