@@ -42,6 +42,7 @@ FLOORS = {
         ["content", "hub"],
         ["constants"],
         ["damage"],
+        ["model_package"],
         ["locate"],
     ],
     "olive_ext.model.providers": [

@@ -84,6 +84,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--kind", "model.kind", "KIND", for_check=True),
     Option("--tokenizer", "tokenizer", "PATH", for_check=True),
     Option("--onnx-file-name", "model.onnx_file_name", "FILE", for_check=True),
+    Option("--variant", "model.variant", "NAME", for_check=True),
     Option("--component", "model.components", "PART=FILE", "pairs", for_check=True),
 )
 

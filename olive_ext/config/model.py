@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import Self
 
-from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, word
+from olive_ext.config.base import NonNegativeInt, Place, PositiveInt, Strict, Word, word
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.errors import MissingError
 
@@ -31,8 +31,8 @@ class ModelPath(Strict):
     other_words: ClassVar[Mapping[str, str]] = {"model": "path", "model_path": "path"}
 
     path: Place
-    """An .onnx file, a folder with one, a folder with genai_config.json, Olive's output folder, or a Hugging Face
-    model (folder or hub name)."""
+    """An .onnx file, a folder with one, a folder with genai_config.json, a model package of ONNX Runtime, Olive's
+    output folder, or a Hugging Face model (folder or hub name)."""
 
 
 class ModelChoice(Strict):
@@ -43,6 +43,10 @@ class ModelChoice(Strict):
 
     onnx_file_name: str | None = None
     """Which .onnx file in the folder, relative to it, where there are several."""
+
+    variant: Word | None = None
+    """Which variant of an ONNX Runtime model package. None takes the one for the execution provider that is asked for,
+    else the only one, else the one for the CPU."""
 
     components: Components = Field(default_factory=dict)
     """Which graph does what, where a model is several and neither their interfaces nor genai_config.json show it:
@@ -95,7 +99,8 @@ class ModelSettings(OpenSettings):
     @property
     def location(self) -> tuple[object, ...]:
         """The settings that determine a model's files, and whether these are trusted."""
-        return self.model, self.kind, self.onnx_file_name, self.tokenizer, self.trust_remote_code, self.components
+        which = self.model, self.kind, self.onnx_file_name, self.variant, self.components
+        return *which, self.execution_provider, self.tokenizer, self.trust_remote_code
 
     def of_reference(self, patch: str | Path | Mapping[str, Any]) -> Self:
         """The settings of a reference for this model: a path, or a mapping of settings.
@@ -115,10 +120,12 @@ class ModelSettings(OpenSettings):
 
     def elsewhere(self, named: Mapping[str, Any]) -> Self:
         """The settings of this model in another place: these, with those that are `named` in their stead. Provider
-        options go with their provider. Raises `ConfigError`."""
+        options go with their provider, and both with another variant. Raises `ConfigError`."""
         own = self.model_dump(exclude_unset=True)
-        if named.get("execution_provider") is not None:
+        if named.get("execution_provider") is not None or named.get("variant") is not None:
             own.pop("provider_options", None)
+        if named.get("variant") is not None:  # which is for a provider of its own
+            own.pop("execution_provider", None)
         return self._with(own, {**named, "model": None, "kind": None, "components": None})
 
     def _with(self, own: Mapping[str, Any], named: Mapping[str, Any]) -> Self:

@@ -22,7 +22,12 @@ from olive_ext.model.files.package_files import inside
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
 from olive_ext.model.providers.package_trust import operators_library
-from olive_ext.model.providers.resolution import check_distributions, register_libraries, resolve_providers
+from olive_ext.model.providers.resolution import (
+    check_distributions,
+    first_name,
+    register_libraries,
+    resolve_providers,
+)
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.spec import checkpoint
 from olive_ext.model.spec.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
@@ -47,7 +52,9 @@ def resolve(
     if kind == "hf":
         return ResolvedModel(settings, kind, reason, locate_hf(path, tokenizer), handed_over=handed_over)
     components = {str(part): name for part, name in settings.components.items()}
-    files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components)
+    provider = first_name(settings.execution_provider or handed_over)
+    which = settings.variant, provider
+    files = locate(path, settings.onnx_file_name, tokenizer, tokenizer_candidates, components, *which)
     config, file = files.genai_config, files.directory / GENAI_CONFIG
     library = operators_library(config, file, is_trusted=settings.trust_remote_code)
     operators = None if library is None else inside(files.directory, library, "custom_ops_library")
@@ -289,6 +296,7 @@ class ResolvedModel:
             Decision("kind", self.kind, self.kind_reason),
             Decision("runtime", runtime.name, self.runtime_reason),
             Decision("model", self.name, origins.get("decoder", "")),
+            *([Decision("variant", self.files.directory.name, origins["variant"])] if "variant" in origins else ()),
             Decision("tokenizer", self.files.tokenizer, origins.get("tokenizer", "")),
             *own,
         )

@@ -90,7 +90,9 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
         return [settings, reference.path, _snapshot(reference.path)]
     if reference.is_records:
         return [settings, digest_of([("records", path)])]
-    which = {name: getattr(reference, name) for name in ("kind", "onnx_file_name", "components", "tokenizer")}
+    which = {
+        name: getattr(reference, name) for name in ("kind", "onnx_file_name", "variant", "components", "tokenizer")
+    }
     try:
         return [settings, resolve(ModelSettings(model=reference.path, **which)).digest]
     except OliveExtError:  # opening it will say so

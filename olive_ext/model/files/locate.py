@@ -19,6 +19,7 @@ from olive_ext.model.files.folders import (
     olive_record,
     real_path,
 )
+from olive_ext.model.files.model_package import ASSET, asset, choose, is_package
 from olive_ext.model.files.package_config import GenaiConfig, HfConfig, read_json
 from olive_ext.model.files.package_files import (
     inside,
@@ -61,16 +62,28 @@ def locate(
     tokenizer: str | None = None,
     extra_tokenizer_candidates: Sequence[str | Path] = (),
     components: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    provider: str | None = None,
 ) -> ModelFiles:
     """The files of the model at `path`: an .onnx file, a folder with one or several, a genai package, or Olive's output
     folder. `extra_tokenizer_candidates` (folders, files or a hub name) are tried after the model's own folders.
-    `components` are graphs by what they do, relative to `path`.
+    `components` are graphs by what they do, relative to `path`. Of a model package the files are those of one variant,
+    by its name or by the `provider` (a full name) that is asked for.
 
-    The origins have the keys "decoder", "genai_config" and "tokenizer". Raises `ModelError`.
+    The origins have the keys "decoder", "genai_config" and "tokenizer", of a package "variant". Raises `ModelError`.
     """
     root = real_path(path)
     logger.debug("looking for the files of '%s'", path)
-    given = {part: _component(root, part, name) for part, name in (components or {}).items()}
+    given: dict[str, Named] = {}
+    origins: dict[str, str] = {}
+    if is_package(root):
+        chosen, graphs, rule = choose(root, variant, provider)
+        root, origins = chosen.folder, {"variant": rule}
+        onnx_file_name = onnx_file_name or chosen.file or None
+        given = {part: (file, f"the package's component '{part}'") for part, file in graphs.items()}
+    elif variant is not None:
+        raise MismatchError(f"'{root}' is no model package", "variant", variant)
+    given |= {part: _component(root, part, name) for part, name in (components or {}).items()}
     decoder, rule = _find_decoder(root, onnx_file_name, given.pop("decoder", None))
     outline = read_outline(decoder)
     weights = _weights(decoder, outline)
@@ -93,7 +106,7 @@ def locate(
         genai_config=genai_config,
         hf_config=_hf_config(*own),
         tokenizer=tokenizer_place,
-        origins={"decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
+        origins={**origins, "decoder": rule, "genai_config": config_rule, "tokenizer": tokenizer_rule}
         | {part: found_by for part, (_, _, found_by) in companions.items()},
         weights=weights,
         pipeline=tuple(stages),
@@ -169,7 +182,12 @@ def model_kind(path: str | Path) -> Kind:
     if root.is_file():
         _refuse_others(root)
         return "onnx"
-    if (root / GENAI_CONFIG).is_file() or any(root.glob("*.onnx")) or olive_record(root)[0] == "onnxmodel":
+    if (
+        is_package(root)
+        or (root / GENAI_CONFIG).is_file()
+        or any(root.glob("*.onnx"))
+        or olive_record(root)[0] == "onnxmodel"
+    ):
         return "onnx"
     if (root / "config.json").is_file() and hf_weights(root):
         return "hf"
@@ -383,7 +401,8 @@ def _find_tokenizer(
         return _tokenizer_of_user(option)
     locations = [(str(folder), origin) for folder, origin in _upwards(model_folder)]
     if tokenizer_dir := genai_config.get("model", {}).get("tokenizer_dir"):
-        own = inside(model_folder, tokenizer_dir, "model.tokenizer_dir")
+        key, is_asset = "model.tokenizer_dir", tokenizer_dir.startswith(ASSET)
+        own = asset(model_folder, tokenizer_dir, key) if is_asset else inside(model_folder, tokenizer_dir, key)
         locations.insert(0, (str(own), f"{GENAI_CONFIG}'s model.tokenizer_dir"))
     locations += candidates
     for location, origin in locations:

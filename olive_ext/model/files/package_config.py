@@ -132,6 +132,26 @@ class HfConfig(_TextConfig):
     decoder_start_token_id: Ids | None = None
 
 
+class _Variant(ConfigSection):
+    variant_directory: str | None = None
+    ep: str | None = None
+    executor_info: dict[str, str | dict[str, Any]] | None = None
+
+
+class ComponentFile(ConfigSection):
+    """component.json of a model package."""
+
+    variants: dict[str, _Variant] | None = None
+
+
+class Manifest(ConfigSection):
+    """manifest.json of a model package."""
+
+    schema_version: str | int | None = None
+    components: dict[str, str | ComponentFile] | None = None
+    shared_assets: Names | None = None
+
+
 def read_json(path: Path, form: type[ConfigSection] | None = None) -> Mapping[str, Any]:
     """The object in a JSON file; a key whose value is null counts as not written.
 

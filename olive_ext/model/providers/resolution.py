@@ -93,6 +93,12 @@ def resolve_providers(
     return tuple(providers)
 
 
+def first_name(request: Any) -> str | None:
+    """The full name of the first provider of a request, whether this build has it or not; None where there is none."""
+    first = next(iter(_pairs(request, "execution_provider")), None) if request else None
+    return None if first is None else ROWS[first[0].lower()].name if first[0].lower() in ROWS else first[0]
+
+
 def _without_others(given: Mapping[str, Any], row: ProviderRow, origin: str) -> dict[str, Any]:
     """The options but those that only other providers have."""
     owners = {key: owner_of(key, row) for key in given}

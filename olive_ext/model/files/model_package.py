@@ -1,0 +1,165 @@
+"""ONNX Runtime's model packages: a folder with manifest.json (often NAME.ortpackage), in which several builds of one
+model lie, its variants, each for an execution provider. From the folder to the variant that is asked for.
+
+A package has components, mostly one that holds a whole model with its genai_config.json; where there are several, each
+is a graph by what it does. Knows no graph's content. Paths lead to files in the package alone, also where its manifest
+says that the package is installed and may name others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
+from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.package_config import ComponentFile, GenaiConfig, Manifest, read_json
+from olive_ext.model.files.package_files import inside
+
+MANIFEST, COMPONENT = "manifest.json", "component.json"
+ASSETS, ASSET = "shared_assets", "sha256:"
+"""Folders that variants share are named by a digest of their content."""
+
+_CPU = "CPUExecutionProvider"
+_MAJOR = "1"
+"""Of the schema's version."""
+
+_ROLES = {
+    "model": "decoder",
+    "text": "decoder",
+    "embeddings": "embedding",
+    "vision_encoder": "vision",
+    "speech": "audio",
+    "speech_encoder": "audio",
+    "audio_encoder": "audio",
+}
+"""Components' names that are not the part's own."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One build of a component."""
+
+    name: str
+    folder: Path
+    provider: str
+    """Full name of the execution provider that it is for; empty for any."""
+
+    file: str = ""
+    """The graph, where the package names it for ONNX Runtime."""
+
+    @property
+    def words(self) -> str:
+        """Its name, and what it is for."""
+        return f"{self.name} ({self.provider or 'any provider'})"
+
+
+def is_package(root: Path) -> bool:
+    """Whether a folder is a model package: a manifest.json beside a genai_config.json is another program's."""
+    return (root / MANIFEST).is_file() and not (root / GENAI_CONFIG).exists()
+
+
+def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:
+    """The variant of a package's decoder by its `name`, else by the `provider` (a full name) that is asked for, else
+    the only one, else the one for the CPU; the other graphs by what they do; and the rule that chose.
+
+    Raises `ModelError`, with all variants, where there is no such variant or more than one.
+    """
+    components = _components(root)
+    parts = {_ROLES.get(component, component): variants for component, variants in components.items()}
+    decoders = next(iter(parts.values())) if len(parts) == 1 else parts.get("decoder")
+    if decoders is None:
+        raise ModelError(f"'{root}' has no component that is the decoder: it has {listed(components)}")
+    chosen, rule = _chosen(root, decoders, name, provider)
+    others = {} if len(parts) == 1 else {part: variants for part, variants in parts.items() if part != "decoder"}
+    graphs = {part: _graph(_like(root, part, variants, chosen), part) for part, variants in others.items()}
+    return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
+
+
+def asset(folder: Path, uri: str, key: str) -> Path:
+    """The folder that a variant's configuration names by a digest under `key`, in the package that `folder` is in."""
+    root = next((above for above in (folder, *folder.parents) if is_package(above)), None)
+    if root is None:
+        raise NotFoundError(f"'{folder}' names '{uri}' for {key}, and is in no model package")
+    digest, _, below = uri.partition("/")
+    manifest = read_json(root / MANIFEST, Manifest)
+    written = (manifest.get("shared_assets") or {}).get(digest) or f"{ASSETS}/{digest.replace(':', '-')}"
+    found = inside(inside(root, written, f"shared_assets of {MANIFEST}"), below or ".", key)
+    if not found.exists():
+        raise NotFoundError(f"'{folder}' names '{uri}' for {key}; '{found}' does not exist")
+    return found
+
+
+def _chosen(root: Path, variants: Sequence[Variant], name: str | None, provider: str | None) -> tuple[Variant, str]:
+    there = f"'{root}' has {', '.join(one.words for one in variants)}"
+    if name is not None:
+        named = next((one for one in variants if one.name == name), None)
+        if named is None:
+            raise NotFoundError(there, "variant", name)
+        return named, "the setting 'variant'"
+    fit, rule = list(variants), "the only variant"
+    if provider is not None or len(fit) > 1:
+        wanted = provider or _CPU
+        fit = [one for one in variants if one.provider == wanted] or [one for one in variants if not one.provider]
+        rule = f"the variant for {wanted}"
+        if not fit:
+            raise NotFoundError(f"no variant is for {wanted}: {there}; name one, or its provider", "variant")
+    if len(fit) > 1:
+        raise ModelError(f"several variants fit: {there}; set 'variant' to one", "variant", code="missing")
+    return fit[0], rule
+
+
+def _like(root: Path, part: str, variants: Sequence[Variant], chosen: Variant) -> Variant:
+    """The variant of another component that goes with the decoder's: of its name, else of its provider, else the one
+    for the CPU."""
+    by_name = [one for one in variants if one.name == chosen.name]
+    fit = by_name or next(
+        filter(None, ([v for v in variants if v.provider == p] for p in (chosen.provider, _CPU, ""))), []
+    )
+    if len(fit) != 1:
+        there = ", ".join(one.words for one in variants)
+        raise ModelError(f"'{root}': the component '{part}' has no variant like {chosen.words}: it has {there}")
+    return fit[0]
+
+
+def _graph(variant: Variant, part: str) -> Path:
+    """The graph of a component that is one: as the package names it, else genai_config.json, else the only one."""
+    config = variant.folder / GENAI_CONFIG
+    written: Mapping[str, Any] = read_json(config, GenaiConfig).get("model", {}) if config.is_file() else {}
+    section = written.get(part) or written.get("speech" if part == "audio" else part) or {}
+    name = variant.file or section.get("filename")
+    graphs = [inside(variant.folder, name, "model_file")] if name else sorted(variant.folder.glob("*.onnx"))
+    if len(graphs) != 1 or not graphs[0].is_file():
+        raise NotFoundError(f"'{variant.folder}' names no graph of the component '{part}' and does not hold one alone")
+    return graphs[0]
+
+
+def _components(root: Path) -> dict[str, list[Variant]]:
+    """The variants of each component. Raises `ModelError`."""
+    file = root / MANIFEST
+    manifest = read_json(file, Manifest)
+    version = str(manifest.get("schema_version", ""))
+    if version.partition(".")[0] != _MAJOR:
+        raise ModelError(f"'{file}' has the schema_version '{version}': {_MAJOR}.x is read", code="unsupported")
+    found: dict[str, list[Variant]] = {}
+    for component, written in (manifest.get("components") or {}).items():
+        folder, body = root, written
+        if isinstance(written, str):
+            path = inside(root, written, f"components.{component}")
+            file = path / COMPONENT if path.is_dir() else path
+            folder, body = file.parent, read_json(file, ComponentFile)
+        found[component] = [_variant(folder, name, one) for name, one in (body.get("variants") or {}).items()]
+    if not any(found.values()):
+        raise DamagedError(f"'{root / MANIFEST}' has no component with a variant")
+    return {component: variants for component, variants in found.items() if variants}
+
+
+def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
+    folder = inside(component, written.get("variant_directory") or name, "variant_directory")
+    if not folder.is_dir():
+        raise NotFoundError(f"'{component}' names the folder '{folder.name}' of the variant '{name}'; it is not there")
+    own = (written.get("executor_info") or {}).get("ort") or {}
+    own = read_json(inside(folder, own, "executor_info.ort")) if isinstance(own, str) else own
+    return Variant(name, folder, written.get("ep") or "", own.get("model_file") or "")
