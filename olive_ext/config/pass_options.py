@@ -250,7 +250,9 @@ def pass_parameters(path: str) -> frozenset[str]:
         for item in (item for root in nodes for item in _outside_of_parameters(root)):
             if isinstance(item, ast.Name):
                 names.append(f"{module}.{item.id}")
-            written = zip(item.keys, item.values, strict=True) if isinstance(item, ast.Dict) else ()
+            written: list[tuple[ast.expr | None, ast.expr]] = []
+            if isinstance(item, ast.Dict):
+                written = list(zip(item.keys, item.values, strict=True))
             if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Subscript):
                 written = [(item.targets[0].slice, item.value)]
             parameters.update(getattr(key, "value", "") for key, value in written if _is_parameter(value))
