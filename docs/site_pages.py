@@ -27,6 +27,29 @@ PUBLISHED = re.compile(r".*\.(md|png)|recipes/[^/]+/[^/]+\.(json|yml)")
 TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
 """A key in a table is one word."""
 
+WORKER = """
+if (location.protocol === "file:") window.Worker = class extends EventTarget {
+  constructor(url) {
+    super();
+    const frame = document.body.appendChild(document.createElement("iframe"));
+    frame.hidden = true;
+    const inside = frame.contentWindow;
+    const load = (src) => new Promise((done, failed) => {
+      const script = inside.document.createElement("script");
+      Object.assign(script, { src, onload: done, onerror: failed });
+      inside.document.head.append(script);
+    });
+    inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+    inside.importScripts = (...urls) => urls.reduce((before, one) => before.then(() => load(one)), Promise.resolve());
+    this.inside = inside;
+    this.ready = load(new URL(url, location).href);
+  }
+  postMessage(data) { this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data }))); }
+  terminate() { this.inside.frameElement.remove(); }
+};
+"""
+"""Browsers start no worker from a file: search runs in a hidden frame there."""
+
 _folder = tempfile.TemporaryDirectory()
 
 
@@ -51,6 +74,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"docs/reference/schema-{kind}.json", content=text))
     files.append(File.generated(config, "docs/reference/modules.md", content=_modules()))
     files.append(File.generated(config, "assets/tables.css", content=TABLES))
+    files.append(File.generated(config, "assets/iframe-worker.js", content=WORKER))
     return files
 
 

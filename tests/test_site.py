@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.report.chromium import Chromium, find_chromium
+
 ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.other_env
@@ -60,3 +62,18 @@ def test_keys_of_tables_are_not_split_and_settings_begin_with_the_model(site: Pa
     assert "nowrap" in (site / "assets" / "tables.css").read_text(encoding="utf-8")
     keys = re.findall(r"<td><code>(\w+)</code></td>", page)
     assert keys[:3] == ["model", "tasks", "reference"]
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_search_works_from_a_folder(site: Path) -> None:
+    path = find_chromium()
+    assert path is not None
+    with Chromium(path) as browser:
+        browser.show(1200, 900)
+        browser.open(site / "index.html")
+        browser.run(
+            "(() => { const field = document.querySelector('.md-search__input');"
+            "document.querySelector('#__search').click(); field.dispatchEvent(new FocusEvent('focus'));"
+            "field.value = 'mend'; field.dispatchEvent(new Event('keyup')); })()"
+        )
+        browser.wait("/matching documents/.test(document.querySelector('.md-search-result__meta').textContent)")
