@@ -32,6 +32,7 @@ from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.test_random_packages import GENAI, HF, places, replaced
 from tests.check.tiny import put_model
 from tests.fuzz_inputs import INPUTS, Input
+from tests.refusals import last_lines
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**64, 0.5, -0.0, 1e308, "", "x", "0", "-1", "auto", "none"),
@@ -290,7 +291,7 @@ def _damage_bytes(rng: random.Random, file: Path, *, and_more: bool = False) -> 
 
 def judged(case: Case, here: Path, root: Root, status: int, err: str) -> str:
     """What is wrong with how the case ended in the folder `here`, with `err` on stderr; "" where nothing is."""
-    lines = [line for line in err.splitlines() if not line.startswith("olive-ext: WARNING")]
+    lines = last_lines(err)
     if "Traceback" in err:
         return f"a traceback: {lines[-1]}"
     if status == 2:

@@ -3,6 +3,7 @@ The sentence itself is free; `tests/test_errors.py` shows some."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -45,3 +46,11 @@ def value_at(values: Any, field: str) -> Any:
         else:
             return ...
     return values
+
+
+_BEFORE = "olive-ext: WARNING|olive-ext: (Scoring|Scoring texts|Generating): .* tokens to compute"
+
+
+def last_lines(err: str) -> list[str]:
+    """The lines of a command that come after its warnings, and after what it is about to compute."""
+    return [line for line in err.splitlines() if not re.match(_BEFORE, line)]
