@@ -137,8 +137,14 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def cost_rows(columns: Sequence[Column]) -> list[tuple[str, list[str]]]:
-    """Name and one cell per model, for each cost that is known of at least one of them."""
+    """Name and one cell per model, for each cost that is known of at least one of them. Beside other reports one that
+    took answers from an earlier run has no time and no tokens: its own are of the rest alone."""
     known = [_costs(column) for column in columns]
+    if sum(column.report is not None for column in columns) > 1:
+        for column, costs in zip(columns, known, strict=True):
+            if column.report is not None and (column.report.model.get("journal") or {}).get("answers_used"):
+                for key in [key for key in costs if key.startswith(("seconds", "tokens"))]:
+                    del costs[key]
     return [
         (title, [form(costs[key]) if key in costs else NO_VALUE for costs in known])
         for key, (title, form) in COSTS.items()

@@ -21,9 +21,12 @@ from olive_ext.report import (
     print_table,
     to_json,
     to_markdown,
+    view,
     write_chain,
 )
 from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.numbers import NO_VALUE
+from olive_ext.report.page import column_of
 from olive_ext.report.tables import chain_steps
 from tests.report.test_comparison import divergence, outcome
 
@@ -158,3 +161,13 @@ def test_numbers_of_drawn_documents_say_of_how_many_and_a_model_without_passes_i
     part, unweighted = "342 of 10\u202f042", "342 of 10\u202f042, unweighted"
     assert chain_table([step]).rows == [["some/model", "4.29 MB", f"0.0125 ({unweighted})", f"0.7500 ({part})"]]
     assert step.documents == {"choice acc": part, "kl_mean": unweighted}
+
+
+def test_resumed_run_is_not_timed_beside_a_fresh_one() -> None:
+    fresh = Report((), engine={"seconds": 60.0, "tokens_fed": 900}, model={"path": "a"})
+    resumed = replace(
+        fresh, engine={"seconds": 2.0, "tokens_fed": 9}, model={"path": "b", "journal": {"answers_used": 7}}
+    )
+    both = view.cost_rows([column_of("a", fresh), column_of("b", resumed)])
+    assert [cells[1] for _, cells in both] == [NO_VALUE, NO_VALUE]
+    assert NO_VALUE not in [cells[0] for _, cells in [*both, *view.cost_rows([column_of("b", resumed)])]]
