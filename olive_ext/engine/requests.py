@@ -185,9 +185,14 @@ class Request:
             raise OliveExtError("a generation needs at least one token before it and max_new_tokens of at least 1")
 
     @property
+    def fed(self) -> TokenArray:
+        """The tokens to be computed: but the last one, where nothing comes after it."""
+        return self.tokens.array[:-1] if self.generation is None else self.tokens.array
+
+    @property
     def num_positions(self) -> int:
         """Positions it occupies at most: the last token, scored or generated, is not fed."""
-        return len(self.tokens) - 1 + (self.generation.max_new_tokens if self.generation is not None else 0)
+        return len(self.tokens.array) - 1 + (self.generation.max_new_tokens if self.generation is not None else 0)
 
 
 class FinishReason(str, Enum):

@@ -100,10 +100,10 @@ def plan_in_parts(
     for begin in range(0, len(items), PART):
         inputs += [input_key(request) for _, request in items[begin : begin + PART]]
         yield None
-    sides = {size: side_of(size // _ITEM) for size in set(map(len, inputs))}
-    kinds: dict[tuple[Side, str], tuple[Side, str]] = {}
-    found = ((sides[len(one)], source_key(request.source)) for one, (_, request) in zip(inputs, items, strict=True))
-    heads = [kinds.setdefault(head, head) for head in found]
+    sizes = [len(one) for one in inputs]
+    sides = {size: side_of(size // _ITEM) for size in set(sizes)}
+    heads = [(sides[size], source_key(request.source)) for size, (_, request) in zip(sizes, items, strict=True)]
+    kinds = set(heads)
     order = sorted(range(len(items)), key=inputs.__getitem__)
     if len(kinds) > 1:
         order.sort(key=heads.__getitem__)
@@ -119,7 +119,7 @@ def plan_in_parts(
         shared = length  # one that equals the one before is compared as bytes, and not read
         is_alike = before >= 0 and heads[place] == heads[before]
         if not is_alike or inputs[place] != inputs[before]:
-            previous, tokens = tokens, request.tokens.array[: _num_fed(request)]
+            previous, tokens = tokens, request.fed
             shared = common_prefix(previous, tokens) if can_share and is_alike else 0
             length = len(tokens)
         before = place
@@ -146,7 +146,7 @@ def plan_in_parts(
 
 def input_key(request: Request) -> bytes:
     """The tokens to be fed, in a form that sorts by token and shorter first (big-endian, compared as memory)."""
-    return request.tokens.array[: _num_fed(request)].astype(">i4").tobytes()
+    return request.fed.astype(">i4").tobytes()
 
 
 def _sequence(tokens: TokenArray, request: Request, answer: PendingAnswer | None, side: Side) -> Sequence:
@@ -178,7 +178,7 @@ def _place_reads(
     made now where that is in several sequences."""
     begin, count = 0, request.num_targets
     for end, owner in owners:
-        stop = min(count, end + 1 - first)
+        stop = end + 1 - first if end - first < count else count
         if stop <= begin:
             continue
         if answer is None and stop - begin < count:
@@ -212,7 +212,7 @@ def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
     keys = [(source_key(request.source), input_key(request)) for request in requests]
     order = sorted(range(len(requests)), key=keys.__getitem__)
     shared = _shared_prefixes([requests[place] for place in order])
-    fresh = [_num_fed(requests[place]) - shared[at] for at, place in enumerate(order)]
+    fresh = [len(requests[place].fed) - shared[at] for at, place in enumerate(order)]
     is_scored = [requests[place].generation is None for place in order]
     total = sum(tokens for tokens, scored in zip(fresh, is_scored, strict=True) if scored)
     size = min(MOST_TOKENS, max(LEAST_TOKENS, total // USUAL_CHUNKS))
@@ -226,7 +226,7 @@ def cut(requests: Items[Request], num_slots: int) -> list[list[int]]:
 def predicted_tokens(requests: Items[Request]) -> int:
     """Most tokens that a chunk computes: what makes one chunk larger than another."""
     shared = _shared_prefixes(requests)
-    fed = sum(_num_fed(request) - common for request, common in zip(requests, shared, strict=True))
+    fed = sum(len(request.fed) - common for request, common in zip(requests, shared, strict=True))
     return fed + sum(request.generation.max_new_tokens for request in requests if request.generation)
 
 
@@ -249,11 +249,7 @@ def _shared_prefixes(requests: Items[Request]) -> list[int]:
     previous: TokenArray = np.empty(0, np.int32)
     source = ""
     for request in requests:
-        tokens, own = request.tokens.array[: _num_fed(request)], source_key(request.source)
+        tokens, own = request.fed, source_key(request.source)
         found.append(common_prefix(previous, tokens) if own == source else 0)
         previous, source = tokens, own
     return found
-
-
-def _num_fed(request: Request) -> int:
-    return len(request.tokens) - (request.generation is None)

@@ -132,7 +132,7 @@ class Scored(NamedTuple):
     def reads(self) -> Iterator[tuple[int, Read]]:
         """The reads by position."""
         request, records = self.request, self.request.records
-        first = len(request.tokens) - request.num_targets
+        first = len(request.tokens.array) - request.num_targets
         answer = self.answer or PendingAnswer(self.key, request.num_targets, None)
         for target, token in enumerate(request.tokens[first + self.begin : first + self.stop], self.begin):
             yield first + target - 1, Read(token, answer, target, records[target] if records else -1)
