@@ -177,9 +177,11 @@ class Models:
         given = self.given
         if given.kind != "onnx" or not given.runtime.runs_graph:
             return {}
-        says, tokenizer = [f"says {text}" for text in given.spec.contradicted], ""
+        says, tokenizer = list[str](), ""
+        with suppress(ModelError):  # no file need state a length, where the evaluation itself names one
+            says += [f"says {text}" for text in given.spec.contradicted]
         free: dict[str, Any] = {"tokenizer": None, "onnx_file_name": None, "components": {}}
-        with suppress(ModelError):  # there is nothing but what was given
+        with suppress(OliveExtError):  # there is nothing but what was given, or it cannot be opened
             shipped = given.patched({**free, "model": str(given.files.directory)})
             if shipped.files.genai_config and shipped.files.decoder not in (given.files.decoder, *given.files.weights):
                 says.append(f"names '{shipped.files.decoder.name}', which is not judged")
