@@ -34,8 +34,8 @@ CUT_OFF = LENGTHS[-1]
 
 _QUANTILE, _POWER_QUANTILE = (NormalDist().inv_cdf(share) for share in (1 - LEVEL / 2, 0.8))
 _LEAST_CHANGE = 0.1
-"""The least change of a perplexity, in per cent, that counts: on many texts much less is certain, and matters to
-nobody."""
+"""The least change of a perplexity, in per cent, and of a graded metric, in points, that counts: much less is certain
+on many documents, and on few whose values all move the same way, and matters to nobody."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ def _p(item: Outcome, certainty: Certainty | None) -> float:
     """The exact p-value; where there is none by a normal interval that reaches as far towards zero: of drawn documents,
     which are not drawn alike, and in old reports. Of a claim, which holds whenever it stops, by its interval."""
     if item.num_population is None and (item.is_binary or item.mcnemar_p < 1):
-        return item.mcnemar_p
+        is_tiny = item.is_share and not item.is_binary and item.unit * abs(item.difference) <= _LEAST_CHANGE
+        return 1.0 if is_tiny else item.mcnemar_p
     if certainty is not None and certainty.outcome == (item.task, item.metric, item.filter):
         return 1.0 if item.low <= 0 <= item.high else 0.0
     half = item.high - item.difference if item.difference < 0 else item.difference - item.low

@@ -45,6 +45,8 @@ _LOST: tuple[Code, ...] = ("loss", "place_different", "cut_off", "far", "claim_b
 _KEPT: tuple[Code, ...] = ("place_kernels", "place_same", "no_loss_found", "no_difference", "gain")
 _OPEN: tuple[Code, ...] = (*_CODES[: _CODES.index("small_loss")], "nothing_compared", "missing")
 _MOST_NAMED = 3
+_SAME_GRADE = 1e-5
+"""A graded metric that moves by less, of distributions that are equal but for rounding, is rounding."""
 
 SENTENCES = "sentence_accuracy"
 """The share of transcripts in which no word is wrong: a second metric on the documents of a word error rate."""
@@ -350,6 +352,8 @@ def _distant(comparison: Comparison, overall: Divergence | None) -> Iterator[Rea
     whole = band_of(overall)
     if whole.code is not None:
         yield Reason(whole.code, size=overall.kl.mean, unit="nats", words=distance_words(overall))
+    elif overall.kl.maximum < SAME_NATS:
+        return
     elif overall.num_population not in (None, overall.num_documents) and (far := band_of(overall, 1)).code:
         yield Reason("distance_open", words=f"the distributions may be far apart, {far.words}")
     for item in comparison.divergences:
@@ -373,7 +377,9 @@ def _is_same(comparison: Comparison, divergence: Divergence | None) -> bool:
         return False
     if comparison.changed_answers or comparison.asked or _other_ends(comparison):
         return False
-    flipped = any(item.right_to_wrong + item.wrong_to_right or item.difference for item in comparison.outcomes)
+    flipped = any(
+        item.right_to_wrong + item.wrong_to_right or abs(item.difference) > _SAME_GRADE for item in comparison.outcomes
+    )
     return divergence is not None and divergence.kl.maximum < SAME_NATS and not flipped
 
 

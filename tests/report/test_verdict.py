@@ -42,6 +42,7 @@ def same(task: str = "choice", **more: Any) -> Divergence:
     return replace(found, kl=Spread(1e-9, 1e-9, 0, 0, 0, 0, 1e-8))
 
 
+GRADED = {"is_binary": False, "low": -0.022, "high": 0.022, "right_to_wrong": 0, "wrong_to_right": 0}
 EQUAL = outcome(difference=0.0, low=-0.001, high=0.001, right_to_wrong=0, wrong_to_right=0, mcnemar_p=1.0)
 
 
@@ -237,6 +238,14 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "shorter context that texts fill": (
         of(same(), EQUAL, reach=Reach(64, 512, None), contexts=(64, 512)),
         "unknown: shorter 4.5e+02 tokens",
+    ),
+    "a grade that all documents lose a trifle of": (
+        of(divergence("mc2"), outcome("mc2", "mc2", difference=-4e-5, mcnemar_p=0.03, **GRADED)),
+        "unknown: too_few mc2 mc2 2.2 pt",
+    ),
+    "the same but for a grade's rounding": (
+        of(same("mc2"), outcome("mc2", "mc2", difference=-2e-6, mcnemar_p=0.03, **GRADED)),
+        "ok: no_difference",
     ),
     "damaged": (of(same(), EQUAL, damaged=DAMAGED), "unknown: damaged"),
     "damaged and lost": (

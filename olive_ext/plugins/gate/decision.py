@@ -149,7 +149,8 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
         raise ContradictionError("the gate holds a model to its baseline: `evaluate` holds it to bounds", min(bounds))
     matters = {} if within is None else {"matters": within}
     if values.get("documents") == "enough":
-        claim = values.pop("certain", None)
+        if not isinstance(claim := values.pop("certain", None), Mapping | None):
+            raise ConfigError('give a mapping, as {"within": 0.05}', "certain", claim)
         values.pop("documents")
         values.pop("reference", None)  # the baseline's answers stand for it
         config = EvaluationConfig.of({**values, **matters}, {}).as_job()

@@ -242,6 +242,15 @@ def test_documents_of_another_day_are_told(baseline: Path) -> None:
         gate(str(run), str(baseline))
 
 
+@pytest.mark.parametrize("claim", ["within=0.05", [0.05]])
+def test_a_claim_that_is_no_mapping_is_a_mistake(baseline: Path, claim: Any) -> None:
+    """It is named, as every other malformed setting is: status 1 would call it a loss."""
+    settings = baseline.with_name("settings.json")
+    settings.write_text(json.dumps({"model": "m", "tasks": ["colours"], "documents": "enough", "certain": claim}))
+    with refused(ConfigError, "wrong_value", "certain", claim):
+        gate(str(settings), str(baseline))
+
+
 def test_a_missing_baseline_and_missing_logs_are_named(tmp_path: Path) -> None:
     """The message says what writes a baseline, and what a run lacks."""
     run = place(tmp_path, "bare", [])
