@@ -81,16 +81,19 @@ _TRANSFORMERS_SEARCH = (
     "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias", "forced_bos_token_id",
     "forced_eos_token_id", "max_new_tokens", "min_new_tokens", "encoder_repetition_penalty",
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "guidance_scale", "penalty_alpha",
+    "watermarking_config", "max_time", "stop_strings", "token_healing", "dola_layers", "force_words_ids", "constraints",
+    "forced_decoder_ids",
 )  # fmt: skip
 """Keys of generation_config.json that make greedy answers others, where they are there at all."""
 
 
 def read_search(files: ModelFiles) -> dict[str, Any]:
     """What a model's own runtime searches answers with, beside its stop ids, by genai_config.json or else
-    generation_config.json: penalties, beams, whether one of several tokens is drawn, a `max_length` other than the
-    context's (onnxruntime-genai 0.14 refuses one beyond)."""
-    config = files.directory / "generation_config.json"
-    written = read_json(config, GenerationConfig) if not files.genai_config and config.is_file() else {}
+    generation_config.json, in place of which transformers reads config.json: penalties, beams, whether one of several
+    tokens is drawn, a `max_length` other than the context's (onnxruntime-genai 0.14 refuses one beyond)."""
+    configs = [files.directory / name for name in ("generation_config.json", "config.json")]
+    config = next((file for file in configs if file.is_file() and not files.genai_config), None)
+    written = {} if config is None else read_json(config, GenerationConfig)
     section = files.genai_config.get("search") or written
     search = {name: default if section.get(name) is None else section[name] for name, default in _SEARCH.items()}
     context = (files.genai_config.get("model") or {}).get("context_length", 0)

@@ -196,7 +196,14 @@ def test_search_that_makes_other_answers_is_named(tmp_path: Path) -> None:
         edited = {**plain, "search": {**plain["search"], name: value}}
         (told,) = other_search(read_search(checkpoint), read_search(model_files(tmp_path, edited)))
         assert told.startswith(f"{name} {value} for ")
+    sound = read_search(checkpoint)
     (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"do_sample": True, "repetition_penalty": 1.6, "max_time": 0.1}))
+    assert other_search(sound, read_search(model_files(tmp_path, {}))) == (
+        "repetition_penalty 1.6 for 1.0",
+        "max_time 0.1 for None",
+    )
+    (tmp_path / "config.json").unlink()
     assert other_search(read_search(checkpoint), read_search(model_files(tmp_path, plain))) == (
         "do_sample True for False",
     )

@@ -195,6 +195,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
+    faults = replace(faults, damaged=_damaged(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")
@@ -210,6 +211,12 @@ def _not_held(report: Report, own: Sequence[Answers]) -> list[str]:
     texts = {item.task for item in own if item.text_metric}  # of one log-likelihood all
     known = [item for item in read_metrics(report.results) if item.task in held.keys() - texts]
     return [*dict.fromkeys(f"{item.task} {item.metric}" for item in known if item.metric not in held[item.task])]
+
+
+def _damaged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """A KV cache that continues texts otherwise than whole ones, and did not: what generates meets it."""
+    parts = after.get("parts_failure", "")
+    return {"the KV cache": parts} if parts and not before.get("parts_failure") else {}
 
 
 def gate_answers(
@@ -320,7 +327,8 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
         run = SampledRun(config, tasks, seeds, replace(question, values=values), [], models.progress)
         results, drawn = run.run(lm, None)
         lost, session = len(getattr(lm, "lost", ())), getattr(lm, "session", None)
-        stops = None if session is None else stops_of(baseline.model, session.describe_execution())
+        execution = {} if session is None else session.describe_execution()
+        stops = None if session is None else stops_of(baseline.model, execution)
     finally:
         lm.close()
     refuse_other_definitions(baseline, results)
@@ -328,18 +336,19 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     answers = before, own, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
-    comparison = replace(comparison, stops=stops, metrics=results)
+    comparison = replace(comparison, stops=stops, metrics=results, damaged=_damaged(baseline.model, execution))
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 
 def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
     """A claim about drawn documents decides by itself, it is about the baseline's documents, all of which are known;
-    unless these say that answers end elsewhere, or make a loss certain that the claim is not about."""
+    unless these say that answers end elsewhere or that the model is damaged, or make a loss certain that the claim is
+    not about."""
     found, certainty = verdict(comparison), comparison.certainty
     decision = _DECISIONS[found.status]
     claimed = certainty.outcome[:2] if certainty is not None and certainty.outcome is not None else None
     is_other = any(one.code == "loss" and (one.task, one.metric) != claimed for one in found.reasons)
-    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops") and not is_other:
+    if certainty is not None and found.code not in ("cannot_tell", "cut_off", "stops", "damaged") and not is_other:
         decision = CLAIMED[certainty.verdict]
         found = replace(found, headline=certainty.sentence(), evidence=())
         return Gated(decision, found, (of_claim(certainty, comparison),), notes)
@@ -433,7 +442,7 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
     packed = tuple(_packed(item) for item in answers if item.judged)
     if not packed:
         raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
-    facts = ("path", "kind", "content_hash", "mode", *STOP_FACTS)
+    facts = ("path", "kind", "content_hash", "mode", "parts_failure", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
         format=FORMAT,

@@ -242,6 +242,18 @@ def test_documents_of_another_day_are_told(baseline: Path) -> None:
         gate(str(run), str(baseline))
 
 
+def test_a_cache_that_continues_texts_otherwise_is_not_passed(baseline: Path) -> None:
+    """Its answers to whole texts are all right; a baseline that had it, too, is no worse."""
+    run = folder(baseline.parent, "after", 40)
+    report = json.loads((run / "report.json").read_text())
+    report["model"]["parts_failure"] = "the last token, fed alone, scores 11 nats off"
+    (run / "report.json").write_text(json.dumps(report))
+    gated = held(run, baseline)
+    assert (gated.decision, gated.verdict.code) == ("cannot tell", "damaged")
+    gate(str(run), str(baseline), update=True)
+    assert held(run, baseline).decision == "passed"
+
+
 @pytest.mark.parametrize("claim", ["within=0.05", [0.05]])
 def test_a_claim_that_is_no_mapping_is_a_mistake(baseline: Path, claim: Any) -> None:
     """It is named, as every other malformed setting is: status 1 would call it a loss."""
