@@ -28,6 +28,7 @@ from olive_ext.errors import (
 )
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.package_config import read_json
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -188,6 +189,14 @@ class Models:
             if shipped.files.tokenizer != given.files.tokenizer:
                 tokenizer = self._unlike_shipped(shipped)
         found = {GENAI_CONFIG: "; ".join(says), "the package's own tokenizer": tokenizer}
+        jinja, other = (given.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+        if given.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
+            template = read_json(other).get("chat_template")  # onnxruntime-genai 0.14 reads this one
+            if (
+                isinstance(template, str)
+                and template.split() != jinja.read_text(encoding="utf-8", errors="replace").split()
+            ):
+                found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
         return {name: what for name, what in found.items() if what}
 
     def _unlike_shipped(self, shipped: ResolvedModel) -> str:

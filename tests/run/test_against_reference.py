@@ -559,6 +559,21 @@ def test_what_ships_and_is_not_judged_is_named(
     assert bool(found) == bool(what)
 
 
+@pytest.mark.parametrize(
+    ("template", "is_asked", "is_named"), [("{{ x }}", 1, 1), ("{{ x }}", 0, 0), ("{{  y }}", 1, 0)]
+)
+def test_a_second_chat_template_is_named_where_chats_are_asked(
+    template: str, is_asked: int, is_named: int, tmp_path: Path
+) -> None:
+    settings = shipped(tmp_path, {}, {}, {})
+    path = Path(settings["model"]["path"])
+    (path / "chat_template.jinja").write_text("{{ y }}\n")
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
+    config = EvaluationConfig.parse({**settings, "apply_chat_template": bool(is_asked)})
+    assert [*Models(config).unjudged] == ["tokenizer_config.json"] * is_named
+
+
 def test_what_is_not_judged_is_never_green(folder: Path, tmp_path: Path, capsys: Any) -> None:
     config = shipped(tmp_path, *UNJUDGED[0][:3])
     report = evaluate(config, include_path=str(folder))
