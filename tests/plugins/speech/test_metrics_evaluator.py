@@ -27,7 +27,7 @@ from scipy.io import wavfile
 
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError
 from olive_ext.plugins.speech.generated_answers import Answers, answered, chosen, documents
-from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, scored
+from olive_ext.plugins.speech.metrics_evaluator import OrtEvaluator, compared, scored, timed
 from olive_ext.plugins.speech.settings import METRICS_TYPE, MetricSettings
 from olive_ext.report.verdict import num_documents
 from olive_ext.session import Session
@@ -367,11 +367,28 @@ def test_size_and_times_are_measured(seen: dict[str, Any], vision: ONNXModelHand
     """Latency with first token and speed; throughput of a batch: two answers, of one token or more each, in as long as
     a batch takes; without data a sentence, after which there are at most 64 tokens."""
     assert seen["size-bytes"] == vision.size_on_disk, "by Olive's own evaluator"
-    assert 0 < seen["time-first_token_ms"] <= seen["time-p90"]
+    assert seen["time-first_token_ms"] > 0
     assert seen["time-avg"] <= seen["time-p90"]
     assert seen["time-tokens_per_second"] > 0
     assert 0 < seen["speed-avg"] <= seen["speed-tokens_per_second"] * 1.001
     assert 0 < seen["plain-tokens_per_second"] * seen["plain-p50"] / 1000 <= 64 * 2
+
+
+def test_first_tokens_are_timed_by_answers_of_one_token() -> None:
+    """By a session that answers at once; which of two times is longer, a busy machine decides."""
+    asked: list[int] = []
+
+    def generate(requests: Sequence[GenerationRequest]) -> None:
+        asked.extend(request.max_new_tokens for request in requests)
+        session.counters.tokens_generated += sum(request.max_new_tokens for request in requests)
+
+    counters = SimpleNamespace(tokens_generated=0)
+    session: Any = SimpleNamespace(counters=counters, generate=generate, encoding=None, max_length=512)
+    metric = olives(declared("time", "latency", ["avg"]))
+    metric.sub_types[0].metric_config = SimpleNamespace(warmup_num=1, repeat_test_num=3, sleep_num=0)
+    _, beside = timed(metric, session, MetricSettings())
+    assert asked == [64] * 4 + [1] * 3
+    assert {*beside} == {"first_token_ms", "tokens_per_second", "output_token_ms"}
 
 
 @pytest.mark.parametrize(
