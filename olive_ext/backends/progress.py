@@ -24,6 +24,11 @@ shown: ContextVar[bool | None] = ContextVar("shown", default=None)
 """Whether progress is shown at all. None, for those who drive the model themselves: on a terminal only."""
 
 
+def is_shown(progress: bool | None) -> bool:
+    """Whether progress is shown; where nobody says, on a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
+
+
 def say(line: str) -> None:
     """Writes a line of progress to stderr at once."""
     _said[0] = time.monotonic()

@@ -33,7 +33,7 @@ from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, refuse_names
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Clock, Models
+from olive_ext.run.models import Clock, Models, damaged_cache
 from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
 from olive_ext.run.sample_logs import sample_fields, write_samples
@@ -134,8 +134,7 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
     overall = report.comparison.overall_divergence()
     damaged = models.unjudged | models.damage(is_near=overall is not None and overall.kl.mean < BANDS[0].most_kl)
-    if (parts := report.model.get("parts_failure")) and not report.comparison.reference.get("parts_failure"):
-        damaged["the KV cache"] = parts  # whole texts do not show it, and whoever generates meets it
+    damaged |= damaged_cache(report.comparison.reference, report.model)
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
     return replace(report, comparison=comparison)
 

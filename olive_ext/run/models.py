@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import LINE_SECONDS, say, silence
+from olive_ext.backends.progress import LINE_SECONDS, is_shown, say, silence
 from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
@@ -51,11 +51,6 @@ logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
 """Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
 too."""
-
-
-def is_shown(progress: bool | None) -> bool:
-    """Whether progress is shown; where nobody says, on a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
 
 
 class Models:
@@ -421,6 +416,13 @@ class Models:
 
 STOP_FACTS = ("stop_ids", "unused_stop_ids", "stop_ids_file", "search")
 """Facts of an execution that `stops_of` reads."""
+
+
+def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, str]:
+    """By facts of two executions: a KV cache that continues texts otherwise than whole ones, where the reference's does
+    not. Whole texts do not show it, and whoever generates meets it."""
+    parts = model.get("parts_failure", "")
+    return {"the KV cache": parts} if parts and not reference.get("parts_failure") else {}
 
 
 def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:

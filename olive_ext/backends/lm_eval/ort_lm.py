@@ -38,7 +38,7 @@ from olive_ext.backends.lm_eval.instances import (
 )
 from olive_ext.backends.lm_eval_patches import as_list
 from olive_ext.backends.package_versions import versions
-from olive_ext.backends.progress import progress_bar, shown
+from olive_ext.backends.progress import is_shown, progress_bar, shown
 from olive_ext.backends.samples import GeneratedText
 from olive_ext.backends.workload import Work, forecast, work_of
 from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
@@ -318,11 +318,12 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """Yields a function of the places of requests that are done, and of the tokens of their answer."""
         executor, total = self.session.executor, len(requests)
         fed, at_work = lambda: int(self.session.counters.tokens_fed), lambda: executor.at_work
-        is_shown = not is_disabled and shown.get() is not False
-        work = work_of(requests, self.tok_encode) if is_shown else Work(tokens=[0.0] * total)
-        tokens, about = sum(work.tokens), str(work)
-        if is_shown and self.resolved is not None:
-            about = f"{about}: {forecast(self.resolved, tokens, work.answers)}"
+        is_seen = not is_disabled and is_shown(shown.get())
+        work = work_of(requests, self.tok_encode) if is_seen else Work(tokens=[0.0] * total)
+        tokens, about = sum(work.tokens), ""
+        if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
+            time = "" if self.resolved is None else f": {forecast(self.resolved, tokens, work.answers)}"
+            about = f"{work}{time}"
         with progress_bar(doing, total, fed, is_disabled, expected=tokens, about=about, at_work=at_work) as advance:
 
             def done(places: Sequence[int], answered: int = 0) -> None:

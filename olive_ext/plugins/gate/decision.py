@@ -43,7 +43,7 @@ from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Reason, Status, Verdict, possible_loss, verdict
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
-from olive_ext.run.models import STOP_FACTS, stops_of
+from olive_ext.run.models import STOP_FACTS, damaged_cache, stops_of
 from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
 from olive_ext.run.sample_logs import Logs
@@ -195,7 +195,7 @@ def gate_report(run: Named, file: str, baseline: Baseline, within: float | None 
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
-    faults = replace(faults, damaged=_damaged(baseline.model, report.model))
+    faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
     gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")
@@ -211,12 +211,6 @@ def _not_held(report: Report, own: Sequence[Answers]) -> list[str]:
     texts = {item.task for item in own if item.text_metric}  # of one log-likelihood all
     known = [item for item in read_metrics(report.results) if item.task in held.keys() - texts]
     return [*dict.fromkeys(f"{item.task} {item.metric}" for item in known if item.metric not in held[item.task])]
-
-
-def _damaged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
-    """A KV cache that continues texts otherwise than whole ones, and did not: what generates meets it."""
-    parts = after.get("parts_failure", "")
-    return {"the KV cache": parts} if parts and not before.get("parts_failure") else {}
 
 
 def gate_answers(
@@ -336,7 +330,7 @@ def _of_drawn(config: EvaluationConfig, certain: Certain, baseline: Baseline) ->
     answers = before, own, results["samples"], tasks.tasks
     outcomes, _, lengths = compare_answers(*answers, config.matters, drawn.weights)
     comparison = Comparison({}, (), outcomes, (), missing=lost, matters=config.matters, lengths=lengths)
-    comparison = replace(comparison, stops=stops, metrics=results, damaged=_damaged(baseline.model, execution))
+    comparison = replace(comparison, stops=stops, metrics=results, damaged=damaged_cache(baseline.model, execution))
     return _decided(certain_comparison(comparison, drawn.certainty), ())
 
 

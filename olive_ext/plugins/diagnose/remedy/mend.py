@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from olive_ext.backends.progress import say
+from olive_ext.backends.progress import is_shown, say
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, RequirementError, RunError
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
@@ -42,7 +42,6 @@ from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_documen
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
-from olive_ext.run.models import is_shown
 
 LEAST_DOCUMENTS = 4
 """On either side of the split: fewer have no interval that is worth its name."""
