@@ -20,6 +20,7 @@ import pytest
 from olive_ext.engine.runners.trials import GROUPS
 from tests.agreement.packages import ROUNDED
 from tests.agreement.table import Row, check
+from tests.exports.hf import HEAD_SIZES
 
 MARKS = {
     "slow": [pytest.mark.slow],
@@ -88,6 +89,15 @@ FEW_STEPS = counts(lambda steps, **_: steps < 12 * 64)
 add("builder", BUILDERS, "answers_of_64", 1e-4, forms([(3, 32), (8, 32)]), facts=FEW_STEPS)
 NO_IDLE_ROWS = counts(lambda idle_rows, copies, **_: idle_rows == 0 < copies)
 add("builder", BUILDERS, "many_lengths", 1e-4, facts=NO_IDLE_ROWS)
+
+# Sizes of heads, in full and in half precision, and int4: kernels of a device are chosen by them.
+HEADS = [f"genai llama_head{size}" for size in HEAD_SIZES]
+for precision, nats in (("fp32 cpu", 1e-4), ("fp16 cuda", 2e-2)):
+    asked = "mixed_scores 60" + (" + answers_of_64" if nats < 1e-3 else "")
+    made = [f"{name} {precision}" for name in HEADS]
+    add("heads", (), asked, nats, forms([(3, 64)]), provider="cpu", fetched=made)
+made = [f"{HEADS[2]} int4 cuda"]
+add("heads", (), "windows 25 100", 1e-1, forms([(3, 64)]), against="plain", provider="cpu", fetched=made)
 
 # Slots, chunks and order change nothing beyond 1e-5. A step for each token takes its time.
 AT_LENGTH = list(product((1, 3, 8), (1, 7, 256)))

@@ -43,6 +43,8 @@ _SHAPE = {
     "head_dim": 16,
     "tie_word_embeddings": False,
 }
+_THREE_HEADS = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "initializer_range": 0.08}
+HEAD_SIZES = (64, 96, 128, 256, 512)
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _WINDOW = 16
 _GEMMA = {
@@ -196,6 +198,9 @@ def _llava(vision: dict[str, Any], num_tokens: int, layer: int = -1, select: str
 
 FAMILIES = {
     "llama": Family("LlamaConfig", _SHAPE),
+    # Kernels of attention are chosen by the size of a head; phi-3-mini has 96, Gemma 4's full layers have 512. Three
+    # heads: the builder takes a product of as many outputs as the vocabulary has tokens for the LM head.
+    **{f"llama_head{size}": Family("LlamaConfig", {**_SHAPE, **_THREE_HEADS, "head_dim": size}) for size in HEAD_SIZES},
     "qwen3": Family("Qwen3Config", _SHAPE),
     # Biases on Q, K and V.
     "qwen2": Family("Qwen2Config", _of_shape()),
