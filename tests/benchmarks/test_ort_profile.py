@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from docs.benchmarks.ort_profile import Tensor, large_copies, read_runs, summarize
+from docs.benchmarks.ort_profile import large_copies, read_runs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -37,26 +37,6 @@ def written(folder: Path, *steps: list[dict[str, Any]]) -> Path:
     file = folder / "profile.json"
     file.write_text(json.dumps([event for events in reversed(steps) for event in events]))
     return file
-
-
-def test_nodes_belong_to_the_run_they_lie_in(tmp_path: Path) -> None:
-    first, second = read_runs(written(tmp_path, step(0, copies=[]), step(100, copies=[IDS])))
-    assert sorted(found.op for found in first) == ["GroupQueryAttention", "ReduceSum"]
-    (copy,) = (found for found in second if found.is_to_host)
-    assert copy.outputs == (Tensor("int64", (1, 150)),)
-    assert copy.outputs[0].num_bytes == 1200
-
-
-def test_summary_is_by_form_of_step(tmp_path: Path) -> None:
-    decode = [step(at, copies=[{"float": [4]}], rows=4, tokens=1) for at in (100, 200)]
-    long, short = summarize(read_runs(written(tmp_path, step(0, copies=[]), *decode)))
-    assert (long["rows_tokens"], long["steps"], long["copies"]) == ((1, 150), 1, [])
-    assert (short["rows_tokens"], short["steps"], short["nodes"]) == ((4, 1), 2, 3)
-    assert short["seconds_by_operator"] == pytest.approx(
-        {"GroupQueryAttention": 4e-5, "MemcpyToHost": 1e-5, "ReduceSum": 1e-5}
-    )
-    assert short["operators_on_host"] == {"ReduceSum": 1}
-    assert short["copies"] == [{"node": "MemcpyToHost", "tensor": "float[4]", "bytes": 16, "times": 1}]
 
 
 def test_log_probabilities_and_masks_may_cross_and_states_may_not(tmp_path: Path) -> None:

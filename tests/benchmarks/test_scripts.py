@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from docs.benchmarks.speed.config import parsed
@@ -106,16 +105,6 @@ def test_first_minutes_on_a_gpu_are_tried_on_a_cpu(tmp_path: Path) -> None:
     assert packed["rows"]["steps"] > packed["auto"]["steps"]
     assert packed["largest_difference"] < 1e-4
     assert int4["not run"] == "no package llama-3.2-1b/int4"
-
-
-def test_attention_in_numpy_hides_what_is_ahead_and_outside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    import gpu_parts
-
-    query, key = np.zeros((2, 4, 8)), np.zeros((5, 2, 8))
-    value = np.arange(5.0)[:, None, None] * np.ones((5, 2, 8))
-    assert gpu_parts.attended(query, key, value, 3, -1)[:, 0] == pytest.approx([1.5, 2.0])
-    assert gpu_parts.attended(query, key, value, 3, 2)[:, 0] == pytest.approx([2.5, 3.5])
 
 
 @pytest.mark.slow

@@ -56,9 +56,3 @@ def test_differences_are_those_of_a_paired_test(script: ModuleType, tmp_path: Pa
         needed = documents_needed(changes, abs(sum(changes)) / 90, name == "acc")
         assert item.needed == (needed if abs(expected) > script.Z95 else None)
     assert found["margin"].needed is not None
-
-
-def test_equal_models_are_told_apart_by_nothing(script: ModuleType, tmp_path: Path) -> None:
-    lines = [_line(number, 1.0, 1.0, (2.0, 2.0)) for number in range(4)]
-    (tmp_path / "samples_toy.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    assert [(item.z, item.needed) for item in script.of_folder(tmp_path, byte_level())] == [(0.0, None)] * 2

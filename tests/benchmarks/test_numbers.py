@@ -1,0 +1,160 @@
+"""The numbers of docs/benchmarks: what counts as another answer, what a row says, tokens, work and latencies; that
+peers are asked the same tokens, and that a process that dies is a line."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from docs.benchmarks.speed.job import BenchJob, BenchRun, Launcher
+from docs.benchmarks.speed.latency import Timeline, describe
+from docs.benchmarks.speed.peers import Opening, feed_our_tokens
+from docs.benchmarks.speed.summary import agreement, summarize
+from docs.benchmarks.speed.tables import HEADS, cells, facts, to_markdown
+from docs.benchmarks.speed.work import Work, count_tokens
+from olive_ext.backends.lm_eval import OrtLM
+from tests.exports import genai_export
+
+GROUPS = [("task", 0), ("task", 0), ("task", 1), ("task", 1)]
+
+
+def scores(*values: float) -> dict[str, list[Any]]:
+    return {"loglikelihood": [[value, False] for value in values]}
+
+
+LONG, REFERENCE = {"loglikelihood_rolling": [-40000.0]}, scores(-1.0, -2.0, -3.0, -2.5)
+
+
+@pytest.mark.parametrize(
+    ("groups", "found", "reference", "expected"),
+    [
+        (GROUPS, REFERENCE, REFERENCE, {"max_difference": 0.0, "greedy": [4, 4], "choices": [2, 2], "differs": False}),
+        (GROUPS, scores(-1.001, -2.0, -3.0, -2.5), REFERENCE, {"max_difference": 0.001, "differs": False}),
+        (GROUPS, scores(-1.5, -2.0, -3.0, -2.5), REFERENCE, {"differs": True}),
+        # another choice, however small the difference
+        (GROUPS, scores(-1.0, -2.0, -2.499, -2.5), scores(-1, -2, -2.501, -2.5), {"choices": [1, 2], "differs": True}),
+        # long texts may differ by a part of their likelihood
+        ([], {"loglikelihood_rolling": [-40001.0]}, LONG, {"differs": False}),
+        ([], {"loglikelihood_rolling": [-40010.0]}, LONG, {"differs": True}),
+        ([], {"generate_until": ["a", "b"]}, {"generate_until": ["a", "c"]}, {"texts": [1, 2], "differs": True}),
+        # requests of one choice
+        ([("lambada", 0), ("lambada", 1)], scores(-1.0, -2.0), scores(-1.0, -2.0), {"choices": None}),
+    ],
+)
+def test_answers_that_differ(groups: Any, found: Any, reference: Any, expected: dict[str, Any]) -> None:
+    compared = agreement(groups, found, reference)
+    assert {key: compared.get(key) for key in expected} == {
+        key: pytest.approx(value) if isinstance(value, float) else value for key, value in expected.items()
+    }
+
+
+BACKENDS = ("olive-ext", "hf", "onnxruntime")
+
+
+def run(backend: str, size: int | None, number: int, seconds: float, **fields: Any) -> BenchRun:
+    memory = {"before": 1e8, "weights": 1e8, "open": 3e8, "warm": 3e8, "peak": 5e8}
+    given = {"seconds": {"loglikelihood": seconds}, "memory": memory, "seconds_total": seconds + 3, **fields}
+    return BenchRun(backend, size, number, **given)
+
+
+def test_rows_are_medians_of_the_best_batch_size_and_pair_the_runs_of_a_round() -> None:
+    tokens = {"naive": 1000, "distinct": 200, "attended": 5000, "rows": 10}
+    counters = {"tokens_fed": 210.0, "tokens_distinct": 200.0, "host_bytes": 400.0}
+    agreed = {"max_difference": 1e-6, "mean_difference": 1e-7, "choices": [5, 5], "differs": False}
+    wrong = {"max_difference": 2.0, "mean_difference": 1e-2, "choices": [4, 5], "differs": True}
+    late = {"scored_row_products": [[500, 500]]}
+    runs = [
+        run("olive-ext", None, 0, 1.0, counters=counters, tokens=tokens, agreement=agreed, execution=late),
+        run("hf", 1, 0, 9.0, agreement=agreed),
+        run("hf", 4, 0, 6.0, agreement=agreed),
+        BenchRun("onnxruntime", None, 0, error="NotImplementedError: no generation"),
+        run("olive-ext", None, 1, 2.0, counters=counters, agreement=agreed, execution=late),
+        run("hf", 4, 1, 8.0, agreement=wrong),
+    ]
+    work = Work(layers=1e6, attention=100.0, head=1e5, matrices=((1, 1, 1),))
+    found = summarize(BACKENDS, runs, 40, reference="hf", work=work, ceiling=1e9)
+    ours, hf, plain = found.rows
+    assert (hf.batch_size, hf.rounds, hf.seconds, hf.requests_per_second) == (4, 2, 7.0, pytest.approx(40 / 7))
+    assert hf.tokens_per_second == pytest.approx(1000 / 7)
+    assert (hf.memory_above, hf.memory_peak, hf.seconds_total) == (2e8, 5e8, 10.0)
+    assert (ours.speedup, hf.speedup) == (None, (5.0, 4.0, 6.0))
+    assert hf.agreement["choices"] == [4, 5], "of the worst round"
+    assert (plain.rounds, plain.error) == (0, "NotImplementedError: no generation")
+    assert cells(plain, "hf") == ("onnxruntime", *[""] * (len(HEADS) - 2), "failed")
+    assert "onnxruntime failed: NotImplementedError: no generation" in facts(found)
+    assert (found.fed_over_distinct, found.host_bytes) == (pytest.approx(1.05), 10.0)
+    # The last layer's product of 500 x 500 runs on the scored rows alone.
+    operations = 210 * (1e6 - 5e5) + 5000 * 210 / 200 * 100 + 10 * (1e5 + 5e5)
+    assert found.utilisation == pytest.approx(operations / 1.5 / 1e9)
+    page = to_markdown(found, "a [b] c")
+    assert [word for word in (*BACKENDS, r"a \[b\] c", "5.00 (4.00 to 6.00)", "1.050") if word not in page] == []
+    differing = summarize(BACKENDS, runs, 40, reference=None).rows[1]
+    assert cells(differing, None)[-1] == "DIFFERS, max 2.0e+00, mean 1.0e-02, choices 4 of 5"
+
+
+def test_latencies_are_those_of_the_timelines() -> None:
+    found = describe([Timeline(0.0, [1.0, 1.5, 3.0]), Timeline(1.0, [1.25]), Timeline(2.0, [4.0, 5.0])])
+    assert {name: found[name] for name in ("requests_per_second", "tokens_per_second")} == pytest.approx(
+        {"requests_per_second": 3 / 5, "tokens_per_second": 6 / 5}
+    )
+    assert found["first_token_mean_ms"] == pytest.approx(1000 * (1 + 0.25 + 2) / 3)
+    names = ("first_token_median_ms", "output_token_mean_ms", "inter_token_median_ms", "inter_token_p99_ms")
+    assert [found[name] for name in names] == pytest.approx([1000, 1000, 1000, 1490])
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+INPUTS = st.lists(TOKENS.flatmap(lambda tokens: st.tuples(st.just(tokens), st.integers(1, len(tokens)))), max_size=12)
+
+
+@given(INPUTS, st.randoms())
+def test_counts_are_those_of_the_prefix_tree_in_any_order(
+    inputs: list[tuple[list[int], int]], rng: random.Random
+) -> None:
+    nodes = {tuple(tokens[: end + 1]) for tokens, _ in inputs for end in range(len(tokens))}
+    read = {tuple(tokens[: end + 1]) for tokens, number in inputs for end in range(len(tokens) - number, len(tokens))}
+    rng.shuffle(inputs)
+    assert count_tokens(inputs) == {
+        "naive": sum(len(tokens) for tokens, _ in inputs),
+        "distinct": len(nodes),
+        "attended": sum(len(node) for node in nodes),
+        "rows": len(read),
+    }
+
+
+class Peer:
+    """Encodes without BOS, as lm-eval's ONNX backends do, and tells what it would feed."""
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        raise AssertionError("a peer that is given our tokens encodes nothing itself")
+
+    def loglikelihood(self, texts: list[str]) -> list[list[int]]:
+        return [self.tok_encode(text) for text in texts]
+
+    loglikelihood_rolling = loglikelihood
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("add_bos", [None, False])
+def test_peer_is_given_the_tokens_that_ours_feeds(add_bos: bool | None) -> None:
+    package = str(genai_export("llama"))
+    with OrtLM(package, add_bos_token=add_bos) as lm:
+        expected = lm.tok_encode("the cat sat")
+        bare = lm.tok_encode("the cat sat", add_special_tokens=False)
+    peer = Peer()
+    feed_our_tokens(peer, Opening(package, add_bos_token=add_bos))
+    assert (peer.loglikelihood(["the cat sat"]), peer.loglikelihood_rolling(["the cat sat"])) == ([expected], [bare])
+    assert (expected == bare) == (add_bos is False)
+
+
+def test_process_that_dies_or_takes_too_long_is_a_line(tmp_path: Path) -> None:
+    job = BenchJob("answer", "hf", opening={"batch_size": 4, "num_threads": 2})
+    said = [
+        Launcher(tmp_path, seconds, script)(job).error
+        for seconds, script in ((None, "import os; os.kill(os.getpid(), 9)"), (1.0, "import time; time.sleep(60)"))
+    ]
+    assert said == ["ended by SIGKILL, as the system does where memory is short", "stopped after 1 s"]
