@@ -46,11 +46,10 @@ def run_tasks(
     *,
     seeds: Seeds,
     progress: bool = False,
-    log_samples: bool = False,
 ) -> dict[str, Any]:
-    """lm-eval's results; with `samples` where `settings.sample_log_num` is not 0 or `log_samples` is true, and where a
-    chat template is applied with its SHA-256 as `chat_template_sha`, and the date that it prints. Raises `TaskError`
-    where a task, its data or a setting cannot be evaluated, `RunError` where the machine fails.
+    """lm-eval's results with `samples`, and where a chat template is applied with its SHA-256 as `chat_template_sha`,
+    and the date that it prints. Raises `TaskError` where a task, its data or a setting cannot be evaluated, `RunError`
+    where the machine fails.
     """
     with (
         named_failures("the evaluation stopped"),
@@ -74,7 +73,7 @@ def run_tasks(
                 model=lm,
                 tasks=list(tasks.tasks),
                 task_manager=tasks,
-                log_samples=log_samples or settings.sample_log_num > 0,
+                log_samples=True,
                 gen_kwargs=dict(settings.gen_kwargs) or None,
                 **{name: getattr(settings, name) for name in _PASSED_ON},
                 **asdict(seeds),

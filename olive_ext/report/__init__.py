@@ -20,12 +20,13 @@ from olive_ext.report.plain_text import (
     print_verdicts,
     to_markdown,
 )
-from olive_ext.report.report import Report, from_json, has_several_filters, to_json
+from olive_ext.report.report import PackedAnswers, Report, from_json, has_several_filters, to_json
 from olive_ext.report.report_files import check_writable, page_of_report, write, write_chain, write_page, write_texts
 from olive_ext.report.tables import Table, chain_steps, chain_table
 
 __all__ = [
     "Metric",
+    "PackedAnswers",
     "Report",
     "Table",
     "chain_markdown",

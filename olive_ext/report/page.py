@@ -22,6 +22,9 @@ SIZE = "size_bytes"
 PASSES = "passes"
 """Key of `Report.model`: the names of the passes that made the measured model, in order."""
 
+COMPARISON = "Comparison"
+"""The kind of a page that holds earlier reports side by side."""
+
 _MEANING = (
     "output_type", "dataset_path", "dataset_name", "test_split", "validation_split", "fewshot_split", "doc_to_text",
     "doc_to_target", "doc_to_choice", "process_docs", "process_results", "description", "target_delimiter",

@@ -11,11 +11,11 @@ from typing import Any
 
 from olive_ext.errors import counted, printable
 from olive_ext.report.numbers import MARKDOWN, fact
-from olive_ext.report.page import Page, page_of
+from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
 from olive_ext.report.tables import ChainStep, Table, chain_table, page_table
 from olive_ext.report.verdict import verdict
-from olive_ext.report.view import SIGNS
+from olive_ext.report.view import SIGNS, changed_documents
 
 _MOST_EVIDENCE = 4
 _NO_WRAP = 10_000
@@ -73,11 +73,12 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def verdict_lines(page: Page) -> Iterator[str]:
-    """The verdict on each candidate, and below it its evidence."""
+    """The verdict on each candidate, and below it its evidence; of earlier reports the documents that changed, too."""
     for contrast in page.contrasts:
         headline, *evidence = verdict(contrast.comparison).lines
         yield f"{contrast.candidate}: {headline}"
-        yield from (f"  {text}" for text in [*evidence, contrast.note] if text)
+        changed = changed_documents(contrast) if page.kind == COMPARISON else ()
+        yield from (f"  {text}" for text in [*evidence, contrast.note, *changed] if text)
 
 
 def _notes(report: Report) -> Iterator[str]:

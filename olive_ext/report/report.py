@@ -18,6 +18,34 @@ from olive_ext.report.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True)
+class PackedAnswers:
+    """One task's answers by one filter, [D] each, as base64 of zlib's form of little-endian numbers."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    task: str
+    filter: str
+    higher_is_better: Mapping[str, bool]
+    """By metric, in the task's order."""
+
+    num_documents: int
+    numbers: str
+    """The documents' numbers in the task, as 32 bits each."""
+
+    keys: str
+    """The first 4 bytes of SHA-256 of lm-eval's digest of the document, and of those of what is asked and target."""
+
+    values: Mapping[str, str]
+    """By metric, as 64 bits; NaN where a request had no answer."""
+
+    text_metric: str = ""
+    """The perplexity of a task of whole texts; `values` then have log-likelihoods and lengths."""
+
+    margins: str | None = None
+    """How far each answer is from being another one, as 16 bits: ranks alone are read. None of generations."""
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole evaluation. Everything but `metrics` is JSON-like data for the reader of report.json."""
 
@@ -53,6 +81,9 @@ class Report:
 
     comparison: Comparison | None = None
     """The comparison with a reference; None where there was none."""
+
+    answers: tuple[PackedAnswers, ...] = ()
+    """What each document's answer is worth by each metric that is a mean over documents: which are right and wrong."""
 
     broken: tuple[str, ...] = ()
     """A sentence for each bound of the evaluation that is broken."""

@@ -4,7 +4,7 @@ what is said of each in words: made once. Templates and tables lay them out."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -14,6 +14,9 @@ from olive_ext.report.comparison import ALL, Divergence, Outcome
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import NO_VALUE, Z95, Measured
 from olive_ext.report.page import Column, Contrast
+
+_MOST_NAMED = 12
+"""Documents whose numbers are printed; the page lists all."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,17 @@ def needed(outcome: Outcome) -> str:
     """Documents that resolve a difference of one point, or of another size where that is unknown; may be empty."""
     known = ((key, outcome.documents_needed.get(key)) for key in ("0.01", "0.02", "0.005"))
     return next((f"{numbers.count(item)} for {float(key) * 100:g} pt" for key, item in known if item is not None), "")
+
+
+def changed_documents(contrast: Contrast) -> Iterator[str]:
+    """A line for each task: the numbers of the documents that the candidate lost and won, of many the first."""
+    for task, each in groupby(contrast.comparison.flips, lambda flip: flip.task):
+        flips, texts = [*each], []
+        for word, direction in (("lost", "right_to_wrong"), ("won", "wrong_to_right")):
+            if own := [str(flip.doc_id) for flip in flips if flip.direction == direction]:
+                more = len(own) - _MOST_NAMED
+                texts.append(f"{word} {', '.join(own[:_MOST_NAMED])}" + f" and {more} more" * (more > 0))
+        yield f"documents of {task}: {'; '.join(texts)}"
 
 
 def divergences(contrasts: Iterable[Contrast]) -> list[list[tuple[str, Divergence]]]:

@@ -1,4 +1,4 @@
-"""Compares earlier reports: reads them and pairs the documents that both models have logged. Runs no model."""
+"""Compares earlier reports: reads them and pairs the documents that both models have answered. Runs no model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from olive_ext.report import Report, from_json
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import COMPARISON_NAMES, non_finite_requests
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import PASSES, Contrast, Page, check_comparable, column_of, model_name, short_names
+from olive_ext.report.page import (
+    COMPARISON,
+    PASSES,
+    Contrast,
+    Page,
+    check_comparable,
+    column_of,
+    model_name,
+    short_names,
+)
 from olive_ext.run.models import stops_of
+from olive_ext.run.reference.answers import Answers
+from olive_ext.run.reference.packed_answers import unpacked
 from olive_ext.run.reference.pairing import compare_answers
 from olive_ext.run.sample_logs import Logs, read_logs
 
@@ -30,20 +41,28 @@ class Named:
     report: Report
     folder: Path
 
+    @property
+    def answers(self) -> list[Answers]:
+        """What each document's answer is worth; empty for reports of versions that kept none."""
+        try:
+            return unpacked(self.report.answers)
+        except ValueError as error:
+            raise ConfigError(
+                f"the report in '{self.folder}' is no report of olive-ext: {error}", code="damaged"
+            ) from error
+
     @cached_property
     def logs(self) -> Logs:
-        """The report's sample logs, empty without any. Raises `ConfigError` for those of another run."""
-        logs = read_logs(self.folder, self.report)
-        logs.check_of(self.report, self.folder)
-        return logs
+        """The same with the texts of sample logs. Raises `ConfigError` for those of another run."""
+        return read_logs(self.folder, self.answers)
 
 
 def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     """One page over the reports at `given`: folders with a report.json, folders of such folders, or the files.
 
-    NAME=PATH gives a report its name. The first is the baseline, or the one whose name or path `baseline` is. Where
-    both folders hold sample logs, paired differences and flips come from them; where a report holds a comparison with a
-    reference, its divergences are kept. Raises `ConfigError` for reports that cannot be read or compared.
+    NAME=PATH gives a report its name. The first is the baseline, or the one whose name or path `baseline` is. Paired
+    differences and flips come from the answers in both, their texts from sample logs; where a report holds a comparison
+    with a reference, its divergences are kept. Raises `ConfigError` for reports that cannot be read or compared.
     """
     reports = _baseline_first(load(given), baseline)
     if len(reports) < 2:
@@ -55,7 +74,7 @@ def compare(given: Sequence[str], baseline: str | None = None) -> Page:
     created = max(item.report.created for item in reports)
     names = [item.name for item in others]
     candidates = joined(names) if len(names) <= _MOST_IN_TITLE else f"{len(names)} models"
-    return Page(f"{candidates} against {first.name}", columns, tuple(_contrasts(first, others)), created, "Comparison")
+    return Page(f"{candidates} against {first.name}", columns, tuple(_contrasts(first, others)), created, COMPARISON)
 
 
 def load(given: Sequence[str]) -> list[Named]:
@@ -175,11 +194,12 @@ def _matters(item: Named) -> float:
 
 
 def _paired(first: Named, other: Named) -> dict[str, Any]:
-    """Outcomes, flips and lengths of the documents that both have logged, by field of a `Comparison`."""
-    one, two = first.logs.shared_with(other.logs), other.logs.shared_with(first.logs)
+    """Outcomes, flips and lengths of the documents that both have answered, by field of a `Comparison`."""
+    logs, theirs = other.logs, {(item.task, item.filter): item for item in first.logs.answers}
+    both = [item for item in logs.answers if (item.task, item.filter) in theirs]
+    pair = [theirs[item.task, item.filter] for item in both], both
     try:
-        pair = one.answers(), two.answers()
-        outcomes, flips, lengths = compare_answers(*pair, two.samples, two.tasks, _matters(other))
+        outcomes, flips, lengths = compare_answers(*pair, logs.samples, logs.tasks, _matters(other))
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     return {"outcomes": outcomes, "flips": flips, "lengths": lengths}

@@ -34,8 +34,10 @@ from olive_ext.run.bounds import broken_bounds, refuse_names
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
 from olive_ext.run.machine import PeakMemory, describe_hardware
 from olive_ext.run.models import Clock, Models, damaged_cache
+from olive_ext.run.reference.answers import read_answers
 from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
+from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from olive_ext.run.task_fit import loaded_inputs, refuse_generations, refuse_misfits, refuse_texts
 
@@ -193,11 +195,13 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
                 else:
                     from olive_ext.backends.lm_eval_run import run_tasks
 
-                    how: dict[str, Any] = {"progress": models.progress, "log_samples": config.reference is not None}
-                    results = run_tasks(model, tasks, config, seeds=seeds, **how)
-            peak_memory = memory.bytes
-            comparison = comparer.finish(model, results) if comparer is not None and model is not None else None
-            report = _report(models, model, results, peak_memory, comparison)
+                    results = run_tasks(model, tasks, config, seeds=seeds, progress=models.progress)
+            peak_memory, comparison = memory.bytes, None
+            with models.clock.phase("statistics"):
+                own = [] if tasks is None else read_answers(results["samples"], tasks.tasks)
+            if comparer is not None and model is not None:
+                comparison = comparer.finish(model, results, own)
+            report = replace(_report(models, model, results, peak_memory, comparison), answers=packed(own))
         finally:
             if lm is not None and hasattr(lm, "session"):
                 lm.session.keep_answers(None)
@@ -210,7 +214,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
         evaluated = evaluated._replace(weights=comparer.weights, observers=observers)
     if log_folder is None or tasks is None:
         return evaluated
-    fields = sample_fields(tasks.tasks) if comparer is None else comparer.fields()
+    fields = sample_fields(tasks.tasks, own) if comparer is None else comparer.fields(own)
     write = partial(write_samples, samples, config.sample_log_num, log_folder, fields)
     return evaluated._replace(write_logs=write)
 

@@ -29,7 +29,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> LoadedTasks:
 
 def run(lm: Any, tasks: LoadedTasks) -> Any:
     config = EvaluationConfig.parse({"model": {"path": "m"}, "tasks": TASKS, "bootstrap_iters": 0})
-    return run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
+    return run_tasks(lm, tasks, config, seeds=Seeds())
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def _run(lm: OrtLM, *tasks: str, **values: Any) -> dict[str, Any]:
     given = {"num_fewshot": NUM_SHOTS, "limit": NUM_DOCUMENTS, "bootstrap_iters": 0, **values}
     settings = EvaluationSettings(tasks=list(tasks), include_path=str(TASKS), **given)
     loaded = load_tasks(list(tasks), str(TASKS), Seeds())
-    return run_tasks(lm, loaded, settings, seeds=Seeds(), log_samples=True)
+    return run_tasks(lm, loaded, settings, seeds=Seeds())
 
 
 def test_pictures_of_examples_reach_the_prompt_in_its_order_and_are_encoded_once() -> None:
@@ -131,7 +131,7 @@ def test_examples_without_pictures_and_none_at_all_change_nothing(tmp_path: Path
         for num_shots in (0, 2):
             settings = EvaluationSettings(tasks=["plain"], num_fewshot=num_shots, limit=2, bootstrap_iters=0)
             loaded = load_tasks(["plain"], str(tmp_path), Seeds())
-            found = run_tasks(lm, loaded, settings, seeds=Seeds(), log_samples=True)
+            found = run_tasks(lm, loaded, settings, seeds=Seeds())
             for sample in found["samples"]["plain"]:
                 ((context, _),) = sample["arguments"]
                 assert context.count("Ann sees") == num_shots + 1

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from olive_ext.backends.lm_eval_run import sample_line
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError
 from olive_ext.report import to_json
 from olive_ext.report.html.render import render
+from olive_ext.report.report import plain
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
+from olive_ext.run.reference.answers import read_answers
+from olive_ext.run.reference.packed_answers import packed
+from olive_ext.run.sample_logs import sample_fields, write_samples
 from tests.refusals import refused
 from tests.report.synthetic import comparison, report
 
@@ -22,19 +28,15 @@ CHOICES = ("red", "green", "blue\u2028ish")
 
 
 def line(number: int, is_right: bool, **changes: Any) -> dict[str, Any]:
-    """A multiple-choice document as lm-eval logs it; the first choice is the right one."""
-    scores = ["-1.5", "-2.5", "-3.5"] if is_right else ["-2.5", "-3.5", "-1.5"]
-    responses = [[score, "False"] for score in scores]
+    """A multiple-choice document as lm-eval hands it over; the first choice is the right one."""
+    scores = [-1.5, -2.5, -3.5] if is_right else [-2.5, -3.5, -1.5]
     return {
         "doc_id": number,
         "doc": {"question": f"Colour {number}?"},
-        "target": "0",
-        "arguments": {
-            f"gen_args_{place}": {"arg_0": f"Example.\n\nColour {number}?", "arg_1": f" {choice}"}
-            for place, choice in enumerate(CHOICES)
-        },
-        "resps": [[response] for response in responses],
-        "filtered_resps": responses,
+        "target": 0,
+        "arguments": [(f"Example.\n\nColour {number}?", f" {choice}") for choice in CHOICES],
+        "resps": [[(score, False)] for score in scores],
+        "filtered_resps": [(score, False) for score in scores],
         "filter": "none",
         "metrics": ["acc"],
         "doc_hash": f"d{number}",
@@ -46,7 +48,7 @@ def line(number: int, is_right: bool, **changes: Any) -> dict[str, Any]:
 
 
 def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable[[dict[str, Any]], Any] = id) -> Path:
-    """A report's folder with a log of the task `colours`; `change` edits report.json."""
+    """A report's folder with the answers `lines` of the task `colours`, and their log; `change` edits report.json."""
     target = folder / name
     target.mkdir(parents=True)
     values = json.loads(to_json(report(f"models/{name}")))
@@ -69,10 +71,18 @@ def place(folder: Path, name: str, lines: list[dict[str, Any]], change: Callable
         "max_length": 512,
     }
     change(values)
+    listed = values["results"]["configs"]["colours"]["metric_list"]
+    task = SimpleNamespace(
+        aggregation=lambda: {item["metric"]: item.get("aggregation", "mean") for item in listed},
+        higher_is_better=lambda: {"acc": True},
+        doc_to_text=lambda doc: doc["question"],
+        doc_to_choice=lambda doc: [*CHOICES],
+    )
+    samples = {"colours": lines} if lines else {}
+    answers = read_answers(samples, {"colours": task})
+    values["answers"] = plain(packed(answers))
     (target / "report.json").write_text(json.dumps(values))
-    if lines:
-        text = "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in lines)
-        (target / "samples_colours.jsonl").write_text(text)
+    write_samples(samples, len(lines), target, sample_fields({"colours": task}, answers))
     return target
 
 
@@ -103,17 +113,25 @@ def test_reports_without_logs_have_scores_only(tmp_path: Path) -> None:
     assert "Scores" in render(page)
 
 
-def test_logs_of_different_lengths_are_paired_where_both_have_a_document(tmp_path: Path) -> None:
-    short = place(tmp_path, "b", WORSE)
-    (short / "samples_colours.jsonl").write_text("".join(json.dumps(item) + "\n" for item in WORSE[:4]))
-    page = compare([str(place(tmp_path, "a", BASE)), str(short)])
-    assert page.contrasts[0].comparison.outcomes[0].num_documents == 4
-
-
-def test_own_question_of_a_log_is_taken_before_the_prompt(tmp_path: Path) -> None:
-    own = [{**item, "olive_ext": {"question": f"Only {item['doc_id']}"}} for item in WORSE]
-    page = compare([str(place(tmp_path, "a", BASE)), str(place(tmp_path, "b", own))])
-    assert page.contrasts[0].comparison.flips[0].question == "Only 0"
+@pytest.mark.parametrize("num_logged", [0, 2])
+def test_documents_that_are_not_logged_are_paired_too(num_logged: int, tmp_path: Path) -> None:
+    """The report keeps what each answer is worth; texts alone are in the logs."""
+    pair = [place(tmp_path, "float", BASE), place(tmp_path, "int4", WORSE)]
+    whole = compare([*map(str, pair)]).contrasts[0].comparison
+    for folder in pair:
+        log = folder / "samples_colours.jsonl"
+        lines = log.read_text(encoding="utf-8").split("\n")[:num_logged]
+        log.unlink()
+        if num_logged:
+            log.write_text("\n".join(lines), encoding="utf-8")
+    page = compare([*map(str, pair)])
+    found = page.contrasts[0].comparison
+    assert found.outcomes == whole.outcomes
+    assert [(flip.doc_id, flip.direction, bool(flip.question)) for flip in found.flips] == [
+        (flip.doc_id, flip.direction, flip.doc_id < num_logged) for flip in whole.flips
+    ]
+    assert [flip.candidate_answer for flip in found.flips[:num_logged]] == ["blue\u2028ish"] * num_logged
+    assert render(page)
 
 
 def test_folder_of_reports_stands_for_them_and_names_can_be_given(tmp_path: Path) -> None:
@@ -268,13 +286,13 @@ def test_reports_of_a_chain_are_named_after_their_passes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("log", "code", "holds"),
-    [(BASE, "not_comparable", ("0.7000", "0.6000")), ([*WORSE, {}], "damaged", ("samples_colours", "11"))],
+    [(BASE, "not_comparable", ("samples_colours", "document 0")), ([*WORSE, {}], "damaged", ("samples_colours", "11"))],
 )
 def test_log_of_another_run_and_a_broken_one_are_refused(
     log: list[dict[str, Any]], code: str, holds: tuple[str, ...], tmp_path: Path
 ) -> None:
     first, second = place(tmp_path, "a", BASE), place(tmp_path, "b", WORSE)
-    (second / "samples_colours.jsonl").write_text("".join(json.dumps(item) + "\n" for item in log))
+    (second / "samples_colours.jsonl").write_text("".join(sample_line(item) if item else "{}\n" for item in log))
     with refused(ConfigError, code, holds=holds):
         compare([str(first), str(second)])
 
@@ -287,6 +305,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert "0.70 ± 0.10" in out
     assert "(\N{MINUS SIGN}0.10)" in out
     assert "int4: not decided: " in out
+    assert "  documents of colours: lost 0, 1; won 7" in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
@@ -305,11 +324,7 @@ def test_command_refuses_one_report_and_missing_ones(tmp_path: Path, capsys: pyt
         ('"n": 2', '"n": ' + "9" * 5000, "is no report of olive-ext: Exceeds the limit"),
         ('"n": 2', '"n": ' + "[" * 100_000, "is no report of olive-ext: it is nested too deeply"),
         ('"acc": true', '"acc": [' * 3 + "]" * 3, "is no report of olive-ext: Expecting"),
-        (
-            '"colours": {"acc": true}',
-            '"colours": "x"',
-            "is a broken report, or one that is not understood: AttributeError",
-        ),
+        ('"num_documents": 2', '"num_documents": 3', "'numbers' is not of 3 documents"),
         ('"configs": {', '"configs": 5, "x": {', "is a broken report, or one that is not understood: "),
     ],
 )

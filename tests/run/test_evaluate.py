@@ -15,9 +15,10 @@ import pytest
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RecordsError, RunError, TaskError
 from olive_ext.records.journal import Journal
-from olive_ext.report import Metric, Report, from_json
+from olive_ext.report import Metric, Report, from_json, to_json
 from olive_ext.report.page import check_comparable
 from olive_ext.run import evaluate
+from olive_ext.run.reference.packed_answers import unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
 from tests.refusals import refused
@@ -208,6 +209,20 @@ def test_report_and_samples_are_written_whole(folder: Path, tmp_path: Path) -> N
     ]
     assert lines[0]["arguments"]["gen_args_0"]["arg_0"] == "the"
     assert lines[0]["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 6
+
+
+def test_report_keeps_what_each_answer_is_worth(folder: Path) -> None:
+    """Without sample logs and without a reference; all numbers of all metrics that are means come back from it."""
+    report = from_json(to_json(evaluate(config(folder), lm=ort_lm())))
+    found = {
+        (each.task, name, each.filter): [answer.values[name] for answer in each.by_document.values()]
+        for each in unpacked(report.answers)
+        for name in each.metrics
+    }
+    known = {key: value for key, value in numbers(report).items() if key[0] != "tiny_rolling"}
+    means = {key: math.fsum(values) / len(values) for key, values in found.items()}
+    assert {key: means[key] for key in known} == pytest.approx(known, abs=1e-12)
+    assert {item.text_metric for item in report.answers} == {"", "word_perplexity"}
 
 
 def test_interrupted_run_resumes_and_computes_only_the_chunk_in_flight_again(folder: Path, tmp_path: Path) -> None:

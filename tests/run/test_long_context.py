@@ -81,7 +81,7 @@ def test_needles_of_any_length_score_what_one_whole_pass_gives(checkpoint: Path,
     tasks = load_tasks(["needle"], str(tmp_path), metadata=given)
     settings = EvaluationSettings.parse({"tasks": ["needle"], "bootstrap_iters": 0})
     with OrtLM(str(package), engine={"chunk_size": 512}) as lm:
-        samples = run_tasks(lm, tasks, settings, seeds=Seeds(), log_samples=True)["samples"]["needle"]
+        samples = run_tasks(lm, tasks, settings, seeds=Seeds())["samples"]["needle"]
         counters = lm.session.counters
     contexts = [str(sample["arguments"][0][0]) for sample in samples]
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), LlamaForCausalLM.from_pretrained(checkpoint).eval()

@@ -6,14 +6,16 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lm_eval.loggers import EvaluationTracker
 
 from olive_ext.errors import RunError
-from olive_ext.run.sample_logs import OWN, log_path, read_logs, write_samples
+from olive_ext.run.reference.answers import question_of, read_answers, target_of
+from olive_ext.run.reference.packed_answers import packed, unpacked
+from olive_ext.run.sample_logs import OWN, log_path, read_logs, sample_fields, write_samples
 from tests.refusals import refused
-from tests.report.synthetic import report
 
 TASK = "group/colours"
 
@@ -71,18 +73,22 @@ def test_first_documents_of_every_filter_with_own_fields_under_one_key(tmp_path:
     assert written[0]["doc"]["half"] == "\ud83d"
 
 
-def test_log_is_read_back_as_the_samples_it_came_from(tmp_path: Path) -> None:
-    write_samples(SAMPLES, 1, tmp_path)
-    results = {"configs": {TASK: {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}}}
-    made = report()
-    logs = read_logs(tmp_path, type(made)(metrics=(), results=results))
-    first = logs.samples[TASK][0]
-    assert {key: first[key] for key in ("target", "arguments", "resps")} == {
-        key: SAMPLES[TASK][0][key] for key in ("target", "arguments", "resps")
-    }
-    (answers, _) = logs.answers()
-    assert answers.by_document[0].text == "green"
-    assert answers.by_document[0].values == {"acc": 1.0}
+def test_texts_of_a_log_are_read_back(tmp_path: Path) -> None:
+    task = SimpleNamespace(
+        aggregation=lambda: {"acc": "mean"},
+        higher_is_better=dict,
+        doc_to_text=lambda doc: doc["question"],
+        doc_to_choice=lambda doc: ["red", "green"],
+    )
+    answers = read_answers(SAMPLES, {TASK: task})
+    write_samples(SAMPLES, 1, tmp_path, sample_fields({TASK: task}, answers))
+    kept = unpacked(packed(answers))
+    assert {item.text for each in kept for item in each.by_document.values()} == {""}
+    logs = read_logs(tmp_path, kept)
+    assert [[item.text for item in each.by_document.values()] for each in logs.answers] == [["green", "", ""]] * 2
+    (first, _) = logs.samples[TASK]
+    assert question_of(logs.tasks[TASK], first) == "Which?"
+    assert target_of(logs.tasks[TASK], first) == "green"
 
 
 def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def points(text: str) -> float:
 
 
 _RUN = (
-    "Folder of an evaluation with its sample logs, or a .json or .yaml file with the keys of an evaluation, which is "
+    "Folder of an evaluation, or a .json or .yaml file with the keys of an evaluation, which is "
     'then made here; with "documents": "enough" it stops as soon as the decision is certain.'
 )
 _BASELINE = "File with the baseline: metrics with errors, and each document's values under a key of its content."

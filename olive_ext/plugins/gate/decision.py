@@ -6,19 +6,14 @@ Knows no form of a result.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
-import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from olive_ext.config import Certain, EvaluationConfig
@@ -33,7 +28,7 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.report import Metric, Report, to_json, write_texts
+from olive_ext.report import Metric, PackedAnswers, Report, model_name, to_json, write_texts
 from olive_ext.report.changes import changes_of, difference_texts, judged
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
@@ -44,9 +39,9 @@ from olive_ext.report.verdict import EXIT_STATUS, Reason, Status, Verdict, possi
 from olive_ext.run import check_complete, evaluate
 from olive_ext.run.earlier_reports import Named, load
 from olive_ext.run.models import STOP_FACTS, damaged_cache, stops_of
-from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer
+from olive_ext.run.reference.answers import Answers
+from olive_ext.run.reference.packed_answers import keyed, unpacked
 from olive_ext.run.reference.pairing import compare_answers, compare_texts, without_value
-from olive_ext.run.sample_logs import Logs
 
 Decision = Literal["passed", "loss", "cannot tell"]
 
@@ -117,7 +112,6 @@ STATUS: Mapping[Decision, int] = {decision: EXIT_STATUS[status] for status, deci
 """Exit status of a decision."""
 
 _SETTINGS = (".json", ".yaml", ".yml")
-_ALL_DOCUMENTS = 1 << 31
 _NO_FAULTS = Comparison({})
 
 
@@ -141,7 +135,9 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
     path = Path(run)
     baseline = None if update else read_baseline(Path(file))
     if path.name == "report.json" or path.suffix.lower() not in _SETTINGS:
-        return _of_folder(run, file, baseline, within)
+        if len(named := load([run])) != 1:
+            raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
+        return _of_report(named[0], file, baseline, within)
     from olive_ext.check import read_recipe
 
     values = dict(read_recipe(path))
@@ -157,48 +153,45 @@ def gate(run: str, file: str, within: float | None = None, *, update: bool = Fal
         if baseline is not None:
             certain = Certain(within=config.matters / 100) if claim is None else Certain.parse(claim, where="certain")
             return _of_drawn(config, certain, baseline)
-    with tempfile.TemporaryDirectory() as scratch:
-        given = {"output_dir": scratch, **values, **matters, "sample_log_num": _ALL_DOCUMENTS}
-        config = EvaluationConfig.of({**given, "sample_log_dir": given["output_dir"]}, {}).as_job()
-        if (reference := config.reference) is not None and reference.mode == "auto":
-            # It is asked once for its content, and not beside every commit's model.
-            config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
-        check_complete(evaluate(config, progress=True), config.on_error)
-        return _of_folder(str(config.output_dir), file, baseline, within)
+    config = EvaluationConfig.of({**values, **matters}, {}).as_job()
+    if (reference := config.reference) is not None and reference.mode == "auto":
+        # It is asked once for its content, and not beside every commit's model.
+        config = config.model_copy(update={"reference": reference.model_copy(update={"mode": "recorded"})})
+    report = evaluate(config, progress=True)
+    check_complete(report, config.on_error)
+    return _of_report(Named(model_name(report), report, path.parent), file, baseline, within)
 
 
-def _of_folder(run: str, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
-    named = load([run])
-    if len(named) != 1:
-        raise ConfigError(f"'{run}' holds {len(named)} reports: give one")
+def _of_report(run: Named, file: str, baseline: Baseline | None, within: float | None) -> Gated | Baseline:
+    report = run.report
     if baseline is not None:
-        return gate_report(named[0], file, baseline, within)
-    if named[0].report.comparison is not None and named[0].report.comparison.certainty is not None:
-        raise MissingError(f"'{run}' has drawn documents alone: a baseline needs all of them ('documents' = \"all\")")
-    answers = complete_answers(named[0])
-    if faults := len(named[0].report.missing) + non_finite_requests(named[0].report.metrics):
+        return gate_report(run, file, baseline, within)
+    if report.comparison is not None and report.comparison.certainty is not None:
+        raise MissingError(
+            f"'{run.name}' has drawn documents alone: a baseline needs all of them ('documents': \"all\")"
+        )
+    if faults := len(report.missing) + non_finite_requests(report.metrics):
         without = counted(faults, "request")
-        raise MissingError(f"'{run}' has {without} without a finite answer: a baseline needs an answer to each")
-    made = baseline_of(named[0].report, answers)
+        raise MissingError(f"'{run.name}' has {without} without a finite answer: a baseline needs an answer to each")
+    made = baseline_of(report)
     write_texts({Path(file): to_json(made)}, Path(file).parent, "the baseline")
     return made
 
 
 def gate_report(run: Named, file: str, baseline: Baseline, within: float | None = None) -> Gated:
-    """The decision on a report with its logs."""
-    report, logs = run.report, run.logs
+    """The decision on a report, by the answers that it keeps."""
+    report = run.report
     if report.comparison is not None and report.comparison.certainty is not None:
         raise NotComparableError(f"'{run.name}' has drawn documents by another reference: give its settings file")
-    own = [keyed(item) for item in complete_answers(run) if item.judged]
-    if not own:
-        raise MissingError(f"'{run.folder}' has no sample logs: evaluate with 'sample_log_num' of all documents")
+    if not (own := run.answers):
+        raise MissingError(f"'{run.name}' has no value for any document: evaluate it anew")
     matters = float(report.config.get("matters", Comparison.matters)) if within is None else within
     faults = Comparison({}, (), (), (), {}, len(report.missing), non_finite_requests(report.metrics), matters=matters)
     faults = replace(faults, stops=stops_of(baseline.model, report.model), metrics=report.results)
     faults = replace(faults, damaged=damaged_cache(baseline.model, report.model))
     date = report.results.get(TEMPLATE_DATE)
     dates = f": the chat template prints the date, {date}, and the baseline is of {baseline.created[:10]}"
-    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), logs, dates if date else "")
+    gated = gate_answers(baseline.answers(), own, faults, (file, run.name), dates if date else "")
     refuse_other_definitions(baseline, report.results)
     silent = _not_held(report, own)
     notes = [f"{joined(silent)}: not held, there is no value for each document"] if silent else []
@@ -218,7 +211,6 @@ def gate_answers(
     after: Sequence[Answers],
     faults: Comparison = _NO_FAULTS,
     names: tuple[str, str] = ("the baseline", "the run"),
-    logs: Logs | None = None,
     dates: str = "",
 ) -> Gated:
     """The decision on answers under the digests of baselines. Documents are paired where prompts, choices and target
@@ -243,11 +235,9 @@ def gate_answers(
             many = counted(len(unanswered), "document")
             notes.append(f"{second.task}: {many} of the baseline without a value in the run")
         lacking |= unanswered
-    samples = {item.task: [] for item in after} if logs is None else logs.samples
-    tasks = {} if logs is None else logs.tasks
     try:
         both = [one for one, _ in common], [two for _, two in common]
-        outcomes, _, lengths = compare_answers(*both, samples, tasks, faults.matters)
+        outcomes, _, lengths = compare_answers(*both, {}, {}, faults.matters)
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{names[0]}' and '{names[1]}': {error}") from error
     missing, texts = max(faults.missing, len(lacking)), tuple(compare_texts(*both))
@@ -350,12 +340,6 @@ def _decided(comparison: Comparison, notes: tuple[str, ...]) -> Gated:
 
 
 FORMAT = 3
-_KEY_BYTES = 4
-"""Bytes of a digest: by 32 bits one of 4,000 documents that changed is taken for an earlier one in one of a million."""
-
-_MOST_BYTES = 1 << 26
-"""The most bytes that packed numbers unfold to: 8 million documents; a file of more is no baseline of ours."""
-
 _DEFINITION = (
     "output_type",
     "doc_to_text",
@@ -375,34 +359,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One task's answers by one filter, [D] each, as base64 of zlib's form of little-endian numbers."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    task: str
-    filter: str
-    higher_is_better: Mapping[str, bool]
-    """By metric, in the task's order."""
-
-    num_documents: int
-    numbers: str
-    """The documents' numbers in the task, as 32 bits each."""
-
-    keys: str
-    """The first 4 bytes of SHA-256 of lm-eval's digest of the document, and of those of what is asked and target."""
-
-    values: Mapping[str, str]
-    """By metric, as 64 bits; NaN where a request had no answer."""
-
-    text_metric: str = ""
-    """As in `Answers`; `values` then have log-likelihoods and lengths."""
-
-    margins: str | None = None
-    """How sure the model was (`DocumentAnswer.margin`), as 16 bits: ranks alone are read. None of generations."""
-
-
-@dataclass(frozen=True)
 class Baseline:
     """Where the numbers are from, and the numbers: one small JSON file that a repository keeps."""
 
@@ -418,24 +374,19 @@ class Baseline:
 
     versions: Mapping[str, str]
     metrics: tuple[Metric, ...]
-    documents: tuple[Packed, ...]
+    documents: tuple[PackedAnswers, ...]
     definitions: Mapping[str, str]
     """By task, what `definitions` gives."""
 
     def answers(self) -> list[Answers]:
-        """The answers, under short digests. Raises `ValueError` where packed numbers are not `num_documents`, and where
-        a task's filter is there twice."""
-        names = [(item.task, item.filter) for item in self.documents]
-        if twice := [item for item in names if names.count(item) > 1]:
-            raise ValueError(f"documents: '{twice[0][0]}' by filter '{twice[0][1]}' is there twice")
-        return [_unpacked(item) for item in self.documents]
+        """The answers, under short digests. Raises `ValueError` as `unpacked` does."""
+        return unpacked(self.documents)
 
 
-def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
-    """The baseline of a report and the answers in its logs. Raises `ConfigError` where there are none."""
-    packed = tuple(_packed(item) for item in answers if item.judged)
-    if not packed:
-        raise ConfigError("a baseline needs each document's values: evaluate with 'sample_log_num' of all documents")
+def baseline_of(report: Report) -> Baseline:
+    """The baseline of a report. Raises `ConfigError` where it has no answers."""
+    if not report.answers:
+        raise MissingError("a baseline needs a value for each document, which no task of the report has")
     facts = ("path", "kind", "content_hash", "mode", "parts_failure", *STOP_FACTS)
     reference = {} if report.comparison is None else report.comparison.reference
     return Baseline(
@@ -445,7 +396,7 @@ def baseline_of(report: Report, answers: Sequence[Answers]) -> Baseline:
         reference={key: reference[key] for key in facts if key in reference} | _records(reference),
         versions=report.versions,
         metrics=tuple(item for item in report.metrics if item.n is not None),
-        documents=packed,
+        documents=report.answers,
         definitions=definitions(report.results),
     )
 
@@ -494,93 +445,3 @@ def read_baseline(file: Path) -> Baseline:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"no baseline: {first_line(error)}", "--baseline", file, code="damaged") from error
     return read
-
-
-def complete_answers(run: Named) -> list[Answers]:
-    """The answers in the logs. Raises `ConfigError` where these have fewer documents than the report: the others may
-    all be lost."""
-    answers = run.logs.answers()
-    known = {(item.task, item.metric, item.filter): item.n or 0 for item in run.report.metrics}
-    for item in answers:
-        logged = len(item.by_document)
-        most = max((known.get((item.task, name, item.filter), 0) for name in item.judged), default=0)
-        if logged < most:
-            problem = f"'{run.folder}' logs {logged:,} of {most:,} documents of '{item.task}': log all"
-            raise MissingError(problem, "sample_log_num")
-    return answers
-
-
-def keyed(answers: Answers) -> Answers:
-    """The answers under the digests of baselines."""
-    short = {
-        number: replace(item, digest=" ".join(_short(item.digest.split(" ", 1)[part]) for part in (0, -1)))
-        for number, item in answers.by_document.items()
-    }
-    return replace(answers, by_document=short)
-
-
-def _short(digest: str) -> str:
-    return hashlib.sha256(digest.encode()).hexdigest()[: 2 * _KEY_BYTES]
-
-
-def _packed(answers: Answers) -> Packed:
-    documents = keyed(answers).by_document
-    margins = [item.margin for item in documents.values()]
-    values = {
-        metric: _text(np.array([item.values.get(metric, np.nan) for item in documents.values()], "<f8"))
-        for metric in [*answers.metrics, *((NATS, UNITS) if answers.text_metric else ())]
-    }
-    with np.errstate(over="ignore"):
-        narrow = None if None in margins else _text(np.array(margins, "<f8").astype("<f2"))
-    return Packed(
-        task=answers.task,
-        filter=answers.filter,
-        higher_is_better=answers.metrics,
-        num_documents=len(documents),
-        numbers=_text(np.array(list(documents), "<u4")),
-        keys=_text(np.frombuffer(bytes.fromhex("".join(item.digest for item in documents.values())), "u1")),
-        values=values,
-        text_metric=answers.text_metric,
-        margins=narrow,
-    )
-
-
-def _unpacked(packed: Packed) -> Answers:
-    name, count = f"documents of '{packed.task}'", packed.num_documents
-    if {*packed.values} != {*packed.higher_is_better, *((NATS, UNITS) if packed.text_metric else ())}:
-        raise ValueError(f"{name}: 'values' and 'higher_is_better' name other metrics")
-    numbers = _array(packed.numbers, "<u4", count, f"{name}: 'numbers'").tolist()
-    keys = _array(packed.keys, "u1", 2 * count * _KEY_BYTES, f"{name}: 'keys'").reshape(-1, 2, _KEY_BYTES)
-    values = {
-        metric: _array(text, "<f8", count, f"{name}: 'values.{metric}'").tolist()
-        for metric, text in packed.values.items()
-    }
-    margins: list[Any] = [None] * count
-    if packed.margins is not None:
-        margins = _array(packed.margins, "<f2", count, f"{name}: 'margins'").tolist()
-    answers = {
-        number: DocumentAnswer(
-            digest=" ".join(key.tobytes().hex() for key in keys[place]),
-            values={metric: column[place] for metric, column in values.items() if column[place] == column[place]},
-            text="",
-            margin=margins[place],
-        )
-        for place, number in enumerate(numbers)
-    }
-    if len(answers) != count:
-        raise ValueError(f"{name}: 'numbers' has a document twice")
-    return Answers(packed.task, packed.filter, packed.higher_is_better, answers, packed.text_metric)
-
-
-def _text(array: npt.NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
-
-
-def _array(text: str, dtype: str, count: int, what: str) -> npt.NDArray[Any]:
-    try:
-        unfolded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
-    except (ValueError, zlib.error) as error:
-        raise ValueError(f"{what} cannot be unpacked ({error})") from error
-    if len(unfolded) != count * np.dtype(dtype).itemsize:
-        raise ValueError(f"{what} is not of {count} documents")
-    return np.frombuffer(unfolded, dtype)

@@ -106,7 +106,7 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
         metrics = _mean_metrics(task)
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
             chosen = [line for line in lines if line["filter"] == filter_name]
-            valued = [key for key in metrics if any(_is_value(line.get(key)) for line in chosen)]
+            valued = [key for key in metrics if any(is_value(line.get(key)) for line in chosen)]
             answers = {int(line["doc_id"]): _answer(task, line, valued) for line in chosen}
             if any(LENGTHS[-1] in answer.values for answer in answers.values()):
                 metrics.setdefault(LENGTHS[-1], False)
@@ -174,19 +174,20 @@ def _mean_metrics(task: Any) -> dict[str, bool]:
     return {key: directions.get(key) is not False for key, name in names.items() if name in MEANS}
 
 
-def _is_value(value: object) -> bool:
+def is_value(value: object) -> bool:
+    """Whether a metric's value of a document is a finite number."""
     return isinstance(value, Real) and math.isfinite(value)
 
 
 def _of_text(value: Any) -> dict[str, float]:
     """A text's log-likelihood in nats and its length; empty for a value that is no such pair."""
-    pair = [float(item) for item in value if _is_value(item)] if isinstance(value, list | tuple) else []
+    pair = [float(item) for item in value if is_value(item)] if isinstance(value, list | tuple) else []
     is_pair = isinstance(value, list | tuple) and len(value) == len(pair) == 2 and pair[1] > 0
     return dict(zip((NATS, UNITS), pair, strict=True)) if is_pair else {}
 
 
 def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
-    values = {name: float(line[name]) for name in metrics if _is_value(line.get(name))}
+    values = {name: float(line[name]) for name in metrics if is_value(line.get(name))}
     values |= next(filter(None, (_of_text(line.get(key)) for key in TEXT_METRICS)), {})
     if (cut_off := share_cut_off(line)) is not None:
         values.setdefault(LENGTHS[-1], cut_off)
@@ -205,8 +206,7 @@ def _answer(task: Any, line: Sample, metrics: Sequence[str]) -> DocumentAnswer:
 def share_cut_off(line: Sample) -> float | None:
     """The share of a document's generated answers that only their limit ended; None where that is not known."""
     ends: list[Any] = [getattr(item, "is_cut", None) for items in line["resps"] for item in items]
-    logged: float | None = line.get(OWN, {}).get(LENGTHS[-1])
-    return logged if None in ends or not ends else math.fsum(ends) / len(ends)
+    return None if None in ends or not ends else math.fsum(ends) / len(ends)
 
 
 def _read(task: Any, line: Sample, metric: str) -> tuple[str, float | None, tuple[float, ...]]:

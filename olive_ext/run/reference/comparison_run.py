@@ -98,9 +98,6 @@ class Comparer:
         """Requests for which the reference's output was not finite where it ran alone."""
 
         self._drawn: Drawn | None = None
-        self._own: Sequence[Answers] = ()
-        """The model's answers, after `finish`."""
-
         self._tokens_fed: int | None = None
         """Fed to the reference where it ran alone; 0 where its records and kept generations held everything."""
 
@@ -156,9 +153,9 @@ class Comparer:
         self.weights = self._drawn.weights
         return results
 
-    def finish(self, lm: Any, results: Mapping[str, Any]) -> Comparison | None:
-        """The comparison, from the model that `open` gave and lm-eval's `results` for it, with samples; None where the
-        model is the reference itself."""
+    def finish(self, lm: Any, results: Mapping[str, Any], own: Sequence[Answers]) -> Comparison | None:
+        """The comparison, from the model that `open` gave, lm-eval's `results` for it, with samples, and its `own`
+        answers in these; None where the model is the reference itself."""
         clock, observer = self._models.clock, self.observer
         if self._mode == "resident":  # it ran under the candidate's steps
             inside = lm.session.describe_execution().get("reference", {}).get("seconds", 0.0)
@@ -173,12 +170,13 @@ class Comparer:
             if observer is not None and self._drawn is None:
                 score_generated(lm, reference.generated, observer)
         with clock.phase("statistics"):
-            return self._compared(lm, results, reference)
+            return self._compared(lm, results["samples"], own, reference)
 
-    def _compared(self, lm: LM, results: Mapping[str, Any], reference: ReferenceRun) -> Comparison:
+    def _compared(
+        self, lm: LM, samples: Mapping[str, Any], own: Sequence[Answers], reference: ReferenceRun
+    ) -> Comparison:
         observer, drawn, weights = self.observer, self._drawn, self.weights
-        samples, tasks, matters = results["samples"], self._tasks.tasks, self._models.config.matters
-        own = self._own = read_answers(samples, tasks)
+        tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.asked_otherwise if self._mode == "answers" else None
         if asked is not None and reference.prompt != (prompt := _first_prompt(lm, samples)):
             asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
@@ -202,11 +200,11 @@ class Comparer:
         )
         return comparison if drawn is None else certain_comparison(comparison, drawn.certainty)
 
-    def fields(self) -> Fields:
-        """Our fields of the sample logs, after `finish`."""
+    def fields(self, own: Sequence[Answers]) -> Fields:
+        """Our fields of the sample logs, after `finish`, where `own` are the model's answers."""
         answers = self.reference.answers if self.reference is not None else []
         by_document = None if self.observer is None or self._mode == "recording" else self.observer.by_document
-        return sample_fields(self._tasks.tasks, answers, by_document, self._own)
+        return sample_fields(self._tasks.tasks, own, answers, by_document)
 
     def _run_resident(self, lm: Any) -> ReferenceRun:
         """Runs lm-eval once more for the reference, whose scores the candidate's run has given; it only generates."""
@@ -226,7 +224,7 @@ class Comparer:
         from olive_ext.backends.lm_eval_run import run_tasks
 
         config, tasks, progress = self._models.config, self._tasks, self._models.progress
-        results = run_tasks(lm, tasks, config, seeds=self._seeds, progress=progress, log_samples=True)
+        results = run_tasks(lm, tasks, config, seeds=self._seeds, progress=progress)
         samples = results.pop("samples")
         answers, prompt = read_answers(samples, tasks.tasks), _first_prompt(lm, samples)
         return ReferenceRun(results, answers, observer, lost_documents(lm), prompt)

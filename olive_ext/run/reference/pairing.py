@@ -80,10 +80,11 @@ def compare_answers(
 ) -> tuple[tuple[Outcome, ...], tuple[Flip, ...], tuple[Outcome, ...]]:
     """Outcomes of each task, metric and filter, the one over all tasks where there are several, the flips of each
     task's metric that speaks for it (`telling`), and the outcomes of answers' lengths, apart. `samples` are the
-    candidate's, `tasks` lm-eval's objects by name, `matters` the points that matter. Where the candidate answered drawn
-    documents alone, `weights` say how many documents each one stands for. Raises `TaskError` where the prompts of the
-    two runs differ but for those that `has_same_prompts` allows. Of answers that are not separated from their reasoning
-    only the share that is cut off is known: its outcome is given where it certainly (exact p below 5 %) changed.
+    candidate's, which give flips their texts, `tasks` lm-eval's objects by name, `matters` the points that matter.
+    Where the candidate answered drawn documents alone, `weights` say how many documents each one stands for. Raises
+    `TaskError` where the prompts of the two runs differ but for those that `has_same_prompts` allows. Of answers that
+    are not separated from their reasoning only the share that is cut off is known: its outcome is given where it
+    certainly (exact p below 5 %) changed.
     """
     prompts = {"is_sample": weights is not None, "has_same_prompts": has_same_prompts}
     every = list(_pairs(reference, candidate, matters, **prompts))
@@ -106,7 +107,7 @@ def compare_answers(
     undrawn = [item.right(name) for task, (item, name) in telling_answers(reference).items() if task not in asked]
     if firsts and len(firsts) + len(undrawn) > 1:
         outcomes.append(_over_all(list(firsts.values()), undrawn, weights))
-    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples[pair.candidate.task], tasks)]
+    flips = [flip for pair in firsts.values() for flip in _flips(pair, samples.get(pair.candidate.task, ()), tasks)]
     nothing: dict[str, Any] = {"documents_needed": {}, "is_binary": False}
     return tuple(outcomes), tuple(flips), tuple(replace(item, **nothing) for item in lengths)
 
@@ -183,21 +184,21 @@ def _flips(pair: _Pair, samples: Sequence[Mapping[str, Any]], tasks: Mapping[str
         for number, one, two in zip(pair.documents, pair.reference_values, pair.candidate_values, strict=True)
         if one != two
     }
-    for sample in samples:
-        number = int(sample["doc_id"])
-        if number in flipped and sample["filter"] == filter_name:
-            yield Flip(
-                task=task,
-                doc_id=number,
-                direction="right_to_wrong" if flipped[number] else "wrong_to_right",
-                question=question_of(tasks[task], sample),
-                target=target_of(tasks[task], sample),
-                reference_answer=pair.reference.by_document[number].text,
-                candidate_answer=pair.candidate.by_document[number].text,
-                metric=pair.metric,
-                filter=filter_name,
-                pictures=thumbnails_of(tasks[task], number),
-            )
+    lines = {int(line["doc_id"]): line for line in samples if line["filter"] == filter_name}
+    for number, is_lost in flipped.items():
+        line, object_of_task = lines.get(number), tasks.get(task)
+        yield Flip(
+            task=task,
+            doc_id=number,
+            direction="right_to_wrong" if is_lost else "wrong_to_right",
+            question="" if line is None else question_of(object_of_task, line),
+            target="" if line is None else target_of(object_of_task, line),
+            reference_answer=pair.reference.by_document[number].text,
+            candidate_answer=pair.candidate.by_document[number].text,
+            metric=pair.metric,
+            filter=filter_name,
+            pictures=thumbnails_of(object_of_task, number),
+        )
 
 
 def thumbnails_of(task: Any, doc_id: int) -> tuple[str, ...]:

@@ -272,7 +272,7 @@ class SampledRun:
         for task, number in documents:
             by_task[task].append(number)
         tasks = self._chosen.of(by_task)
-        return run_tasks(lm, tasks, config, seeds=self.seeds, progress=self.progress, log_samples=True)
+        return run_tasks(lm, tasks, config, seeds=self.seeds, progress=self.progress)
 
     def _drawn(self, sampler: Sampler, observer: Observer | None) -> Drawn:
         weights: dict[str, dict[int, float]] = defaultdict(dict)

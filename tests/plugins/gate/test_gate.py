@@ -22,7 +22,6 @@ from olive_ext.plugins.gate.decision import (
     baseline_of,
     gate,
     gate_answers,
-    keyed,
     read_baseline,
     refuse_other_definitions,
 )
@@ -31,6 +30,7 @@ from olive_ext.report import Report
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.verdict import Reason, Verdict
 from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.packed_answers import keyed, packed
 from olive_ext.run.reference.pairing import compare_answers
 from tests.backends.local_tasks import write_tasks
 from tests.refusals import refused
@@ -99,20 +99,15 @@ def test_baseline_keeps_every_value_number_and_error(baseline: Path) -> None:
 
 def test_baseline_names_the_records_of_its_reference(tmp_path: Path) -> None:
     """The key of a recorded reference, without the place of this machine's cache."""
-    (answers,) = [Answers("task", "none", {"acc": True}, {0: DocumentAnswer("d", {"acc": 1.0}, "")})]
+    kept = packed([Answers("task", "none", {"acc": True}, {0: DocumentAnswer("d", {"acc": 1.0}, "")})])
     reference = {"path": "models/float", "folder": str(tmp_path / "4fd1"), "seconds": 3.0}
-    made = baseline_of(Report((), comparison=Comparison(reference)), [answers])
+    made = baseline_of(Report((), answers=kept, comparison=Comparison(reference)))
     assert made.reference == {"path": "models/float", "records": "4fd1"}
 
 
 def other_choice(item: dict[str, Any]) -> dict[str, Any]:
-    (first, *rest) = item["arguments"].values()
-    return {
-        "arguments": {
-            "gen_args_0": {**first, "arg_1": " violet"},
-            **{f"gen_args_{n}": one for n, one in enumerate(rest, 1)},
-        }
-    }
+    (prompt, _), *rest = item["arguments"]
+    return {"arguments": [(prompt, " violet"), *rest]}
 
 
 @pytest.mark.parametrize(
@@ -129,12 +124,12 @@ def other_choice(item: dict[str, Any]) -> dict[str, Any]:
 )
 def test_documents_are_paired_by_what_is_asked(change: Any, num_paired: int, baseline: Path) -> None:
     """Of 30 documents something differs; the notes say how many are left."""
-    run = folder(baseline.parent, "after", 40)
-    log = run / "samples_colours.jsonl"
-    lines = [json.loads(text) for text in filter(None, log.read_text().split("\n"))]
-    lines = [{**item, **(change(item) if place < 30 else {})} for place, item in enumerate(lines)]
-    log.write_text("".join(json.dumps(item) + "\n" for item in lines))
-    gated, less = held(run, baseline), f"colours: {num_paired} of 400 documents are the same in both"
+    lines = [line(number, number >= 40, prompt_hash=f"p{number}") for number in range(NUMBER)]
+    lines = [{**item, **(change(item) if number < 30 else {})} for number, item in enumerate(lines)]
+    gated, less = (
+        held(place(baseline.parent, "after", lines), baseline),
+        f"colours: {num_paired} of 400 documents are the same in both",
+    )
     assert gated.notes == ((less,) if num_paired < 400 else ())
     assert f"{num_paired} documents" in gated.bounds[0].text
     assert gated.decision == "passed"
@@ -263,12 +258,12 @@ def test_a_claim_that_is_no_mapping_is_a_mistake(baseline: Path, claim: Any) -> 
         gate(str(settings), str(baseline))
 
 
-def test_a_missing_baseline_and_missing_logs_are_named(tmp_path: Path) -> None:
+def test_a_missing_baseline_and_missing_answers_are_named(tmp_path: Path) -> None:
     """The message says what writes a baseline, and what a run lacks."""
     run = place(tmp_path, "bare", [])
     with refused(ConfigError, "no_access", "--baseline"):
         gate(str(run), str(tmp_path / "no.json"))
-    with refused(ConfigError, "wrong_value", holds="sample_log_num"):
+    with refused(ConfigError, "missing", holds="document"):
         gate(str(run), str(tmp_path / "no.json"), update=True)
     assert not (tmp_path / "no.json").exists()
 
@@ -403,17 +398,7 @@ def test_a_lost_end_token_never_passes(tmp_path: Path) -> None:
     assert decisions == {"same": "passed", "lost": "cannot tell"}
 
 
-# What must never leave the gate as passed: losses that logs, baseline or the choice of a metric would hide.
-
-
-def test_logs_of_some_documents_are_refused(baseline: Path) -> None:
-    """The report knows of 400 documents, the log of the first 200: the others may all be lost."""
-    run = folder(baseline.parent, "after", 40)
-    log = run / "samples_colours.jsonl"
-    log.write_text("\n".join(log.read_text().split("\n")[:200]) + "\n")
-    for update in (False, True):
-        with refused(ConfigError, "missing", "sample_log_num", holds=("colours", "200", "400")):
-            gate(str(run), str(baseline), 5.0, update=update)
+# What must never leave the gate as passed: losses that answers, baseline or the choice of a metric would hide.
 
 
 @pytest.mark.parametrize("keep", [True, False])

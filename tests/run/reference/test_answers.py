@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     names = [*NAMES, "tiny_letters", "tiny_last_word"]
     tasks = load_tasks(names, str(folder))
     settings = EvaluationSettings(tasks=names, bootstrap_iters=0, num_fewshot=0)
-    results = run_tasks(ort_lm(), tasks, settings, seeds=Seeds(), log_samples=True)
+    results = run_tasks(ort_lm(), tasks, settings, seeds=Seeds())
     return results, tasks
 
 

@@ -20,7 +20,7 @@ from olive_ext.report.metrics import comparison_metrics, read_metrics
 from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import verdict
 from olive_ext.run.bounds import broken_bounds
-from olive_ext.run.reference.answers import Answers, DocumentAnswer
+from olive_ext.run.reference.answers import Answers, DocumentAnswer, read_answers
 from olive_ext.run.reference.comparison_run import Comparer, Mode
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.reference.sampled_run import BatchAnswers, question_of
@@ -94,8 +94,9 @@ class Run:
         if comparer.is_sampled:
             self.results = comparer.run_sampled(lm)
         else:
-            self.results = run_tasks(lm, tasks, config, seeds=Seeds(), log_samples=True)
-        self.comparison: Comparison = comparer.finish(lm, self.results)
+            self.results = run_tasks(lm, tasks, config, seeds=Seeds())
+        own = read_answers(self.results["samples"], tasks.tasks)
+        self.comparison: Comparison = comparer.finish(lm, self.results, own)
         metrics = sampled_metrics(read_metrics(self.results), self.comparison, self.results)
         self.metrics = {(item.task, item.metric): item for item in (*metrics, *comparison_metrics(self.comparison))}
 
