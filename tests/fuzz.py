@@ -1,9 +1,9 @@
 """Damage at random to what an evaluation is given, and how it may end.
 
 Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
-reference are damaged, journals and reports forged (values replaced under right checksums), folders poisoned (files that
-are links, pipes and sockets, options that name libraries), and inputs made that would hardly end
-(`tests.fuzz_inputs`). A case is right where it ends with status 2 and one line on stderr, or with status 0, or a
+reference are damaged, journals and reports forged (values replaced under right checksums), and folders poisoned (files
+that are links, pipes and sockets, options that name libraries). Inputs that would hardly end are rows of
+`tests/cli/test_mistakes.py`. A case is right where it ends with status 2 and one line on stderr, or with status 0, or a
 verdict's 1 or 3, and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a
 lawful change, and a task without metrics has no numbers. A folder that is poisoned must end with status 2.
 """
@@ -20,7 +20,6 @@ import stat
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,19 @@ import yaml
 
 from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from tests.backends.local_tasks import NAMES, write_tasks
-from tests.check.test_random_packages import GENAI, HF, places, replaced
 from tests.check.tiny import put_model
-from tests.fuzz_inputs import INPUTS, Input
 from tests.refusals import last_lines
 
+DECODER = {
+    "filename": "model.onnx",
+    "head_size": 4,
+    "num_key_value_heads": 2,
+    "inputs": {"input_ids": "input_ids", "past_key_names": "past_key_values.%d.key"},
+    "outputs": {"logits": "logits"},
+    "session_options": {"provider_options": [{"cpu": {}}]},
+}
+GENAI = {"model": {"type": "llama", "context_length": 64, "vocab_size": 320, "eos_token_id": [1], "decoder": DECODER}}
+HF = {"max_position_embeddings": 64, "vocab_size": 320, "eos_token_id": 1, "text_config": {"n_positions": 64}}
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**64, 0.5, -0.0, 1e308, "", "x", "0", "-1", "auto", "none"),
     *("../..", "/", "/dev/null", "\x1b[31m", "a" * 5000, "é\ud7ff", "{{x}}", [], {}, [[]], {"a": 1}, ["x", 1], [None]),
@@ -102,8 +109,16 @@ def package(rng: random.Random, root: Root, here: Path) -> Case:
     return Case(_damage_file(rng, here / "model" / name), root.argv(tasks=NAMES[:1]))
 
 
+def checked(rng: random.Random, root: Root, here: Path) -> Case:
+    """The same, and random bytes in the graph, where the package is checked, not evaluated."""
+    case = package(rng, root, here)
+    if rng.random() < 0.4:
+        case = Case(_damage_bytes(rng, here / "model" / "model.onnx"), [])
+    return Case(case.what, ["check", "model"], has_metrics=False)
+
+
 def graph(rng: random.Random, root: Root, here: Path) -> Case:
-    """Two of the graph's names, types or shapes swapped; `tests/check/test_random_packages.py` damages its bytes."""
+    """Two of the graph's names, types or shapes swapped."""
     file = here / "model" / "model.onnx"
     model = onnx.load(file)
     kind = rng.choice(["node", "input", "output", "initializer"])
@@ -235,17 +250,24 @@ def json_text(content: Any) -> str:
 Damage = Callable[[random.Random, Root, Path], Case]
 
 
-def case_of(make: Input, rng: random.Random, root: Root, here: Path) -> Case:
-    """An input that is made, not damaged."""
-    what, task, more = make(rng, here)
-    return Case(what, root.argv(*more, tasks=[task]))
+KINDS: dict[str, Damage] = {one.__name__: one for one in (tasks, caches, journals, reports, folders, checked)}
+MORE_KINDS: dict[str, Damage] = {one.__name__: one for one in (settings, package, graph)}
 
 
-KINDS: dict[str, Damage] = {one.__name__: one for one in (tasks, caches, journals, reports, folders)}
-MORE_KINDS: dict[str, Damage] = {
-    **{one.__name__: one for one in (settings, package, graph)},
-    **{name: partial(case_of, make) for name, make in INPUTS.items()},
-}
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(found for key, item in inner for found in places(item, (*way, key)))]
+
+
+def replaced(value: Any, way: tuple[Any, ...], new: Any) -> Any:
+    if not way:
+        return new
+    changed = copy.deepcopy(value)
+    place = changed
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = new
+    return changed
 
 
 def _damage_file(rng: random.Random, file: Path) -> str:

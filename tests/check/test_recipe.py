@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 from olive_ext.check import check_recipe, mistakes
@@ -79,12 +78,6 @@ def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> No
     path.write_text("a: &a {x: 1}\nb: {<<: *a, <<: *a, x: 2}\nc:\n- d: 1\n  d: 2\n", encoding="utf-8")
     with refused(ConfigError, "damaged", holds="5"):
         check_recipe(path)
-
-
-def test_yaml_recipe_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-    assert check_recipe(path).problems == []
 
 
 UNKNOWN, NO_NAME, WRONG, NOT_FOUND, MISSING = "unknown_key", "unknown_name", "wrong_value", "not_found", "missing"
@@ -359,12 +352,6 @@ def test_answers_longer_than_the_context_of_the_input_model_are_refused(tmp_path
         "task 'quickstart_generate': 'max_gen_toks' = 512 leaves no room for a prompt: it must be below the model's "
         "max_length of 512"
     ]
-
-
-@pytest.mark.long
-def test_misspelt_task_is_refused_as_the_run_does(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, with_value(OURS, with_folder(tmp_path, "arc_esy")))
-    assert problem.startswith("'evaluators.ours.tasks': unknown task 'arc_esy'")
 
 
 def with_folder(tmp_path: Path, *tasks: str) -> dict[str, Any]:

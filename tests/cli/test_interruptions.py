@@ -51,8 +51,10 @@ MOMENTS = [
 
 
 def _is_sampled(module: str, how: str, number: int) -> bool:
-    """Every module, every signal and every way of passing it over, but not all of their combinations."""
-    return how == "plain" if module != "olive_ext.report" else number == signal.SIGINT
+    """The first moment and the last, both signals, and every way of passing one over, but not all combinations."""
+    return (
+        how == "plain" if module in ("logging", "lm_eval") else (module, number) == ("olive_ext.report", signal.SIGINT)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Random damage to settings, packages, graphs, task files, journals and records of a reference, forged journals and
-reports, poisoned folders, and inputs that would hardly end: the command ends as `tests.fuzz` asks of it."""
+reports, and poisoned folders: the command ends as `tests.fuzz` asks of it."""
 
 from __future__ import annotations
 
