@@ -56,7 +56,7 @@ class ComparedSettings(Strict):
     except where speed or memory is measured (`tokens_per_second`, `peak_memory`, rtfx)."""
 
     output_dir: Place | None = None
-    """Folder for report.json, report.md and report.html. None writes none."""
+    """Folder for report.json, report.md, report.html and eval_results.yaml. None writes none."""
 
     @model_validator(mode="before")
     @classmethod

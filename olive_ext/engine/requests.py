@@ -220,7 +220,7 @@ class Hypothesis:
     stop_id: int | None = None
 
 
-NUMBERS = 3
+NUMBERS = 4
 """Raised by every change that mends a model's numbers, or changes the fields of a comparison: what was kept on disk
 before is not used any more."""
 

@@ -22,17 +22,19 @@ _BELOW_ONE = 1 - 2.0**-20
 
 
 def divergence_graph(vocab_size: int, reference_size: int, num_tokens: int) -> bytes:
-    """KL(reference || candidate) of rows of logits over the first `num_tokens` ids: no token has those beyond.
+    """KL of rows of logits in both directions over the first `num_tokens` ids: no token has those beyond.
 
     Inputs: `reference_logits` float32[R, `reference_size`] and `logits` float32[R, `vocab_size`], `reference_ids` and
     `ids` int64[R, 1], where each is largest.
-    Outputs, float32[R], nats: `kl`; `reference_top_logprobs`, the reference's log-probability of `reference_ids`;
-    `top_logprobs`, the candidate's of the same. R is 1 or more. With p the reference and q the candidate:
+    Outputs, float32[R], nats: `kl`, KL(reference || candidate); `kl_reverse`, KL(candidate || reference);
+    `reference_top_logprobs`, the reference's log-probability of `reference_ids`; `top_logprobs`, the candidate's of the
+    same. R is 1 or more. With p the reference and q the candidate:
 
         kl = sum of p (log p - log q) = sum of e (a - b) / sum of e - log(sum of e) + log(sum of exp b)
 
     where a and b are the logits less their largest and e = exp a. Equal logits give exactly 0. What ids beyond take of
     p is left out; what they take of q is, up to as much, and counts beyond it, because a candidate writes nothing then.
+    `kl_reverse` leaves all of both out.
     """
     writer = _begin("divergence", reference_logits=reference_size, logits=vocab_size, reference_ids=1, ids=1)
     whole = _Softmax.of(writer, "reference_logits", "reference_ids", reference_size)
@@ -41,10 +43,7 @@ def divergence_graph(vocab_size: int, reference_size: int, num_tokens: int) -> b
     candidate = whole_candidate.first(writer, num_tokens, vocab_size)
     # A token of probability 0 adds nothing, even where the candidate's logit is -inf and the product is not a number.
     difference = writer.add("Sub", [reference.below, candidate.below])
-    is_possible = writer.add("Greater", [reference.terms, writer.number(0.0)])
-    product = writer.add("Mul", [reference.terms, difference])
-    terms = writer.add("Where", [is_possible, product, writer.number(0.0)])
-    mean = writer.add("Div", [writer.sum_columns(terms, num_tokens), reference.sum])
+    mean, moved = (_mean_under(writer, one, difference, num_tokens) for one in (reference, candidate))
     constant = writer.add("Sub", [whole_candidate.log_sum, whole.log_sum])
     if num_tokens < max(vocab_size, reference_size):
         beyond = writer.add("Div", [whole.sum, reference.sum])
@@ -52,6 +51,8 @@ def divergence_graph(vocab_size: int, reference_size: int, num_tokens: int) -> b
         constant = writer.add("Sub", [constant, writer.add("Log", [writer.add("Div", [taken, beyond])])])
     # Not below 0, where rounding leads for all but equal distributions.
     _flat(writer, writer.add("Max", [writer.add("Add", [mean, constant]), writer.number(0.0)]), "kl")
+    reverse = writer.add("Sub", [writer.add("Sub", [reference.log_sum, candidate.log_sum]), moved])
+    _flat(writer, writer.add("Max", [reverse, writer.number(0.0)]), "kl_reverse")
     _flat(writer, writer.add("Neg", [whole.log_sum]), "reference_top_logprobs")
     is_longer = reference_size > vocab_size
     known = writer.add("Min", ["reference_ids", writer.integers([vocab_size - 1])]) if is_longer else "reference_ids"
@@ -125,6 +126,14 @@ def recorded_graph(vocab_size: int, top: int, drawn: int, num_tokens: int | None
     _flat(writer, writer.add("Add", [exact, writer.add("Mul", ["tail", log_ratio])]), "kl_lower")
     _flat(writer, _split(writer, logq_RN, 1)[0], "top_logprobs")
     return writer.serialized()
+
+
+def _mean_under(writer: NodeWriter, weights: _Softmax, values_RV: str, num_columns: int) -> str:
+    """The mean of values under a distribution, [R, 1]; values of tokens with probability 0 may be no numbers."""
+    product = writer.add("Mul", [weights.terms, values_RV])
+    is_possible = writer.add("Greater", [weights.terms, writer.number(0.0)])
+    terms = writer.add("Where", [is_possible, product, writer.number(0.0)])
+    return writer.add("Div", [writer.sum_columns(terms, num_columns), weights.sum])
 
 
 def _log_tail_ratio(writer: NodeWriter, p_top: str, logq_top: str) -> str:

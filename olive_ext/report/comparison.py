@@ -161,6 +161,11 @@ class Divergence(_OverDocuments):
     perplexity_ratio_skewness: float | None = None
     """The same of the perplexities' ratio; None in reports that lack it."""
 
+    kl_reverse: float | None = None
+    """Mean of KL(candidate || reference) in nats; None of short records, and where the reference excludes a token."""
+
+    kl_reverse_stderr: float | None = None
+
     @property
     def kl_interval(self) -> tuple[float, float]:
         """95 % interval of the mean KL; infinite of too few documents."""

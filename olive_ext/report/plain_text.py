@@ -1,5 +1,5 @@
-"""Reports as plain text: tables and verdicts on a terminal, reports and chains as GitHub markdown. Knows where cells
-stand, not how they are made."""
+"""Reports as plain text: tables and verdicts on a terminal, reports and chains as GitHub markdown, scores as YAML for
+the Hugging Face Hub. Knows where cells stand, not how they are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from olive_ext.errors import counted, printable
+from olive_ext.report.metrics import non_finite_requests
 from olive_ext.report.numbers import MARKDOWN, fact
 from olive_ext.report.page import COMPARISON, Page, page_of
 from olive_ext.report.report import Report
@@ -122,6 +125,29 @@ def to_markdown(report: Report) -> str:
         _facts("Versions", report.versions),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_eval_results(report: Report) -> str:
+    """The YAML of `.eval_results` on the Hugging Face Hub: the first metric of each task over a dataset there. Empty
+    without one, and where answers are missing or are no numbers.
+
+    Of a group's tasks the group alone stands there. `task_id` should be an id of the dataset's eval.yaml: here it is
+    the name of the dataset's configuration, if that has one of its own, else lm-eval's name of the task.
+    """
+    configs, groups = report.results.get("configs", {}), report.results.get("group_subtasks", {})
+    of_groups = {name for names in groups.values() for name in names}
+    found: dict[str, dict[str, Any]] = {}
+    is_whole = not report.missing and not non_finite_requests(report.metrics)
+    for item in report.metrics if is_whole else ():
+        config = configs.get(next(iter(groups.get(item.task) or [item.task])), {})
+        dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
+        is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) and not Path(dataset).exists()
+        if is_on_hub and item.n is not None and item.task not in {*of_groups, *found}:
+            task = part if part not in (None, "main", "default") and item.task in configs else item.task
+            notes = f"{item.metric}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
+            of_dataset = {"id": dataset, "task_id": task}
+            found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}
+    return yaml.safe_dump(list(found.values()), sort_keys=False) if found else ""
 
 
 def chain_markdown(steps: Sequence[ChainStep]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from olive_ext.errors import ConfigError, RunError, special_kind
 from olive_ext.report.html.render import render, to_html
 from olive_ext.report.page import Page
-from olive_ext.report.plain_text import chain_markdown, to_markdown
+from olive_ext.report.plain_text import chain_markdown, to_eval_results, to_markdown
 from olive_ext.report.report import Report, to_json
 from olive_ext.report.tables import ChainStep
 
@@ -21,22 +21,25 @@ _PROBE_BYTES = 1 << 16
 
 
 def write(report: Report, directory: str | Path, to_html: Callable[[Report], str] = to_html) -> tuple[Path, ...]:
-    """Writes report.json, report.md and report.html into `directory`, made where missing; returns their paths.
+    """Writes report.json, report.md, report.html and, of tasks on the Hugging Face Hub, eval_results.yaml into
+    `directory`, made where missing; returns their paths.
 
     Each file is written under another name in the folder and renamed, so that a reader never sees half a file. Raises
     `RunError` where the disk refuses; the files of an earlier report then stay as they were. A page that cannot be made
-    is left out with a warning, and an earlier one removed: the numbers may have taken hours.
+    is left out with a warning: the numbers may have taken hours. An earlier file that is not written anew is removed.
     """
     directory = Path(directory)
-    page = directory / "report.html"
+    page, scores = directory / "report.html", directory / "eval_results.yaml"
     texts = {directory / "report.json": to_json(report), directory / "report.md": to_markdown(report)}
     try:
         texts[page] = to_html(report)
     except Exception as error:  # noqa: BLE001 - whatever a template throws
         logger.warning("no report.html: %s: %s", type(error).__name__, error)
+    if scored := to_eval_results(report):
+        texts[scores] = scored
     write_texts(texts, directory)
-    if page not in texts:
-        page.unlink(missing_ok=True)
+    for path in {page, scores} - texts.keys():
+        path.unlink(missing_ok=True)
     return tuple(texts)
 
 

@@ -69,6 +69,11 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
         task = view.task_title(group[0][1].task)
         lines = {
             "mean KL, nats ↓": {name: _mean(item) for name, item in group},
+            "reverse KL, nats ↓": {
+                name: str(nats_with_error(item.kl_reverse, item.kl_reverse_stderr))
+                for name, item in group
+                if item.kl_reverse is not None
+            },
             "same top token ↑": {
                 name: percent(item.top1_agreement, item.top1_agreement_stderr) for name, item in group
             },

@@ -37,6 +37,9 @@ class ComparedFields:
     kl_lower: Floats
     """Lower bound of the true KL whichever tokens were drawn, in nats; `kl` itself where that is exact."""
 
+    kl_reverse: Floats
+    """KL(candidate || reference) in nats. NaN of a short record: what the candidate alone finds likely is not in it."""
+
     tail_mass: Floats
     """Reference's probability of all tokens beyond its kept most probable ones; 0 where `kl` is exact."""
 
@@ -93,7 +96,7 @@ POSITION = np.dtype(
         *((name, COMPARED[name]) for name in STORED),
     ]
 )
-"""One stored target, 38 bytes: `document`, its number within the task; `position`, the number of tokens before it;
+"""One stored target, 42 bytes: `document`, its number within the task; `position`, the number of tokens before it;
 `token_class`, an index into `CLASSES` or -1; `logprobs`, its log-probability under the candidate in nats;
 and the compared fields."""
 

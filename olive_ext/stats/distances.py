@@ -50,6 +50,9 @@ def measure_divergence(
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
     by_size = np.maximum(np.searchsorted(HISTOGRAM_EDGES, kl, side="right") - 1, 0)  # estimates may be below zero
     is_known = rows["token_class"] >= 0
+    reverse_N, reverse = _float64(rows, "kl_reverse"), (None, None, None)
+    if np.isfinite(reverse_N).all():
+        reverse = clustered_mean(reverse_N, documents, weights)
     median, p90, p99, p999 = np.quantile(kl, [0.5, 0.9, 0.99, 0.999]).tolist()
     return Divergence(
         task=task,
@@ -75,6 +78,8 @@ def measure_divergence(
         degrees=degrees_of_freedom(np.bincount(documents, weights=weights)),
         kl_skewness=kl_skewness,
         perplexity_ratio_skewness=ratio_skewness,
+        kl_reverse=reverse[0],
+        kl_reverse_stderr=reverse[1],
     )
 
 

@@ -38,7 +38,7 @@ from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
 
-_REPORT = re.compile(r"report(?:-(\d+))?\.(json|md|html)")
+_REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+from huggingface_hub import parse_eval_result_entries
 
 from olive_ext.errors import ConfigError, RunError
 from olive_ext.report import Metric, Report, check_writable, from_json, has_several_filters, to_json, to_markdown
@@ -89,6 +92,44 @@ def test_three_files_are_written_and_nothing_else(tmp_path: Path) -> None:
     assert from_json(json_path.read_text(encoding="utf-8")) == REPORT
     assert markdown_path.read_text(encoding="utf-8") == to_markdown(REPORT)
     assert sorted(path.name for path in folder.iterdir()) == ["report.html", "report.json", "report.md"]
+
+
+def scored(dataset: str, part: str | None = None, **more: object) -> dict[str, object]:
+    return {"dataset_path": dataset, "dataset_name": part, **more}
+
+
+SPACE = "\N{NARROW NO-BREAK SPACE}"
+GROUP = Metric("mmlu_pro", "exact_match", "custom-extract", 0.5, 0.01, True, 12_032)
+HUB = Report(
+    metrics=(
+        *(replace(ACC, task=task) for task in ("gpqa_diamond_zeroshot", "local", "pro_law")),
+        *(replace(ACC, task="gsm8k", metric=name, n=1319) for name in ("exact_match", "other")),
+        GROUP,
+        replace(ACC, task="json", n=None),
+    ),
+    results={
+        "configs": {
+            "gpqa_diamond_zeroshot": scored("Idavidrein/gpqa", "gpqa_diamond"),
+            "gsm8k": scored("openai/gsm8k", "main", num_fewshot=5),
+            "pro_law": scored("TIGER-Lab/MMLU-Pro", num_fewshot=5),
+            "local": scored("json"),
+        },
+        "group_subtasks": {"mmlu_pro": ["pro_law"]},
+    },
+    created="2026-11-21T12:00:00+00:00",
+)
+
+
+def test_scores_on_datasets_of_the_hub_are_written_as_it_reads_them(tmp_path: Path) -> None:
+    *_, path = write_report(HUB, tmp_path)
+    entries = parse_eval_result_entries(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert [(one.dataset_id, one.task_id, one.value, one.date, one.notes) for one in entries] == [
+        ("Idavidrein/gpqa", "gpqa_diamond", 0.25, HUB.created, "acc, 0-shot, 400 documents"),
+        ("openai/gsm8k", "gsm8k", 0.25, HUB.created, f"exact_match, 5-shot, 1{SPACE}319 documents"),
+        ("TIGER-Lab/MMLU-Pro", "mmlu_pro", 0.5, HUB.created, f"exact_match, 5-shot, 12{SPACE}032 documents"),
+    ]
+    assert len(write_report(replace(HUB, missing=({"task": "gsm8k"},)), tmp_path)) == 3
+    assert not path.exists()
 
 
 def test_failing_report_leaves_nothing_behind(tmp_path: Path) -> None:

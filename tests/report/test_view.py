@@ -34,7 +34,11 @@ MINUS, NBSP = "\N{MINUS SIGN}", "\N{NO-BREAK SPACE}"
 METRICS = (Metric("choice", "acc", "none", 0.766, 0.02, True, 400), Metric(ALL, "kl_mean", "none", 0.0123))
 FOUND = Comparison(
     {"path": "models/a|b", "mode": "recorded"},
-    (divergence(ALL), divergence("wiki"), divergence("choice", kl_sampling_error=0.0)),
+    (
+        divergence(ALL),
+        divergence("wiki"),
+        divergence("choice", kl_sampling_error=0.0, kl_reverse=0.0151, kl_reverse_stderr=0.002),
+    ),
     (outcome(), outcome(metric="bleu", is_binary=False, documents_needed={})),
 )
 REPORT = Report(METRICS, model={"path": "m"}, comparison=FOUND)
@@ -51,6 +55,7 @@ TABLE = f"""
 | wiki | same top token ↑ |  |  | 97.10 % |
 | wiki | perplexity, change ↓ |  |  | +2.00 % ± 0.79 |
 | choice | mean KL, nats ↓ |  |  | 0.0123 ± 0.0010 |
+| choice | reverse KL, nats ↓ |  |  | 0.0151 ± 0.0020 |
 | choice | same top token ↑ |  |  | 97.10 % |
 """
 

@@ -55,6 +55,7 @@ def compared(reference: Any, candidate: Any, tokens: Sequence[int], num_targets:
         kl=kl,
         kl_variance=np.zeros(num_targets),
         kl_lower=kl,
+        kl_reverse=(np.exp(q) * (q - p)).sum(1),
         tail_mass=np.zeros(num_targets),
         reference_logprobs=p[rows, targets],
         reference_is_greedy=top == targets,

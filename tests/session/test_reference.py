@@ -76,6 +76,7 @@ def expected(context: Sequence[int], target: Sequence[int], reference: Path, can
     places = np.arange(len(target))
     return {
         "kl": (np.exp(p) * (p - q)).sum(-1),
+        "kl_reverse": (np.exp(q) * (q - p)).sum(-1),
         "reference_logprobs": p[places, target],
         "reference_top_logprobs": p.max(-1),
         "top_logprobs": q[places, p.argmax(-1)],

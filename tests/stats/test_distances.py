@@ -37,6 +37,7 @@ class Logits:
             kl=kl,
             kl_variance=np.zeros(len(p)),
             kl_lower=kl,
+            kl_reverse=np.sum(np.exp(q) * (q - p), axis=1),
             reference_logprobs=p[rows, self.targets],
             same_top=top == q.argmax(axis=1),
             reference_top_logprobs=p[rows, top],
@@ -79,6 +80,7 @@ def test_numbers_are_those_of_the_full_logits() -> None:
     assert (found.num_documents, found.num_positions) == (5, 363)
     assert found.kl.mean == pytest.approx(kl.mean(), rel=1e-6)
     assert found.kl.maximum == pytest.approx(kl.max(), rel=1e-6)
+    assert found.kl_reverse == pytest.approx((np.exp(q) * (q - p)).sum(axis=1).mean(), rel=1e-6)
     assert (found.kl.median, found.kl.p90, found.kl.p99, found.kl.p999) == pytest.approx(
         tuple(np.percentile(kl, [50, 90, 99, 99.9])), rel=1e-6
     )
@@ -210,6 +212,16 @@ def test_sampling_error_adds_up_over_positions() -> None:
     assert found.kl_sampling_error == pytest.approx(math.sqrt(4 * 0.04) / 4)
 
 
+@pytest.mark.parametrize("unknown", [math.nan, math.inf])
+def test_reverse_distance_is_left_out_where_a_position_has_none(unknown: float) -> None:
+    positions = Positions()
+    logprobs, exact = made([4])[0].compared()
+    positions.add(0, logprobs, SimpleNamespace(**{**vars(exact), "kl_reverse": np.array([0.1, unknown, 0.2, 0.1])}))
+    found = measure_divergence("t", positions)
+    assert found is not None
+    assert (found.kl_reverse, found.kl_reverse_stderr) == (None, None)
+
+
 def test_bins_hold_every_position_once() -> None:
     positions = Positions()
     logprobs, exact = made([40])[0].compared()
@@ -240,8 +252,8 @@ def test_joined_tasks_keep_their_documents_apart() -> None:
     assert whole == measure_divergence("all", taken([*one, *two]))
 
 
-def test_a_position_takes_38_bytes() -> None:
-    assert POSITION.itemsize == 38
+def test_a_position_takes_42_bytes() -> None:
+    assert POSITION.itemsize == 42
     positions = taken(made([700, 800]))
     assert len(positions) == 1500
-    assert sys.getsizeof(positions._buffer) <= 2048 * 38
+    assert sys.getsizeof(positions._buffer) <= 2048 * 42

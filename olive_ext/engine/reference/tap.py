@@ -297,6 +297,7 @@ class ReadingTap(Tap):
         else:
             top_R = records_R["ids"][:, 0]
             notes_T["tail_mass"] = records_R["tail"][rows_T]
+            notes_T["kl_reverse"] = np.nan
         notes_T["same_top"] = (top_R == output.greedy_ids)[rows_T]
         return notes_T
 

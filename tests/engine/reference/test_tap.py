@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ def reading_engine(candidate: FakeRunner, records: Records) -> Engine:
     return Engine(candidate, 8, tap=ReadingTap(records, DIVERGENCE))
 
 
-def expected(request: Request) -> dict[str, np.ndarray]:
+def expected(request: Request, *, is_whole: bool = True) -> dict[str, np.ndarray]:
     """The fields of `Compared`, from the definitions."""
     found: dict[str, list[object]] = {}
     first = len(request.tokens) - request.num_targets
@@ -92,6 +93,7 @@ def expected(request: Request) -> dict[str, np.ndarray]:
         q = log_softmax(Nudged(1, SINGLE).logits(prefix, request.source))
         values = {
             "kl": (np.exp(p) * (p - q)).sum(),
+            "kl_reverse": (np.exp(q) * (q - p)).sum() if is_whole else math.nan,
             "reference_logprobs": p[target],
             "reference_is_greedy": p.argmax() == target,
             "same_top": p.argmax() == q.argmax(),
@@ -111,7 +113,7 @@ def assert_compared(requests: Sequence[Request], results: Sequence[Result], *, i
         found = join_compared([request], [result])
         assert found is not None
         assert len(found) == request.num_targets
-        values_of = expected(request)
+        values_of = expected(request, is_whole=is_exact)
         assert result.logprobs == pytest.approx(values_of.pop("logprobs"), abs=3e-6)
         for name, values in values_of.items():
             if name != "kl" or is_exact:
