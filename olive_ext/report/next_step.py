@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from olive_ext.errors import counted
 from olive_ext.report import numbers
 from olive_ext.report.changes import perplexity_change
-from olive_ext.report.comparison import ALL, Comparison
+from olive_ext.report.comparison import ALL, KV_CACHE, PACKAGE_TOKENIZER, Comparison
 from olive_ext.report.numbers import joined
 
 if TYPE_CHECKING:
@@ -37,6 +37,16 @@ _STEPS: Mapping[str, str] = {
     "place_different": "`reference.repro` (`--repro DIR`) writes the first node that differs as a graph of its own",
 }
 
+_REPAIRS: Mapping[str, str] = {
+    "genai_config.json": "write what the graph has into genai_config.json, or name the graph to be judged "
+    "(`onnx_file_name`)",
+    "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
+    PACKAGE_TOKENIZER: "copy the files of the tokenizer that was given into the package, or judge the package's own "
+    "(leave `tokenizer` out)",
+    KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
+}
+"""What to do about what is damaged and no constant of the graph: the file to repair."""
+
 
 def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
     """What to do, in a sentence without its full stop; empty where nothing is to be done."""
@@ -47,10 +57,14 @@ def next_step(reasons: Sequence[Reason], comparison: Comparison) -> str:
         and first in ("cannot_tell", "too_few", "nothing_compared", "place_unknown")
     ):
         return _AGAIN
+    if first == "damaged" and (repair := _REPAIRS.get(next(iter(comparison.damaged)))):
+        return repair
     if first == "asked" and comparison.asked is not None:
-        return f"give both models the same {joined(comparison.asked.what)}, then evaluate again"
+        files = f" ({joined(comparison.asked.files)})" if comparison.asked.files else ""
+        return f"give both models the same {joined(comparison.asked.what)}{files}, then evaluate again"
     if first == "stops" and (stops := comparison.stops) is not None:
-        same = f"write the reference's ends and search ({stops.reference_file}) into the candidate's"
+        same = f"write the reference's ends and search ({stops.reference_file}) into the candidate's "
+        same += stops.candidate_file or "generation_config.json"
         return same if stops.differ else "add a task that has it write answers (`gsm8k`)"
     if first == "shorter" and comparison.contexts is not None:
         return f"give the candidate's files the reference's context length, {comparison.contexts[1]:,} tokens"

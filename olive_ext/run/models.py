@@ -33,7 +33,7 @@ from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
-from olive_ext.report.comparison import Asked, Stops
+from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, Asked, Stops
 from olive_ext.report.numbers import duration
 from olive_ext.report.page import SIZE
 from olive_ext.report.view import PHASES
@@ -183,7 +183,7 @@ class Models:
                 says.append(f"names '{shipped.files.decoder.name}', which is not judged")
             if shipped.files.tokenizer != given.files.tokenizer:
                 tokenizer = self._unlike_shipped(shipped)
-        found = {GENAI_CONFIG: "; ".join(says), "the package's own tokenizer": tokenizer}
+        found = {GENAI_CONFIG: "; ".join(says), PACKAGE_TOKENIZER: tokenizer}
         jinja, other = (given.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
         if given.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
             template = read_json(other).get("chat_template")  # onnxruntime-genai 0.14 reads this one
@@ -422,7 +422,7 @@ def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dic
     """By facts of two executions: a KV cache that continues texts otherwise than whole ones, where the reference's does
     not. Whole texts do not show it, and whoever generates meets it."""
     parts = model.get("parts_failure", "")
-    return {"the KV cache": parts} if parts and not reference.get("parts_failure") else {}
+    return {KV_CACHE: parts} if parts and not reference.get("parts_failure") else {}
 
 
 def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:

@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olive_ext.report.comparison import ACCURACY, ALL, Comparison, Divergence, Outcome, Reach, Spread, Stops
+from olive_ext.report.comparison import (
+    ACCURACY,
+    ALL,
+    KV_CACHE,
+    PACKAGE_TOKENIZER,
+    Asked,
+    Comparison,
+    Divergence,
+    Outcome,
+    Reach,
+    Spread,
+    Stops,
+)
 from olive_ext.report.place import Place
 from olive_ext.report.verdict import Verdict, band_of, verdict, worst_status
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -387,6 +399,24 @@ def test_next_step_is_computed_from_what_the_tasks_have(name: str) -> None:
     found = verdict(CASES[name][0])
     assert found.next_step == NEXT_STEPS[name]
     assert found.lines[-1].startswith("next: ") == bool(found.next_step)
+
+
+@pytest.mark.parametrize(
+    ("change", "holds"),
+    [
+        ({"damaged": {"genai_config.json": "says 3 layers"}}, ("genai_config.json", "onnx_file_name")),
+        ({"damaged": {"tokenizer_config.json": "has another"}}, ("tokenizer_config.json", "chat_template.jinja")),
+        ({"damaged": {PACKAGE_TOKENIZER: "is another"}}, ("into the package", "`tokenizer`")),
+        ({"damaged": {KV_CACHE: "11 nats off"}}, ("export the model again", "cache")),
+        ({"damaged": {"cos_cache": "rows"}}, ("olive-ext mend",)),
+        ({"asked": Asked(("chat template",), ("chat_template.jinja",))}, ("chat template (chat_template.jinja)",)),
+        ({"stops": Stops((1, 2), "config.json", (1,), "genai_config.json")}, ("config.json", "genai_config.json")),
+    ],
+)
+def test_next_step_names_the_file_to_repair(change: dict[str, Any], holds: tuple[str, ...]) -> None:
+    found = verdict(replace(of(outcome()), **change)).next_step
+    assert [part for part in holds if part not in found] == []
+    assert ("mend" in found) == ("cos_cache" in str(change) or KV_CACHE in str(change))
 
 
 @pytest.mark.parametrize("name", CASES)
