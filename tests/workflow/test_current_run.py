@@ -46,11 +46,6 @@ def test_hugging_face_model_is_found_relative_to_the_working_directory(
     assert (reference.path, reference.kind) == (str(tmp_path / "model"), "hf")
 
 
-def test_name_on_the_hub_stays_a_name() -> None:
-    with run_of("HfModel", model_path="owner/name"):
-        assert found(settings()).path == "owner/name"
-
-
 def test_onnx_model_keeps_its_file_and_the_settings_beside_the_path(tmp_path: Path) -> None:
     with run_of("ONNXModel", model_path=str(tmp_path), onnx_file_name="m.onnx"):
         reference = found(settings({"path": "input_model", "mode": "recorded"}))
@@ -180,44 +175,3 @@ def test_caches_notice_files_that_tasks_name_from_elsewhere_and_the_day_of_a_cha
     today = environment(settings(None, apply_chat_template=True))
     assert environment(settings(None, apply_chat_template=True), date(2026, 1, 1)) != today
     assert environment(given) == environment(given, date(2026, 1, 1))
-
-
-def test_same_reference_in_another_folder_is_the_same(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").write_bytes(b"one")
-    assert environment(settings(str(tmp_path / "a"))) == environment(settings(str(tmp_path / "b")))
-
-
-def test_caches_notice_a_changed_part_of_a_package(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    graph = put_graph(package / "decoder" / "model.onnx", locations=["model.onnx.data"])
-    weight, tokenizer = graph.with_name("model.onnx.data"), put_tokenizer(package) / "tokenizer.json"
-    put_genai(package, "decoder/model.onnx")
-    other = onnx.load(graph, load_external_data=False)
-    other.doc_string = "changed"
-    changes = {graph: other.SerializeToString(), weight: weight.read_bytes() + b" ", tokenizer: b"{} "}
-    for path in package, graph:
-        given = settings({"path": str(path), "kind": "onnx"})
-        found = {environment(given)}
-        for file, changed in changes.items():
-            content = file.read_bytes()
-            file.write_bytes(changed)
-            found.add(environment(given))
-            file.write_bytes(content)
-        assert len(found) == 4
-
-
-def test_caches_notice_a_changed_template_below_a_reference(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"one")
-    put_json(tmp_path / "config.json", {"model_type": "llama"})
-    put_tokenizer(tmp_path)
-    template = tmp_path / "additional_chat_templates" / "tool_use.jinja"
-    template.parent.mkdir()
-    template.write_text("one")
-    first = environment(settings(str(tmp_path)))
-    template.write_text("two")
-    changed = environment(settings(str(tmp_path)))
-    assert changed != first
-    put_json(tmp_path / "out" / "report.json", {})
-    assert environment(settings(str(tmp_path))) == changed

@@ -6,11 +6,10 @@ from typing import Any
 
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
-from olive.evaluator.registry import Registry
 
 from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError
-from olive_ext.workflow import OrtLMEvaluator, register
+from olive_ext.workflow import OrtLMEvaluator
 from tests.refusals import refused
 from tests.workflow.recipes import Measure
 
@@ -41,21 +40,11 @@ def evaluator(fake: Measure, **settings: Any) -> OrtLMEvaluator:
     return Faked(**{"tasks": ["tiny_choice"], **settings})
 
 
-def test_type_is_registered_once() -> None:
-    register()
-    assert Registry.get(EVALUATOR_TYPE) is OrtLMEvaluator
-
-
 def test_all_keys_of_olives_evaluator_are_taken() -> None:
     config = OliveEvaluatorConfig(type=EVALUATOR_TYPE, **LM_EVALUATOR_KEYS)
     made = config.create_evaluator()
     assert isinstance(made, OrtLMEvaluator)
     assert made.settings.model_dump(include=set(LM_EVALUATOR_KEYS)) == LM_EVALUATOR_KEYS
-
-
-def test_unknown_key_is_refused_with_the_nearest_known_one() -> None:
-    with refused(ConfigError, "unknown_key", "num_fewshots", 3, holds="num_fewshot"):
-        OrtLMEvaluator(tasks=["a"], num_fewshots=3)
 
 
 def test_recipes_own_lists_and_mappings_are_left_alone() -> None:

@@ -93,18 +93,6 @@ def test_tokenizer_is_looked_for_where_the_model_came_from(package: Path, tmp_pa
     assert onnx_config(model, settings(), None).tokenizer == str(package)
 
 
-@pytest.mark.parametrize(
-    ("handed_over", "expected"),
-    [
-        ("CPUExecutionProvider", ["CPUExecutionProvider"]),
-        (["CUDAExecutionProvider", "CPUExecutionProvider"], ["CUDAExecutionProvider", "CPUExecutionProvider"]),
-        (None, None),
-    ],
-)
-def test_providers_come_as_text_list_or_none(package: Path, handed_over: Any, expected: Any) -> None:
-    assert onnx_config(handler(package), settings(), handed_over).execution_provider == expected
-
-
 def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(package: Path) -> None:
     inference = {
         "execution_provider": ["CUDAExecutionProvider"],
@@ -258,11 +246,6 @@ def test_every_failure_is_an_error_that_olive_raises(package: Path, error: Excep
     with pytest.raises(RunError, match="the evaluation stopped: ") as raised:
         measure(handler(package), settings(), evaluate=Evaluate(error))
     assert raised.value.__cause__ is error
-
-
-def test_interruption_passes(package: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        measure(handler(package), settings(), evaluate=Evaluate(KeyboardInterrupt()))
 
 
 def test_each_model_has_its_own_folder_of_reports(package: Path, tmp_path: Path) -> None:

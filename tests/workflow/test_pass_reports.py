@@ -13,12 +13,11 @@ from olive.engine.config import RunPassConfig
 from olive.model import ModelConfig
 
 from olive_ext.config import PASS_TYPE
-from olive_ext.errors import ConfigError, RequirementError, RunError
+from olive_ext.errors import RequirementError, RunError
 from olive_ext.report import Report, write
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.passes import carried_reports, publish, refresh_reports, run_pass
 from olive_ext.workflow.registration import wrap_once
-from tests.refusals import refused
 from tests.workflow.recipes import REPORT
 
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
@@ -92,30 +91,6 @@ def test_pass_learns_which_passes_made_its_model(run: Run, tmp_path: Path) -> No
     assert run.made_by[model_id] == ("float", "int4")
 
 
-def test_chain_of_all_measurements_is_written_and_printed(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = measured(tmp_path / "m", report(), report("float"), report("float", "int4"))
-    engine_with(model, {"m": gate()})._run_pass("m", None, "in", None)
-    written = json.loads((tmp_path / "out/chain.json").read_text())["steps"]
-    assert [step["name"] for step in written] == ["input model", "float", "float -> int4"]
-    assert (tmp_path / "out/chain.md").read_text().count("| 0.5000 |") == 3
-    assert "float -> int4" in capsys.readouterr().out
-
-
-def test_broken_bounds_fail_the_run_behind_the_saved_model_and_its_reports(run: Run, tmp_path: Path) -> None:
-    engine = engine_with(measured(tmp_path / "m", report("float")), {"gate": gate(*BROKEN)})
-    with pytest.raises(RequirementError) as raised:
-        engine._run_pass("gate", None, "in", None)
-    assert str(raised.value) == (
-        "a bound of 'passes.gate' is broken: tiny_choice/acc = 0.5000, required at least 0.7500; "
-        "size_on_disk/bytes = 1024, required at most 1000"
-    )
-    assert engine.cache.saved == [("in+gate", tmp_path / "out")]
-    assert (tmp_path / "out/report.json").exists()
-    assert run.failures == [raised.value]
-
-
 def test_bounds_judge_the_last_measurement(run: Run, tmp_path: Path) -> None:
     better = replace(report("float"), metrics=tuple(replace(item, value=1.0) for item in REPORT.metrics))
     engine_with(measured(tmp_path, report(), better), {"g": gate(*BROKEN)})._run_pass("g", None, "in", None)
@@ -129,12 +104,6 @@ def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_pa
         engine._run_pass("g", None, "in", None)
     assert engine.cache.saved == []
     assert not (tmp_path / "out").exists()
-
-
-def test_bound_on_an_unknown_metric_is_refused_with_the_metrics_there_are(run: Run, tmp_path: Path) -> None:
-    engine = engine_with(measured(tmp_path, report()), {"g": gate({"metric": "nothing", "max": 1})})
-    with refused(ConfigError, "wrong_value", "require", holds=("nothing", "tiny_choice/acc_norm")):
-        engine._run_pass("g", None, "in", None)
 
 
 def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp_path: Path) -> None:

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from olive.hardware import DEFAULT_CPU_ACCELERATOR
-from olive.model import CompositeModelHandler, ONNXModelHandler
+from olive.model import ONNXModelHandler
 from olive.package_config import OlivePackageConfig
 from olive.passes.olive_pass import create_pass_from_dict
 
 from olive_ext.config import PASS_TYPE, EvaluationSettings
-from olive_ext.errors import ConfigError, RequirementError
 from olive_ext.report import from_json
 from olive_ext.workflow import OrtLMEvaluation, register
 from olive_ext.workflow.preflight import FINGERPRINT
 from tests.exports import genai_export
-from tests.refusals import refused
 from tests.workflow.recipes import REPORT, Measure
 
 
@@ -59,15 +56,6 @@ def test_second_measurement_keeps_the_first_ones_report(model: ONNXModelHandler,
     assert len(names(second)) == len(set(names(second)))
 
 
-def test_composite_model_is_taken_whole(model: ONNXModelHandler, tmp_path: Path) -> None:
-    fake = Measure()
-    composite = CompositeModelHandler([model, model], ["embedding", "decoder"])
-    output = make(fake).run(composite, str(tmp_path))
-    assert [call["model"] for call in fake.calls] == [composite]
-    assert isinstance(output, CompositeModelHandler)
-    assert {"report.json", "report.md"} <= set(names(output))
-
-
 def test_settings_and_accelerator_reach_the_measurement(model: ONNXModelHandler, tmp_path: Path) -> None:
     fake = Measure()
     make(fake, limit=3, engine={"num_slots": 2}).run(model, str(tmp_path))
@@ -93,11 +81,6 @@ def test_parameters_are_the_settings() -> None:
     assert OrtLMEvaluation.parameters()["limit"].description.startswith("Documents per task")
 
 
-def test_unknown_parameter_is_refused() -> None:
-    with refused(ConfigError, "unknown_key", "OrtLMEvaluation.limits", 3, holds="limit"):
-        make(Measure(), limits=3)
-
-
 def test_configuration_survives_the_trip_through_json() -> None:
     made = make(Measure(), engine={"num_slots": 2}, execution_provider=["cpu"])
     again = create_pass_from_dict(OrtLMEvaluation, made.config.to_json(), disable_search=True)
@@ -114,10 +97,6 @@ def test_cache_key_follows_the_task_files(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_measurement_belongs_to_its_accelerator() -> None:
-    assert OrtLMEvaluation.is_accelerator_agnostic(DEFAULT_CPU_ACCELERATOR) is False
-
-
 @pytest.mark.parametrize("type_name", [PASS_TYPE, PASS_TYPE.lower(), f"olive_ext.workflow.{PASS_TYPE}"])
 @pytest.mark.parametrize("table", ["olives own", "a package config"])
 def test_pass_is_found_with_and_without_a_package_config(type_name: str, table: str) -> None:
@@ -128,15 +107,6 @@ def test_pass_is_found_with_and_without_a_package_config(type_name: str, table: 
     assert config.import_pass_module(type_name) is OrtLMEvaluation
     with pytest.raises(ValueError, match="'nothing' not found"):
         config.get_pass_module_config("nothing")
-
-
-def test_broken_bound_outside_of_a_workflow_is_raised_behind_the_report(
-    model: ONNXModelHandler, tmp_path: Path
-) -> None:
-    gate = make(Measure(), require=[{"metric": "acc", "min": 0.75}])
-    with refused(RequirementError, "bound_broken", holds=("tiny_choice/acc", "0.5000", "0.7500")):
-        gate.run(model, str(tmp_path))
-    assert (tmp_path / "report.json").exists()
 
 
 def test_bounds_are_kept_out_of_the_cache_key() -> None:

@@ -125,11 +125,6 @@ def evaluate(engine: Any, model: ModelConfig, evaluator: Any) -> Any:
     return engine._evaluate_model(model, "id", evaluator, None)
 
 
-def test_same_evaluation_is_taken_from_the_cache(model: ModelConfig) -> None:
-    engine = new_engine()()
-    assert [evaluate(engine, model, ours()) for _ in range(2)] == [1, 1]
-
-
 def test_changed_settings_are_evaluated_anew(model: ModelConfig) -> None:
     engine = new_engine()()
     assert [evaluate(engine, model, ours(limit=limit)) for limit in (1, 2, 1)] == [1, 2, 1]
@@ -304,12 +299,6 @@ def test_run_that_swallowed_our_failure_raises_it(model: ModelConfig) -> None:
     assert [outcome.gave_up for outcome in outcomes] == [True]
 
 
-def test_run_that_ends_well_is_no_failure(model: ModelConfig) -> None:
-    with watched_runs() as outcomes:
-        new_engine()(ours()).run(model)
-    assert [outcome.gave_up for outcome in outcomes] == [False]
-
-
 def test_metric_names_that_olive_made_paths_of_are_put_right(
     model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,13 +316,6 @@ def test_metric_names_that_olive_made_paths_of_are_put_right(
 def test_run_refuses_a_model_path_that_does_not_exist(kind: str, path: str) -> None:
     with refused(ModelError, "not_found", "input_model.model_path", holds=(f"{path}",)):
         new_engine()(ours()).run(ModelConfig(type=kind, config={"model_path": path}))
-
-
-def test_reference_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
-    with refused(ConfigError, "wrong_value", "reference", "input_model"):
-        new_engine()(ours(reference="input_model")).run(
-            ModelConfig(type="PyTorchModel", config={"model_path": str(tmp_path)})
-        )
 
 
 def test_run_without_our_types_is_left_alone() -> None:
@@ -368,13 +350,6 @@ def evaluated(evaluator: Any, *, is_search: bool = False, has_passes: bool = Tru
 
 GROUP = {"group": "g", "task": ["arc_easy"]}
 STRICT = {"metric": "acc", "min": 0.75}
-
-
-def test_evaluators_broken_bound_is_raised_behind_the_whole_run(model: ModelConfig) -> None:
-    engine = evaluated(ours(tasks=[GROUP], require=[STRICT]))
-    with refused(RequirementError, "bound_broken", holds=("evaluators.e", "tiny_choice/acc", "0.5000")):
-        engine.run(model)
-    assert engine.seen == ["input", "output"]
 
 
 def test_candidate_of_a_search_is_out_at_once(model: ModelConfig) -> None:
