@@ -56,12 +56,6 @@ def test_documents_keep_their_prompts_numbers_and_answers(tasks: LoadedTasks, wh
                     assert line[name] == same[name], (task, key, name)
 
 
-def test_shots_of_a_document_are_others_when_it_comes_first(tasks: LoadedTasks, whole: Any) -> None:
-    """Why requests are built once: lm-eval itself gives other prompts to a document that it evaluates alone."""
-    prompts = [line["arguments"][0][0] for line in lines(whole, "tiny_shots").values()]
-    assert len({prompt.partition("\n\n")[0] for prompt in prompts}) > 1
-
-
 def test_all_documents_are_aggregated_from_their_answers(tasks: LoadedTasks, whole: Any) -> None:
     chosen = ChosenDocuments(tasks)
     everything = {task: range(6) for task in tasks.tasks}

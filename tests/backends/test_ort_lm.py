@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from lm_eval.api.model import CachingLM
-from lm_eval.api.registry import get_model
 
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.engine.requests import Beams, Request
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, SessionError, TaskError
+from olive_ext.errors import ConfigError, OliveExtError, SessionError, TaskError
 from tests.backends.local_tasks import write_tasks
 from tests.backends.reference import EOS, IM_END, MAX_LENGTH, ForwardEngine, instances, ort_lm, session
 from tests.exports import genai_export
@@ -67,14 +66,6 @@ def test_token_spanning_the_join_is_scored_where_hflm_fails() -> None:
 def test_context_of_spaces_counts_as_empty() -> None:
     lm = ort_lm(has_bos=False)
     assert score(lm, (" ", "the cat")) == score(lm, ("", " the cat"))
-
-
-def test_target_longer_than_max_length_is_scored_in_windows() -> None:
-    lm = ort_lm()
-    ids = [10 + number % 200 for number in range(MAX_LENGTH * 2 + 5)]
-    (answer,) = lm._loglikelihood_tokens([(None, [lm.prefix_token_id], ids)], disable_tqdm=True)
-    rolled = lm.session.loglikelihood_rolling([ids])
-    assert answer[0] == pytest.approx(rolled[0].logprob)
 
 
 def test_rolling_scores_text_behind_one_bos_by_default() -> None:
@@ -253,11 +244,6 @@ def test_neither_path_nor_session_is_refused() -> None:
         OrtLM()
 
 
-def test_missing_model_is_named(tmp_path: Path) -> None:
-    with refused(ModelError, "not_found", holds="nowhere"):
-        OrtLM(str(tmp_path / "nowhere"))
-
-
 def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:
     engine = ForwardEngine()
     with ort_lm(engine=engine) as lm:
@@ -266,11 +252,6 @@ def test_close_leaves_a_given_session_open_and_may_be_repeated() -> None:
     assert engine.num_closed == 0
     with pytest.raises(SessionError):
         score(lm, ("a", "b"))
-
-
-def test_model_is_registered_beside_lm_evals_own() -> None:
-    assert get_model("olive_ext") is get_model("olive-ext") is OrtLM
-    assert get_model("onnxruntime") is not OrtLM
 
 
 def test_entry_points_for_lm_eval_name_the_class_as_its_registry_does() -> None:

@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from PIL import Image
 
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.errors import LostRequestsError, TaskError
+from olive_ext.errors import LostRequestsError
 from tests.exports.media import media_export
 from tests.families.pictures import PictureReference, picture
 from tests.refusals import refused
@@ -128,9 +128,3 @@ def test_chat_message_holds_pictures_where_the_text_has_them(lm: OrtLM) -> None:
     with OrtLM(session=lm.session, interleave=False, max_images=1) as other:
         text = other.apply_chat_template([{"role": "user", "content": "a <image> b <image>"}])
     assert text == "<user><image>a  b <assistant>"
-
-
-def test_sound_for_a_model_of_pictures_is_refused(lm: OrtLM) -> None:
-    request = Instance("loglikelihood", {}, ("x", " y", {"audio": [{"array": [0.0], "sampling_rate": 16000}]}), 0)
-    with refused(TaskError, "unknown_name"):
-        lm.loglikelihood([request], disable_tqdm=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.samples import pass_at
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import TaskError
 from olive_ext.report import Metric, Report
@@ -204,14 +203,6 @@ def test_number_of_answers_is_the_tasks_own_where_none_is_given(folder: Path) ->
     assert ("avg@2", "none") in _by_name(evaluated(folder, "toy_three", repeats=2))
     assert _by_name(evaluated(folder, "toy_three", repeats=1)).keys() == {("close", "none")}
     assert _by_name(evaluated(folder, "toy_own")).keys() == {("close", "none")}
-
-
-@pytest.mark.parametrize(("k", "count"), [(1, 1), (1, 5), (3, 5), (5, 5)])
-def test_chance_that_one_of_k_is_right_is_the_share_of_all_choices(k: int, count: int) -> None:
-    for num_right in range(count + 1):
-        answers = [True] * num_right + [False] * (count - num_right)
-        chosen = [any(some) for some in itertools.combinations(answers, k)]
-        assert pass_at(k, count, num_right) == pytest.approx(statistics.fmean(chosen), abs=1e-12)
 
 
 def test_several_greedy_answers_are_refused_before_a_model_is_opened(folder: Path) -> None:

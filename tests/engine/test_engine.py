@@ -14,7 +14,7 @@ from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import MIN_COPY, StepForm
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, Generation, Request, Result, Sampling
+from olive_ext.engine.requests import Beams, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Traits
 from olive_ext.errors import MemoryShortageError, OliveExtError
 from olive_ext.media.items import Source
@@ -153,33 +153,6 @@ def test_scoring_feeds_the_distinct_prefixes_and_at_most_what_is_too_little_to_c
     assert counters.tokens_naive == sum(len(request.tokens) - 1 for request in scored)
 
 
-def _shaped(kind: str) -> list[Request]:
-    """Requests in the shape of HellaSwag (4 long endings), MMLU (4 one-token answers), ARC (25 shots, 4 answers)."""
-    rng = random.Random(0)
-    words = lambda n: tuple(rng.randrange(VOCAB) for _ in range(n))  # noqa: E731
-    shots = {"hellaswag": 0, "mmlu": 120, "arc": 300}[kind]
-    ending = {"hellaswag": (10, 40), "mmlu": (1, 1), "arc": (1, 12)}[kind]
-    prefix = words(shots)
-    requests = []
-    for _ in range(25):
-        context = prefix + words(rng.randint(15, 60))
-        for _ in range(4):
-            target = words(rng.randint(*ending))
-            requests.append(Request(context + target, len(target)))
-    return requests
-
-
-@pytest.mark.parametrize("kind", ["hellaswag", "mmlu", "arc"])
-@pytest.mark.parametrize("num_slots", [1, 3, 8])
-def test_benchmark_shapes_stay_at_the_prefix_tree_bound(kind: str, num_slots: int) -> None:
-    requests = _shaped(kind)
-    engine = Engine(FakeRunner(num_slots, RANGE), 256)
-    engine.run(requests)
-    counters = engine.counters
-    assert counters.tokens_fed <= 1.05 * counters.tokens_distinct + len(requests)
-    assert counters.tokens_naive > 1.5 * counters.tokens_fed
-
-
 STEM = tuple(range(20))
 HEARD, SEEN = SOURCES[1:3]
 ON_SIDES = [[Request((*STEM, *range(rest), 3 + last), 1) for rest in (2, 12) for last in range(4)]]
@@ -252,15 +225,6 @@ def test_source_is_the_same_by_type_shape_and_content() -> None:
     assert Source(ids) == Source(ids.copy())
     others = [ids + 1, ids.reshape(2, 3), ids.astype(np.float32), ids[:5]]
     assert len({Source(array) for array in (ids, *others)}) == 5
-
-
-def test_sampling_is_reproducible_by_seed_and_differs_between_seeds() -> None:
-    def draw(seed: int) -> tuple[int, ...]:
-        engine = Engine(FakeRunner(2, RANGE), 8)
-        return engine.run([Request((1, 2), 0, Generation(12, sampling=Sampling(1.0, seed=seed)))])[0].tokens
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
 
 
 def test_interrupted_run_leaves_the_engine_usable() -> None:

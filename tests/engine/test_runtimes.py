@@ -16,7 +16,7 @@ from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.engine.opening import open_runner
 from olive_ext.errors import ConfigError, ModelError
 from olive_ext.model import ResolvedModel
-from olive_ext.model.runtimes import BUILT_IN, choose, load, refuse_settings, with_alternative
+from olive_ext.model.runtimes import choose, refuse_settings, with_alternative
 from olive_ext.model.types import ModelFiles
 from olive_ext.registry import plugins
 from tests.model.tiny import put_graph
@@ -125,10 +125,6 @@ def test_refused_graph_of_a_genai_package_is_told_the_other_runtime() -> None:
     assert with_alternative(refusal, plain) is refusal
 
 
-def test_every_built_in_runtime_has_the_name_it_is_listed_under() -> None:
-    assert [load(name).name for name in BUILT_IN] == list(BUILT_IN)
-
-
 @pytest.fixture(autouse=True)
 def _plugins_found_anew() -> Iterator[None]:
     yield
@@ -220,11 +216,6 @@ def test_setting_that_a_chosen_runtime_does_not_follow_is_reported() -> None:
     )
     assert checkpoint.endswith("'transformers' (kind: by the files), which takes chunk_size, num_threads, scoring")
     assert refuse_settings(resolved(settings)) == []
-
-
-def test_unknown_runtime_is_refused_with_what_is_accepted() -> None:
-    with refused(ConfigError, "wrong_value", "runtime", "genia"):
-        EngineConfig.parse({"runtime": "genia"})
 
 
 def test_missing_genai_names_what_to_install() -> None:

@@ -92,20 +92,6 @@ def test_checker_sees_a_split_character_behind_a_run_of_broken_bytes(num_broken:
     assert fired(StopChecker(tokenizer, ["e" + "é"]), tokens) == len(tokens) + (num_broken > 0)
 
 
-def test_text_is_cut_inside_a_token() -> None:
-    tokenizer = byte_level()
-    tokens = tokenizer.encode("on the", add_special_tokens=False)
-    checker = StopChecker(tokenizer, ["he"])
-    assert fired(checker, tokens) == len(tokens)
-    assert checker.text(tokens) == "on t"
-
-
-def test_text_is_cut_before_the_earliest_of_several_stops() -> None:
-    tokenizer = byte_level()
-    tokens = tokenizer.encode("a stop here", add_special_tokens=False)
-    assert StopChecker(tokenizer, ["here", "op", "stop"]).text(tokens) == "a "
-
-
 def test_text_leaves_special_tokens_out_and_a_stop_may_be_one() -> None:
     tokenizer = byte_level()
     the = tokenizer.encode("the", add_special_tokens=False)

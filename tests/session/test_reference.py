@@ -150,13 +150,6 @@ def test_rolling_joins_the_windows_of_a_text(beside: Session) -> None:
     assert output.compared.targets.tolist() == beside.tokenizer.encode_rolling(text, beside.tokenizer.prefix_token_id)
 
 
-def test_describe_names_both_models(beside: Session) -> None:
-    said = beside.describe_execution()
-    assert said["reference"]["mode"] == "resident"
-    assert said["model"] != said["reference"]["model"]
-    assert said["reference"]["context_length"] == CONTEXT
-
-
 @pytest.mark.parametrize("kind", ["onnx", "hf"])
 def test_a_model_against_itself_has_no_divergence(kind: str) -> None:
     path = reference_path(kind)

@@ -297,22 +297,6 @@ def test_another_thread_waits_for_its_turn() -> None:
     assert len(answered) == 1
 
 
-def test_threads_get_each_their_own_answers() -> None:
-    session = make_session()
-    expected = [session.loglikelihood([([5, index], [9])])[0] for index in range(20)]
-    found: dict[int, object] = {}
-
-    def ask(index: int) -> None:
-        found[index] = session.loglikelihood([([5, index], [9])])[0]
-
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert [found[index] for index in range(20)] == expected
-
-
 def test_close_is_idempotent_and_a_closed_session_says_so() -> None:
     with make_session() as session:
         session.gc()

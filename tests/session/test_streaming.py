@@ -46,14 +46,6 @@ def test_pieces_join_to_the_text_of_generate(session: Session, temperature: floa
     assert not threads()
 
 
-def test_first_piece_is_there_before_the_last_token(session: Session) -> None:
-    before = session.counters.tokens_generated
-    stream = session.stream("the", max_new_tokens=400)
-    next(stream)
-    assert session.counters.tokens_generated - before < 400
-    stream.close()  # type: ignore[attr-defined]
-
-
 def test_reader_that_breaks_ends_the_answer_which_is_kept_nowhere(session: Session, tmp_path: Path) -> None:
     session.keep_answers(tmp_path / "answers")
     before = session.counters.tokens_generated

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request, Sampling
+from olive_ext.engine.requests import Beams, FinishReason, Generation, Hypothesis, Request
 from olive_ext.media.items import Source
 from tests.engine.fake_runner import (
     ALIKE,
@@ -211,15 +211,6 @@ def test_step_of_beams_for_which_memory_is_short_is_halved() -> None:
     engine = Engine(FakeRunner(4, PACKED, most_tokens=3), 64)
     assert_found(engine, [Request((1, 2, 3), 0, SEARCH)])
     assert engine.counters.steps_halved
-
-
-def test_sampled_request_beside_a_search_is_not_disturbed() -> None:
-    drawn = Request((1, 2), 0, Generation(5, sampling=Sampling(1.0, seed=4)))
-    alone = Engine(FakeRunner(6, PACKED), 64).run([drawn])
-    engine = Engine(FakeRunner(6, PACKED), 64)
-    search = Request((1, 3), 0, SEARCH)
-    assert engine.run([search, drawn])[1] == alone[0]
-    assert_found(engine, [search])
 
 
 def test_continuous_requests_take_searches() -> None:

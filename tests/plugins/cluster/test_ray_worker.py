@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ import psutil
 import pytest
 
 import olive_ext
-from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from olive_ext.session.workers.worker import Reply
 from tests.exports import genai_export
 from tests.exports.media import plain_encoder_export
 from tests.exports.quickstart import TASKS, exported
@@ -138,67 +136,6 @@ def test_killed_workers_cost_their_chunks_only(expected: Any) -> None:
         assert answers(session) == expected
         timer.join()
         assert session.describe_execution()["workers"]["lost"] == 1
-
-
-class Watched:
-    """A worker, and what it has been asked and said: the distinct pictures of each chunk that it has answered, and how
-    many it had encoded behind it. `before_chunk` is called with the number of each."""
-
-    def __init__(self, worker: Any, before_chunk: Callable[[int], object]) -> None:
-        self.worker = worker
-        self.before_chunk = before_chunk
-        self.num_chunks = 0
-        self.answered: list[tuple[set[str], int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.worker, name)
-
-    def run(self, which: str, requests: Sequence[Request]) -> Reply:
-        self.num_chunks += 1
-        self.before_chunk(self.num_chunks)
-        reply: Reply = self.worker.run(which, requests)
-        pictures = {run.item.key for request in requests for run in request.media}
-        self.answered.append((pictures, reply.execution["images_encoded"]))
-        return reply
-
-    def encoded(self) -> list[tuple[int, int]]:
-        """Of each opening: distinct pictures of its chunks, and how many it has encoded, which begins anew."""
-        found: list[tuple[set[str], int]] = [(set(), 0)]
-        for pictures, count in self.answered:
-            seen, before = found[-1]
-            if count < before:
-                found.append((pictures, count))
-            else:
-                found[-1] = (seen | pictures, count)
-        return [(len(pictures), count) for pictures, count in found]
-
-
-def test_lost_worker_with_pictures_gives_the_same_bytes_and_encodes_each_once_for_each_opening() -> None:
-    """Each picture is in four chunks. What a lost worker had encoded is gone with it, so the one that is opened in its
-    place encodes those of its chunks; nobody encodes a picture twice."""
-    drawn = [picture(seed, 40, 40) for seed in range(24)]
-    asked = [
-        GenerationRequest(f"{word} sees the <image> and", 6, images=[one])
-        for word in ("Ann", "Bob", "The", "A letter")
-        for one in drawn
-    ]
-    package, given = plain_encoder_export("f32", "default"), {"engine": {"num_threads": 1, "num_slots": 1}}
-    with olive_ext.open(package, deterministic=True, workers=1, **given) as session:
-        expected = session.generate(asked)
-        assert session.describe_execution()["images_encoded"] == len(drawn)
-    others = set(actors())
-    with olive_ext.open(package, deterministic=True, workers=2, **given) as session:
-        ours = sorted(set(actors()) - others, key=lambda process: process.pid)
-        crew = session.executor._crew  # type: ignore[attr-defined]
-        kill = {4: ours[0].kill}
-        crew.workers = [Watched(worker, lambda number: kill.pop(number, lambda: None)()) for worker in crew.workers]
-        assert session.generate(asked) == expected
-        watched, execution = crew.workers, session.describe_execution()
-    assert execution["workers"]["lost"] == 1
-    encoded = [pair for worker in watched for pair in worker.encoded()]
-    assert all(count == distinct for distinct, count in encoded), encoded
-    assert sum(len(worker.answered) for worker in watched) == 12  # chunks of 8; the one that was run again counts once
-    assert len(drawn) <= sum(count for _, count in encoded) <= 3 * len(drawn)
 
 
 def test_an_address_without_a_cluster_is_named() -> None:

@@ -108,15 +108,6 @@ def test_pass_at_k_counts_answers_that_pass_with_errors_by_document(folder: Path
     assert report.hardware["generated_code"].startswith(CODE_EVAL.sandbox.mode)
 
 
-def test_unbiased_estimator_is_the_share_of_choices_that_hold_a_right_answer() -> None:
-    for n, c, k in [(4, 0, 1), (4, 2, 1), (4, 2, 3), (3, 3, 2), (4, 1, 4)]:
-        tests = [f"assert True # {number}" if number < c else f"assert False # {number}" for number in range(n)]
-        passes, told = CODE_EVAL.compute(predictions=[tests], references=[""], k=[k])
-        chosen = list(itertools.combinations(range(n), k))
-        assert passes[f"pass@{k}"] == pytest.approx(statistics.fmean(min(one) < c for one in chosen), abs=1e-12)
-        assert [result["passed"] for _, result in told[0]] == [number < c for number in range(n)]
-
-
 def test_results_have_the_form_of_evaluates_own() -> None:
     """The example of its documentation, and a number of k that is larger than a task's answers: left out."""
     candidates = [["def add(a,b): return a*b", "def add(a, b): return a+b"]]

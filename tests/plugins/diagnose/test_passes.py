@@ -19,7 +19,6 @@ import olive_ext
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import mistakes
 from olive_ext.cli import main
-from olive_ext.config import schema
 from olive_ext.errors import RequirementError
 from olive_ext.plugins.diagnose.passes import OrtMending
 from olive_ext.workflow import register
@@ -124,21 +123,6 @@ def test_composite_model_becomes_one_of_mended_components(tmp_path: Path) -> Non
     assert (folder / "decoder" / "model.onnx").read_bytes() == (package / "decoder" / "model.onnx").read_bytes()
 
 
-@pytest.mark.long
-def test_composite_model_of_a_package_passes_the_gate_behind_the_pass(tmp_path: Path) -> None:
-    register()
-    package = vision_package(tmp_path / "package")
-    keys = {**PICTURES, "reference": str(media_export("llava")[0])}
-    gate = {"type": "OrtLMEvaluation", **keys, "bootstrap_iters": 0, "require": [BOUND]}
-    mend = {"type": "OrtMending", "top": 1, **keys, "require": [{**BOUND, "max": BOUND["max"] / 2}]}
-    made = recipe(tmp_path, composite(package, model_path=str(package)).to_json(), passes={"mend": mend, "gate": gate})
-    olive_run(made)
-    (bill,) = (tmp_path / "out").rglob("bill.json")
-    assert json.loads(bill.read_text(encoding="utf-8"))["unchanged_loss"]["held_out"]["mean"] > BOUND["max"]
-    with olive_ext.open(bill.parent) as session:
-        assert session.generate(["The"])
-
-
 def loss_map(**changes: Any) -> dict[str, Any]:
     return {"passes": {"map": {"type": "OrtLossMap", **KEYS, "limit": 8, "top": 2, **changes}}}
 
@@ -174,12 +158,6 @@ def test_pass_before_any_onnx_model_is_refused_by_check(name: str, made: dict[st
     model = {"type": "HfModel", "model_path": str(quickstart.MODEL)}
     problem = f"'passes.{name}': a loss is located in a quantized ONNX model: put the pass after one that makes it"
     assert problem in check_recipe(saved(tmp_path, recipe(tmp_path, model, **made))).problems
-
-
-def test_schema_knows_the_passes() -> None:
-    known = {name: schema("recipe")["$defs"][name]["properties"].keys() for name in ("OrtLossMap", "OrtMending")}
-    assert {"by", "top", "reference", "tasks"} <= known["OrtLossMap"]
-    assert {"within", "at_most", "like", "require"} <= known["OrtMending"]
 
 
 def test_olives_cache_tells_bounds_and_sizes_apart(tmp_path: Path) -> None:

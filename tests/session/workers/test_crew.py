@@ -139,14 +139,6 @@ def test_a_chunk_of_which_every_request_crashes_costs_few_workers() -> None:
     assert crew.num_lost == 2 + MOST_GUILTY
 
 
-def test_counters_outlive_workers() -> None:
-    worker = FakeWorker("worker", losses=[2])
-    crew = Crew([worker])
-    assert sorted(run(crew, [requests_of(2), requests_of(9), requests_of(4)])) == [0, 1, 2]
-    assert crew.counters.requests == 15
-    assert worker.num_openings == 2
-
-
 def test_chunks_are_read_as_workers_need_them() -> None:
     complete, read = [0], [0]
 
@@ -323,13 +315,6 @@ def test_progress_says_how_many_workers_are_open_and_were_lost(
         "olive-ext: Scoring: 9 of 9 requests, 0 tokens/s, 2 of 2 workers, 1 lost, 00:00 left",
     ]
     assert "gone is open again" in caplog.messages
-
-
-def test_a_worker_alone_is_said_once_it_was_lost() -> None:
-    pool = WorkerPool(Crew([FakeWorker("worker", losses=[1])]))
-    assert pool.at_work == ""
-    assert len(dict(pool.run_slices([[*enumerate(requests_of(4))]]))) == 4
-    assert pool.at_work == "1 of 1 workers, 1 lost"
 
 
 def test_pool_answers_requests_in_their_order_and_streams() -> None:

@@ -20,7 +20,6 @@ from olive_ext.errors import ConfigError, OliveExtError, RecordsError
 from olive_ext.report import Report
 from olive_ext.report.verdict import verdict
 from olive_ext.run.recording import record
-from tests.exports import genai_export
 from tests.exports.quickstart import TASKS, exported, quantized
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 from tests.refusals import refused
@@ -175,13 +174,6 @@ def test_what_was_not_recorded_is_refused_by_the_file(
     code, field = ("not_comparable", "reference") if dropped else ("records", "")
     with refused(RecordsError, code, field, holds=(*holds, str(file))):
         compared(str(file), model, **settings)
-
-
-@pytest.mark.long
-def test_other_tokenizer_is_refused(file: Path) -> None:
-    """A model with another tokenizer cannot be held against the records."""
-    with pytest.raises(ConfigError, match=f"the tokenizer of the reference '{file}' differs"):
-        compared(str(file), genai_export("llama"))
 
 
 @pytest.mark.parametrize(

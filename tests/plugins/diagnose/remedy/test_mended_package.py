@@ -25,7 +25,6 @@ from olive_ext.plugins.diagnose.remedy.mended_package import (
     Package,
     copy_of,
     mended,
-    refuse_filled,
     refuse_inside,
 )
 from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
@@ -116,13 +115,6 @@ def test_mended_model_gives_one_score_on_all_runtimes(mixed: Path) -> None:
         np.testing.assert_allclose(output.token_logprobs, wanted, atol=1e-4)
 
 
-def test_int8_shrinks_the_distance_to_the_float_model(plain_models: Models, tmp_path: Path) -> None:
-    package(dict.fromkeys(plain_models.targets, Precision(8, 32)), plain_models).write(tmp_path / "int8")
-    origin = logits(quickstart.exported())
-    lost = np.abs(logits(quickstart.quantized(4, 128)) - origin).mean()
-    assert np.abs(logits(tmp_path / "int8") - origin).mean() < lost / 8
-
-
 @pytest.mark.parametrize("level", [None, 4])
 def test_zero_points_and_accuracy_levels_are_kept(level: int | None, tmp_path: Path) -> None:
     of = models(quickstart.quantized(4, 32, symmetric=False, accuracy_level=level))
@@ -200,15 +192,6 @@ def test_empty_folder_is_taken_and_the_models_own_is_refused(plain_models: Model
     with refused(ConfigError, "wrong_value", "output_dir"):
         refuse_inside(model, tmp_path / "mended" / "again")
     refuse_inside(model, tmp_path / "again")
-
-
-def test_folder_with_files_is_refused_and_untouched(plain_models: Models, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with refused(ConfigError, "exists", "output_dir"):
-        refuse_filled(tmp_path)
-    with refused(ConfigError, "exists", "output_dir"):
-        package({}, plain_models).write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_disk_without_room_is_told_before_anything_is_written(

@@ -101,12 +101,6 @@ def test_parts_are_paired_with_the_product_that_has_them_beside_each_other(trans
         assert [matrix.shape for matrix in target.numbers(*both).values()] == shapes
 
 
-def test_gate_and_up_are_paired_with_what_has_both(tmp_path: Path) -> None:
-    parts = [("gate_proj", ORIGIN[:, :24]), ("up_proj", ORIGIN[:, 24:])]
-    (target,) = paired(products(*parts), products(("gate_up_proj", np.round(ORIGIN, 1))), tmp_path).targets
-    assert target.kind == "attn/gate_up_proj"
-
-
 def test_parts_in_the_same_precision_as_their_whole_are_no_target(tmp_path: Path) -> None:
     floats, quantized = products(("qkv_proj", ORIGIN)), products(*thirds(ORIGIN))
     for model, matrix in ((floats, ORIGIN), (quantized, np.round(ORIGIN, 1))):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -110,25 +109,3 @@ def test_text_is_stripped_and_keeps_the_token_that_ended_it(ours: OrtInferenceSe
     expected = theirs(family).generate([requests[place] for place in ended])
     assert [found[place] for place in ended] == expected
     assert all(output.text == output.text.strip() for output in found)
-
-
-def test_500_requests_of_mixed_kinds_from_five_threads() -> None:
-    ours, reference = open_ours("llama"), theirs("llama")
-    draw = Draw(7)
-    scoring = [draw.scoring(number) for number in range(240)]
-    rolling = [draw.rolling(number) for number in range(40)]
-    generation = [draw.generation(number) for number in range(220)]
-    with ThreadPoolExecutor(5) as pool:
-        scores = pool.submit(ours.loglikelihood, scoring[:120])
-        streamed_scores = pool.submit(lambda: dict(ours.loglikelihood_continuous(enumerate(scoring[120:]))))
-        rolled = pool.submit(ours.loglikelihood_rolling, rolling)
-        texts = pool.submit(ours.generate, generation[:110])
-        streamed = pool.submit(lambda: dict(ours.generate_continuous(enumerate(generation[110:]))))
-        prepared = [ours.prepare_requests(generation) for _ in range(3)]
-    in_order = [streamed_scores.result()[number] for number in range(120)]
-    check_scores([*scores.result(), *in_order], reference.loglikelihood(scoring))
-    check_scores(rolled.result(), reference.loglikelihood_rolling(rolling))
-    found = [*texts.result(), *(streamed.result()[number] for number in range(110))]
-    assert found == reference.generate(generation)
-    assert prepared == [reference.prepare_requests(generation)] * 3
-    ours.close()

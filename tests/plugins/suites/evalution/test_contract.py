@@ -14,7 +14,6 @@ from evalution.engines.base import (
     BaseInferenceSession,
     GenerationRequest,
     LoglikelihoodRequest,
-    RollingLoglikelihoodRequest,
     SharedEngineConfig,
 )
 
@@ -64,12 +63,6 @@ def test_settings_reach_the_model() -> None:
     assert engine.resolved_engine == "OrtEngine"
     assert (session.resolve_batch_size([]), session.max_input_length) == (3, 64)
     assert session.describe_execution()["fallback"] == "cpu"
-    session.close()
-
-
-def test_device_names_a_provider() -> None:
-    session = OrtEngine(device="cpu").build(onnx_model())
-    assert session.describe_execution()["device"] == "CPUExecutionProvider"
     session.close()
 
 
@@ -257,13 +250,6 @@ def test_prepared_requests_are_taken_as_they_are(session: OrtInferenceSession) -
 # What suites read
 
 
-def test_suites_find_tokenizer_lengths_and_batch_size(session: OrtInferenceSession) -> None:
-    names = ("max_input_length", "context_window", "max_model_length", "max_sequence_length", "max_seq_len")
-    assert {getattr(session, name) for name in names} == {CONTEXT}
-    assert session.tokenizer("stone", add_special_tokens=False)["input_ids"]
-    assert session.batch_size == session.resolve_batch_size([]) > 1
-
-
 def test_what_suites_do_to_the_tokenizer_does_not_reach_the_model(session: OrtInferenceSession) -> None:
     before = session.generate([generation(3, stop=["e"])])
     session.tokenizer.padding_side = "left"
@@ -296,18 +282,6 @@ def test_execution_is_json_stable_and_without_counters() -> None:
         "kv_cache": "in_place",
         "scoring_head": "hidden",
     }
-
-
-def test_gc_between_calls_changes_no_answer(session: OrtInferenceSession) -> None:
-    scored, rolled = [scoring(number) for number in range(1, 30)], [RollingLoglikelihoodRequest(TEXT[:3000])]
-    first = session.loglikelihood(scored), session.loglikelihood_rolling(rolled), session.generate([generation(9)])
-    session.gc()
-    session.gc()
-    again = session.loglikelihood(scored), session.loglikelihood_rolling(rolled), session.generate([generation(9)])
-    assert [output.is_greedy for output in again[0]] == [output.is_greedy for output in first[0]]
-    for before, after in zip([*first[0], *first[1]], [*again[0], *again[1]], strict=True):
-        assert after.logprob == pytest.approx(before.logprob, abs=1e-4)
-    assert again[2] == first[2]
 
 
 def test_close_twice_and_use_behind_it() -> None:

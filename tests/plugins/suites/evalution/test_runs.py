@@ -18,10 +18,9 @@ import pytest
 from evalution import Model
 from evalution.engines import OpenAICompatible, TransformersCompat, build_openai_compatible_server
 from evalution.engines.base import BaseInferenceSession, GenerationRequest, LoglikelihoodRequest
-from evalution.engines.continuous import RequestQueue
 
 from olive_ext.cli import main
-from olive_ext.plugins.suites.evalution import BATCH, Arrivals, Item, OrtEngine, register, run_spec, stream
+from olive_ext.plugins.suites.evalution import Arrivals, Item, OrtEngine, register, run_spec, stream
 from tests.exports import genai_export, hf_model
 from tests.exports.cache import ROOT
 from tests.plugins.suites.evalution.local import Draw, all_suites, hellaswag_rows, mmlu_rows, onnx_model, open_ours
@@ -172,39 +171,6 @@ def test_stream_through_the_server_answers_every_key(client: BaseInferenceSessio
 def test_users_error_is_the_clients(client: BaseInferenceSession) -> None:
     with pytest.raises(Exception, match=r"400|empty"):
         client.loglikelihood([LoglikelihoodRequest("a", "")])
-
-
-def arrivals_of(*keys: int) -> tuple[Arrivals, RequestQueue, threading.Event]:
-    queue, stop = RequestQueue(), threading.Event()
-    for key in keys:
-        queue.put_request(key, None)  # type: ignore[arg-type]
-    return Arrivals(queue, stop), queue, stop
-
-
-def test_batches_hold_what_has_come_and_end_with_the_queue() -> None:
-    arrivals, queue, _ = arrivals_of(*range(BATCH + 3))
-    batches = arrivals.batches()
-    assert [key for key, _ in next(batches)] == list(range(BATCH))
-    assert len(next(batches)) == 3
-    queue.put_request(7, None)  # type: ignore[arg-type]
-    assert next(batches) == [(7, None)]
-    queue.close()
-    assert list(batches) == []
-
-
-def test_no_request_for_now_is_none_only_while_others_run() -> None:
-    arrivals, queue, _ = arrivals_of(1, 2)
-    running: set[int] = set()
-    items = arrivals.one_by_one(running)
-    assert next(items) == (1, None)
-    running.add(1)
-    assert [next(items) for _ in range(3)] == [(2, None), None, None]
-    queue.put_request(3, None)  # type: ignore[arg-type]
-    assert next(items) == (3, None)
-    queue.close()
-    assert next(items) is None
-    running.clear()
-    assert list(items) == []
 
 
 def test_closed_stream_raises_inside_and_ends_outside() -> None:
