@@ -70,6 +70,8 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
         if isinstance(settings, EvaluationSettings):
             valid.append(settings)
         inputs += _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
+    if ours and not any(mapping(keys).get("user_script") for keys in mapping(recipe.get("evaluators")).values()):
+        section.add("command", "olive-ext run", "plain `olive run` would need 'user_script' to know these types")
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from olive_ext.cli.exit_status import going_on
 from olive_ext.cli.options import RECORD_OPTIONS, written_values
 from olive_ext.config import EvaluationConfig, schema
 from olive_ext.errors import (
@@ -37,6 +38,9 @@ CLONE_PREFIX = "recipes/quickstart/"
 
 NOT_COPIED = ("make", "__pycache__", "README.md", "info.yml", "requirements.txt")
 """What the folder of a clone has beside what runs; setup.py leaves the same out of the wheel."""
+
+_OLIVE_CACHE = ".olive-cache"
+"""Where Olive keeps what a run made, where the recipe does not say."""
 
 
 def quickstart_command(arguments: Namespace) -> int:
@@ -71,15 +75,13 @@ def evaluate_command(arguments: Namespace) -> int:
     """Evaluates one model and prints the table, also where the disk refuses the report: the numbers may have taken
     hours."""
     config = EvaluationConfig.parse(written_values(arguments, arguments.model)).as_job()
-    from olive_ext.report import page_of_report, print_table
-    from olive_ext.report.verdict import worst_status
-    from olive_ext.run import check_complete, evaluate
-
     try:
-        report = evaluate(config, progress=True)
-    except KeyboardInterrupt as stop:
-        kept = config.journal
-        raise KeyboardInterrupt(f"the same command goes on with the answers in '{kept}'" if kept else "") from stop
+        with going_on(config.journal):
+            from olive_ext.report import page_of_report, print_table
+            from olive_ext.report.verdict import worst_status
+            from olive_ext.run import check_complete, evaluate
+
+            report = evaluate(config, progress=True)
     except (UnwrittenError, RequirementError) as error:
         print_table(report := cast("Report", error.report), page=page_of_report(report))
         raise
@@ -124,10 +126,12 @@ def run_command(arguments: Namespace) -> int:
     """Runs Olive with the arguments as they were given; mistakes that the recipe's text shows are reported before."""
     from olive_ext.check import mistakes, read_recipe, refuse
 
-    refuse(mistakes(read_recipe(arguments.config), has_model=arguments.model is None))
-    from olive_ext.workflow import cli_run
+    recipe = read_recipe(arguments.config)
+    refuse(mistakes(recipe, has_model=arguments.model is None))
+    with going_on(str(recipe.get("cache_dir") or _OLIVE_CACHE)):
+        from olive_ext.workflow import cli_run
 
-    return cli_run(arguments.passed_on)
+        return cli_run(arguments.passed_on)
 
 
 def check_command(arguments: Namespace) -> int:

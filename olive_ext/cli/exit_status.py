@@ -85,6 +85,16 @@ def command(argv: list[str], commands: Mapping[str, Function] | None) -> int:
         raise told from error.__cause__
 
 
+@contextmanager
+def going_on(kept: str | Path | None) -> Iterator[None]:
+    """An interruption inside says where that is kept with which the same command goes on; None: nowhere."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        how = f"the same command goes on with what is in '{kept}'" if kept else "nothing is kept without --output"
+        raise KeyboardInterrupt(how) from stop
+
+
 class _Interruptions:
     """SIGINT and SIGTERM end a command by one road: what is open is closed, workers are ended. Each raises
     KeyboardInterrupt, until that ends the command: libraries pass over it (`except:`), and Python does where nothing

@@ -70,6 +70,7 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     findings = check_recipe(put(tmp_path, RECIPE))
     assert findings.problems == []
     assert "evaluators.ours  OrtLMEvaluator, tasks: arc_easy" in findings.text()
+    assert "command          olive-ext run  (plain `olive run` would need 'user_script'" in findings.text()
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
 
 

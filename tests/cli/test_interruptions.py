@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,16 +68,40 @@ def test_command_that_is_interrupted_while_it_imports_ends_with_one_line(
     (tmp_path / "task.yaml").write_text("task: mine\n", encoding="utf-8")
     command = [sys.executable, "-c", _program(how, module, number), "evaluate", str(MODEL)]
     done = subprocess.run([*command, "--tasks", "mine", "--include-path", tmp_path], capture_output=True, text=True)
-    assert (done.stderr, done.returncode) == (f"olive-ext: {line}\n", status)
+    says = [f"olive-ext: {line}", f"olive-ext: {line}: nothing is kept without --output"]  # as soon as it evaluates
+    assert (done.stderr.rstrip("\n") in says, done.returncode) == (True, status), done.stderr
 
 
-def test_interruption_says_where_the_answers_are_that_the_next_run_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "module", "kept"),
+    [
+        ("evaluate {model} --tasks mine --include-path . --output out", "lm_eval", "out/journal/answers"),
+        ("locate {model} --reference {model} --tasks mine --output out", "{room}.locate", "out/journal"),
+        ("mend {model} --reference {model} --tasks mine --like {model} --output out", "{room}.mend", ".out.unfinished"),
+        ("run --config {recipe}", "olive_ext.workflow", "out/cache"),
+        ("locate {model} --reference {model} --tasks mine", "{room}.locate", ""),
+    ],
+)
+def test_interruption_says_with_what_the_same_command_goes_on(
+    command: str, module: str, kept: str, tmp_path: Path
+) -> None:
     (tmp_path / "task.yaml").write_text("task: mine\n", encoding="utf-8")
-    program, output = _program("plain", "lm_eval", signal.SIGINT), tmp_path / "out"
-    command = [sys.executable, "-c", program, "evaluate", str(MODEL), "--tasks", "mine", "--include-path", tmp_path]
-    done = subprocess.run([*command, "--output", output], capture_output=True, text=True)
-    kept = f"the same command goes on with the answers in '{output / 'journal' / 'answers'}'"
-    assert (done.stderr, done.returncode) == (f"olive-ext: interrupted: {kept}\n", 130)
+    recipe = json.loads((MODEL.parent / "recipe.json").read_text(encoding="utf-8"))
+    block = {**recipe["evaluators"]["quickstart"], "include_path": ".", "tasks": ["mine"], "user_script": "task.yaml"}
+    given = {
+        **recipe,
+        "input_model": {"type": "HfModel", "model_path": str(MODEL)},
+        "evaluators": {"quickstart": block},
+    }
+    (tmp_path / "recipe.json").write_text(json.dumps(given), encoding="utf-8")
+    program = _program("plain", module.format(room="olive_ext.plugins.diagnose.remedy"), signal.SIGINT)
+    words = command.format(model=MODEL, recipe="recipe.json").split()
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=tmp_path)
+    says = "the same command goes on with what is in" if kept else "nothing is kept without --output"
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 130
+    assert line.startswith(f"olive-ext: interrupted: {says}")
+    assert line.removesuffix("'").endswith(kept)
 
 
 def _run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+from olive_ext.cli.exit_status import going_on
 from olive_ext.cli.options import OF_COMPARISONS, OF_WORKERS, OPTIONS, Option, written_values
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 
@@ -28,10 +29,11 @@ MEND_OPTIONS: tuple[Option, ...] = (
 def locate_command(arguments: Namespace) -> int:
     """Prints the weights that lose most; writes the map where a folder for it is named."""
     config = LocationConfig.parse(written_values(arguments, arguments.model, LOCATE_OPTIONS))
-    from olive_ext.plugins.diagnose.remedy.locate import locate
-    from olive_ext.plugins.diagnose.remedy.loss_map import PAGE_NAME, show
+    with going_on(config.output_dir and Path(config.output_dir, "journal")):
+        from olive_ext.plugins.diagnose.remedy.locate import locate
+        from olive_ext.plugins.diagnose.remedy.loss_map import PAGE_NAME, show
 
-    show(locate(config, progress=True))
+        show(locate(config, progress=True))
     if config.output_dir is not None:
         sys.stdout.write(f"page: {Path(config.output_dir, PAGE_NAME)}\n")
     return 0
@@ -41,10 +43,11 @@ def mend_command(arguments: Namespace) -> int:
     """Writes the mended model and prints its bill. Raises `RequirementError` after them where it breaks its bound on
     documents that chose nothing."""
     config = MendingConfig.parse(written_values(arguments, arguments.model, MEND_OPTIONS))
-    from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show
-    from olive_ext.plugins.diagnose.remedy.mend import mend
+    with going_on(config.unfinished):
+        from olive_ext.plugins.diagnose.remedy.bill import PAGE_NAME, refuse_broken, show
+        from olive_ext.plugins.diagnose.remedy.mend import mend
 
-    bill = mend(config, progress=True)
+        bill = mend(config, progress=True)
     sys.stdout.write(f"model: {config.output_dir}\npage: {Path(config.output_dir, PAGE_NAME)}\n")
     show(bill)
     refuse_broken(bill)
