@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundEr
 from olive_ext.model import resolve
 from olive_ext.model.files.locate import locate, model_kind
 from tests.exports.quickstart import TASKS, exported, quantized
-from tests.model.tiny import put_genai, put_graph, put_json, put_tokenizer
+from tests.model.tiny import DIGEST, packed, put_genai, put_graph, put_json, put_tokenizer
 from tests.refusals import refused
 
 CPU, CUDA, QNN = "CPUExecutionProvider", "CUDAExecutionProvider", "QNNExecutionProvider"
-DIGEST = "ab" * 32
 
 
 def put_package(root: Path, variants: dict[str, Any], *, is_inline: bool = False, **manifest: Any) -> Path:
@@ -133,11 +131,7 @@ def test_another_provider_is_another_variant_and_another_variant_another_provide
 @pytest.mark.slow
 def test_two_variants_are_two_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The quickstart's model twice, and quantized: the same to rounding, and different."""
-    root = tmp_path / "m.ortpackage"
-    for name, source in {"one": exported(), "two": exported(), "int4": quantized(4, 32)}.items():
-        shutil.copytree(source, root / name)
-    variants = {"variants": {name: {"ep": CPU} for name in ("one", "two", "int4")}}
-    put_json(root / "manifest.json", {"schema_version": "1.0", "components": {"model": variants}})
+    root = packed(tmp_path / "m.ortpackage", one=exported(), two=exported(), int4=quantized(4, 32))
     work = ["--tasks", "quickstart_choice", "--include-path", str(TASKS), "--limit", "4"]
     command = ["evaluate", str(root), *work, "--variant", "one", "--against"]
     assert main([*command, "variant=two"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 SIZE = 64
+DIGEST = "ab" * 32
 
 
 def graph(output: str = "logits", locations: Sequence[str] = ()) -> ModelProto:
@@ -71,3 +73,19 @@ def in_hf_cache(cache: Path, files: dict[str, bytes]) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(Path(*[".."] * (2 + name.count("/")), "blobs", blob.name))
     return snapshot
+
+
+def packed(root: Path, **sources: Path) -> Path:
+    """Genai packages as variants of one model package for the CPU; their tokenizer is an asset that they share."""
+    assets = root / "shared_assets" / f"sha256-{DIGEST}"
+    assets.mkdir(parents=True)
+    for name, source in sources.items():
+        folder = shutil.copytree(source, root / name)
+        for file in [*folder.glob("tokenizer*"), *folder.glob("chat_template*")]:
+            file.replace(assets / file.name)
+        config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+        config["model"]["tokenizer_dir"] = f"sha256:{DIGEST}"
+        put_json(folder / "genai_config.json", config)
+    variants = {name: {"ep": "CPUExecutionProvider"} for name in sources}
+    put_json(root / "manifest.json", {"schema_version": "1.0", "components": {"model": {"variants": variants}}})
+    return root

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.exports import TEXT, VOCAB, genai_export
 from tests.exports.pipeline import pipeline_package
+from tests.model.tiny import packed
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -141,6 +143,20 @@ def test_package_without_genai_config_is_refused(tmp_path: Path) -> None:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with refused(ModelError, "unsupported", holds=("genai_config.json", "engine.runtime")):
         olive_ext.open(tmp_path, engine={"runtime": "genai"})
+
+
+def test_variant_of_a_model_package_runs_or_what_runs_it_is_named(tmp_path: Path) -> None:
+    """0.14 does not know where its tokenizer is."""
+    root = packed(tmp_path, one=package("plain"))
+    if version("onnxruntime-genai") < "0.15":
+        with refused(ModelError, "unsupported", "engine.runtime", holds=("tokenizer_dir", "onnxruntime'")):
+            opened("plain", root)
+    else:
+        with opened("plain", root) as session:
+            found = session.loglikelihood(scoring_requests()[:3])
+        assert [one.token_logprobs for one in found] == [
+            pytest.approx(one.token_logprobs, abs=1e-4) for one in expected()[0][:3]
+        ]
 
 
 def test_another_graph_beside_the_configured_one_is_the_one_that_runs(tmp_path: Path) -> None:

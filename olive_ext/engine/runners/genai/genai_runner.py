@@ -535,4 +535,7 @@ def _refusal(error: Exception, files: ModelFiles, providers: tuple[Provider, ...
         return ProviderError(
             f"{', '.join(names)} did not come up in onnxruntime-genai for '{files.directory}': {reason}"
         )
-    return ModelError(f"onnxruntime-genai cannot run '{files.directory}': {reason}")
+    text = f"onnxruntime-genai cannot run '{files.directory}': {reason}"
+    if "Unknown value" in reason:  # 0.14 and earlier of a model package's tokenizer_dir
+        text = f"{text}; a newer release may, and 'engine.runtime' = 'onnxruntime' does without it"
+    return ModelError(text, "engine.runtime", code="unsupported")

@@ -17,7 +17,7 @@ from PIL import Image
 import olive_ext
 from olive_ext.cli import main
 from olive_ext.errors import ConfigError, ModelError, RequirementError, TaskError, counted
-from olive_ext.model.files.content import size_on_disk
+from olive_ext.model.files.content import model_digest, size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill
 from olive_ext.plugins.diagnose.remedy.documents import document_key
@@ -27,6 +27,7 @@ from olive_ext.plugins.diagnose.remedy.variants import Variants
 from olive_ext.plugins.diagnose.settings import LocationConfig, MendingConfig
 from olive_ext.session.requests import RollingRequest, ScoringRequest
 from tests.exports import quickstart
+from tests.model.tiny import packed
 from tests.plugins.diagnose.remedy.test_mended_package import logits
 from tests.refusals import refused
 
@@ -128,6 +129,16 @@ def test_named_file_is_measured_where_the_float_model_lies_beside_it(tmp_path: P
     made = [folder / "mended" / f"model_q4.onnx{end}" for end in ("", ".data")]
     assert bill.chosen.bytes == sum(path.stat().st_size for path in made)
     assert not (folder / "mended" / "model.onnx").exists()
+
+
+def test_variant_of_a_model_package_is_mended_in_its_place(tmp_path: Path) -> None:
+    root = packed(tmp_path / "m.ortpackage", one=quickstart.exported(), int4=quickstart.quantized(4, 128))
+    output = tmp_path / "mended"
+    goal = {"reference": str(quickstart.exported()), "within": {"kl_mean": BOUND}, "output_dir": str(output)}
+    bill = olive_ext.mend({"model": {"path": str(root), "variant": "int4"}, **FEW, **goal})
+    assert bill.chosen.bytes == size_on_disk(locate_files(output, variant="int4")) > bill.unchanged.bytes
+    assert locate_files(output, variant="one").tokenizer == locate_files(output, variant="int4").tokenizer
+    assert model_digest(locate_files(output, variant="one")) == model_digest(locate_files(root, variant="one"))
 
 
 def test_size_is_kept_and_used(tmp_path: Path) -> None:
