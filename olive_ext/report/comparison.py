@@ -464,7 +464,7 @@ class Comparison:
     """The differences where each model's own files ask it otherwise; None where both are asked alike."""
 
     other_template: bool = False
-    """Whether the chat templates' texts differ, though all conversations that were tried are alike."""
+    """Whether the chat templates' texts differ, though all prompts of the tasks are alike."""
 
     stops: Stops | None = None
     """Where both models end their answers; None where that is not known of both."""

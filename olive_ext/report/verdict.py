@@ -251,7 +251,9 @@ def verdict(comparison: Comparison) -> Verdict:
         others.append(Reason("more_stops", words=comparison.stops.more_sentence))
     others += [item for item in shorter if not is_cut]
     if comparison.other_template:
-        others.append(Reason("template", words="the chat templates' texts differ; all conversations tried are alike"))
+        others.append(
+            Reason("template", words="the chat templates' texts differ; all prompts of these tasks are alike")
+        )
     if comparison.missing:
         isnt = "and is" if comparison.missing == 1 else "and are"
         others.append(Reason("missing", words=f"{_unanswered(comparison)} {isnt} not in this"))

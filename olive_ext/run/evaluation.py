@@ -33,7 +33,7 @@ from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, refuse_names
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
 from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Clock, Models, damaged_cache
+from olive_ext.run.models import Clock, Models, OtherPromptsError, damaged_cache
 from olive_ext.run.reference.answers import read_answers
 from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights
@@ -166,6 +166,14 @@ class _Evaluated(NamedTuple):
 
 def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None = None) -> _Evaluated:
     """`weights` are of documents that an earlier run has drawn: only these are evaluated."""
+    try:
+        return _evaluate_as(models, lm, log_folder, weights)
+    except OtherPromptsError as found:  # before anything is computed, but for a reference that was already asked
+        models.asked_otherwise = found.asked
+        return _evaluate_as(models, lm, log_folder, weights)
+
+
+def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None) -> _Evaluated:
     from olive_ext.backends.chosen_documents import ChosenDocuments
     from olive_ext.backends.task_loading import Seeds
 

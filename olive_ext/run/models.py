@@ -8,9 +8,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,7 +39,7 @@ from olive_ext.report.page import SIZE
 from olive_ext.report.view import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
 from olive_ext.run.reference.observer import Observer
-from olive_ext.session.tokenizer_fit import Asking
+from olive_ext.session.tokenizer_fit import TEMPLATE, Asking, excerpts
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
@@ -51,6 +51,14 @@ logger = logging.getLogger("olive.olive_ext")
 _ANSWERING = ("think_end_token", "enable_thinking", "chat_template_args", "add_bos_token", "prefix_token_id")
 """Arguments of `OrtLM` that say what is asked, and what of a generation is the answer: another kind of model has them,
 too."""
+
+
+class OtherPromptsError(OliveExtError):
+    """Both models' own files make other prompts of a task's conversation: the models must be asked each by itself."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked.sentence())
+        self.asked = asked
 
 
 class Models:
@@ -199,7 +207,9 @@ class Models:
             asked = self._asked(shipped, self.given)
         except NotComparableError:
             return "makes other tokens than the one that was given, and is not judged"
-        return "" if asked is None else f"is another than the one that was given, and is not judged: {asked.what[0]}"
+        is_other = self.asking(shipped).template != self.asking(self.given).template
+        what = TEMPLATE if asked is None and is_other else "" if asked is None else asked.what[0]
+        return what and f"is another than the one that was given, and is not judged: {what}"
 
     def names(self) -> Iterator[str]:
         """The models and tokenizers as written: paths, or names on the hub."""
@@ -326,7 +336,23 @@ class Models:
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
         with self.clock.phase("load"), quiet_bars(self.progress):
-            return OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
+            lm = OrtLM(model, **{"seed": self.config.seed or 0, **arguments})
+        others = [one for one in self.on_disk if str(one.files.tokenizer) != lm.session.tokenizer.where]
+        if self.config.apply_chat_template and others and self.asked_otherwise is None:
+            lm.note_prompt = partial(self._refuse_other_prompt, [(one, self._tokenizer(one)) for one in others])
+        return lm
+
+    def _refuse_other_prompt(
+        self, others: Sequence[tuple[ResolvedModel, Tokenizer]], messages: Any, opens: bool, prompt: str
+    ) -> None:
+        for model, tokenizer in others:
+            other = ""
+            with suppress(ConfigError):  # it says so when it is asked itself
+                other = tokenizer.render_chat(messages, opens, **self._template_variables)
+            if other != prompt:
+                shown = excerpts(*((prompt, other) if model is self.given else (other, prompt)))
+                files = self.asking(self.given_reference).changed_files(self.asking(self.given), [TEMPLATE])
+                raise OtherPromptsError(Asked((TEMPLATE,), files, *shown))
 
     def _recording(self, model: ResolvedModel, observer: Observer) -> LM:
         reference = self.config.reference
@@ -386,13 +412,19 @@ class Models:
     def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-        from olive_ext.session.tokenizer_fit import Asking
 
         given = OrtLMArguments.parse(self.config.model_args, where="model_args")
-        template = self.config.apply_chat_template
-        variables = {**given.template_variables(), **({"chat_template": template} if template is not True else {})}
         texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
-        return Asking.of(self._tokenizer(model, **texts), variables if template else None, reads_all=reads_all)
+        template = self._template_variables if self.config.apply_chat_template else None
+        return Asking.of(self._tokenizer(model, **texts), template, reads_all=reads_all)
+
+    @property
+    def _template_variables(self) -> dict[str, Any]:
+        from olive_ext.backends.lm_eval.arguments import OrtLMArguments
+
+        template = self.config.apply_chat_template
+        given = OrtLMArguments.parse(self.config.model_args, where="model_args").template_variables()
+        return {**given, **({"chat_template": template} if template is not True else {})}
 
     def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer

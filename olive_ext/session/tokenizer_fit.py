@@ -152,41 +152,21 @@ def _traits(tokenizer: Tokenizer, written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_TURNS = [
-    {"role": "system", "content": "Answer briefly."},
-    {"role": "user", "content": "  1 + 1 = ?\n"},
-    {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "And 2 + 2?"},
-    {"role": "assistant", "content": "It is "},
-    {"role": "user", "content": "four?"},
-    {"role": "assistant", "content": "Yes."},
-    {"role": "user", "content": "1 + 2 = " * 400},
-    {"role": "assistant", "content": "3 + 3 = " * 400},
-]
-_CALL = {"type": "function", "function": {"name": "add", "arguments": {"one": 1, "other": 2}}}
-_CHATS: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = (
-    *((_TURNS[a:b], {}) for a, b in ((0, 2), (1, 2), (0, 4), (0, 5), (0, 3), *((1, b) for b in range(3, 10)), (0, 9))),
-    ([_TURNS[-2]], {}),
-    ([{"role": "system", "content": "Be brief. " * 300}, _TURNS[1]], {}),
-    *((_TURNS[1:4], {"enable_thinking": thinks}) for thinks in (True, False)),
-    ([_TURNS[1], {"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "3"}], {}),
-    (_TURNS[:2], {"tools": [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]}),
-)
-"""Conversations, and what else their template is given."""
-
 _SHOWN = 60
 """Characters of two texts that are shown in front of their difference, and after it."""
 
 _SPECIALS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_FILES = {
+TEMPLATE = "chat template"
+_ASKS = {
     "special tokens around a text": _SPECIALS,
     "token for an empty context": _SPECIALS,
     "text of tokens": _SPECIALS,
-    "chat template": ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json"),
     "texts of all tokens": ("tokenizer.json",),
     "tokens of these texts": ("tokenizer.json",),
 }
 """What `Asking.asks` holds, and patterns of the files that decide it."""
+
+_FILES = {**_ASKS, TEMPLATE: ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")}
 
 
 @dataclass(frozen=True)
@@ -197,7 +177,7 @@ class Asking:
     """`tokenizer_traits`."""
 
     asks: Traits
-    """What these leave out, by the names of `_FILES`."""
+    """What these leave out, by the names of `_ASKS`."""
 
     files: Mapping[str, str]
     """Digests of the tokenizer's files that decide `asks`."""
@@ -211,19 +191,20 @@ class Asking:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: Mapping[str, Any] | None, *, reads_all: bool = False) -> Self:
-        """The chat template counts by what it makes of conversations, with the variables `template` and no date; None
-        where none is used. `reads_all`: whether every token is read, too (150,000 tokens: 3 s)."""
+        """`template` has the variables of the chat template; None where none is used. `reads_all`: whether every token
+        is read, too (150,000 tokens: 3 s)."""
         prefix = tokenizer.prefix_token_id if tokenizer.has_prefix else None
         ids = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
-        text = "" if template is None else tokenizer.hf.get_chat_template(template.get("chat_template"))
-        rendered = None if template is None else [_rendered(tokenizer, *chat, template) for chat in _CHATS]
+        text = ""
+        if template is not None and tokenizer.has_chat_template:
+            text = tokenizer.hf.get_chat_template(template.get("chat_template"))
         texts = [tokenizer.decode(one) for one in ids]
         around = "".join(map(str, tokenizer.hf.convert_ids_to_tokens(tokenizer.encode("a"))))
         folder, patterns = Path(tokenizer.where), dict.fromkeys(each for own in _FILES.values() for each in own)
         files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
         digests = {path.relative_to(folder).as_posix(): _digest(path.read_bytes().hex()) for path in sorted(files)}
         every = _vocabulary_read(tokenizer) if reads_all else (None, None)
-        asks = dict(zip(_FILES, (around, prefix, texts, rendered, *every), strict=True))
+        asks = dict(zip(_ASKS, (around, prefix, texts, *every), strict=True))
         written = _written(tokenizer)
         traits, model = _traits(tokenizer, written), written.get("model", {})
         rest = {name: part for name, part in model.items() if name not in ("vocab", "merges")}
@@ -233,20 +214,26 @@ class Asking:
     def differing(self, other: Asking) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, str]]:
         """What `asks` differ in; the files that may decide it and are not the same; and what the first is of both, of
         several texts one that differs."""
-        names = (
-            name for name in self.asks if name not in _OF_FAST or None not in (self.asks[name], other.asks.get(name))
-        )
-        what = tuple(name for name in names if not _is_alike(self.asks[name], other.asks.get(name)))
-        patterns = {pattern for name in what for pattern in _FILES[name]}
-        changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
-        files = tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
-        one, two = (each.asks.get(what[0]) if what else "" for each in (self, other))
+        both = {name: (self.asks[name], other.asks[name]) for name in self.asks.keys() & other.asks.keys()}
+        names = (name for name in _ASKS if name in both and (name not in _OF_FAST or None not in both[name]))
+        what = tuple(name for name in names if not _is_alike(*both[name]))
+        one, two = both[what[0]] if what else ("", "")
         if isinstance(one, list) and isinstance(two, list):
             one, two = next(pair for pair in zip(one, two, strict=False) if pair[0] != pair[1])
-        one, two = str(one), str(two)
-        first = next((at for at, pair in enumerate(zip_longest(one, two)) if len({*pair}) > 1), 0)
-        first = max(0, first - _SHOWN)
-        return what, files, (one[first:][: 2 * _SHOWN], two[first:][: 2 * _SHOWN])
+        return what, self.changed_files(other, what), excerpts(str(one), str(two))
+
+    def changed_files(self, other: Asking, what: Sequence[str]) -> tuple[str, ...]:
+        """The files that may decide `what` and are not the same."""
+        patterns = {pattern for name in what for pattern in _FILES[name]}
+        changed = sorted({name for name, _ in self.files.items() ^ other.files.items()})
+        return tuple(name for name in changed if any(fnmatch(name, pattern) for pattern in patterns))
+
+
+def excerpts(one: str, two: str) -> tuple[str, str]:
+    """Both texts around their first difference."""
+    first = next((at for at, pair in enumerate(zip_longest(one, two)) if len({*pair}) > 1), 0)
+    first = max(0, first - _SHOWN)
+    return one[first:][: 2 * _SHOWN], two[first:][: 2 * _SHOWN]
 
 
 def _is_alike(one: Any, other: Any) -> bool:
@@ -272,13 +259,6 @@ def _vocabulary_read(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
     texts = backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
     encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
     return _digest(texts), _digest([one.ids for one in encoded])
-
-
-def _rendered(tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], more: Any, template: Any) -> str | None:
-    """With a generation prompt but after the assistant's words."""
-    with suppress(ConfigError):  # its words name the folder, which decides nothing
-        return tokenizer.render_chat(turns, turns[-1]["role"] != "assistant", strftime_now=str, **{**more, **template})
-    return None
 
 
 def refuse_other_tokenizer(reference: Traits, own: Traits, reference_name: str, own_name: str) -> None:

@@ -33,9 +33,10 @@ from olive_ext.model.files.folders import GENAI_CONFIG
 from olive_ext.model.files.package_config import read_json
 from olive_ext.registry import hooks
 from olive_ext.report import from_json, write
+from olive_ext.run.task_fit import is_onnx_model
 from olive_ext.workflow.current_run import logger, recorded_failures, requirement_error, running, settled
 from olive_ext.workflow.evaluator import surfaced
-from olive_ext.workflow.handlers import label, tokenizer_candidates
+from olive_ext.workflow.handlers import COMPONENTS, label, tokenizer_candidates
 from olive_ext.workflow.metric_results import broken_in, names_kept_for
 from olive_ext.workflow.preflight import is_ours
 
@@ -66,19 +67,19 @@ def environment(settings: PassSettings, day: date | None = None) -> str:
     return digest({**facts, "files": files, "reference": reference})
 
 
-def missed_files(model_type: str, model_config: dict[str, Any], settings: EvaluationSettings) -> str:
-    """Digest of the model's files where Olive's model id leaves most of them out: an ONNX model given as a file.
-
-    Empty for other models, and where the files cannot be found: the evaluation then raises the error.
+def content(model: Any, tokenizer: str | None = None) -> str:
+    """Digest of all files that opening the model of Olive's configuration reads: its model id says what made a model,
+    not what lies in its cache now. Empty where the files cannot be found: the evaluation then raises the error.
     """
-    path, tokenizer = model_config.get("model_path"), settings.tokenizer
-    if model_type.lower() != "onnxmodel" or not isinstance(path, str) or not Path(path).is_file():
+    path, attributes = model.config.get("model_path"), model.config.get("model_attributes")
+    if not isinstance(path, str) or not Path(path).exists():
         return ""
+    kind: Any = "onnx" if is_onnx_model(model.type) else "hf"
+    where = {"onnx_file_name": model.config.get("onnx_file_name"), "components": (attributes or {}).get(COMPONENTS, {})}
     try:
-        candidates = tokenizer_candidates(model_config.get("model_attributes"))
-        which = ModelSettings(model=path, kind="onnx", tokenizer=tokenizer)
-        return str(resolve(which, tokenizer_candidates=candidates).digest)
-    except ModelError:
+        which = ModelSettings(model=path, kind=kind, tokenizer=tokenizer, **where)
+        return str(resolve(which, tokenizer_candidates=tokenizer_candidates(attributes)).digest)
+    except OliveExtError:
         return ""
 
 
@@ -217,7 +218,7 @@ def _keyed(model: Any, evaluator: Any) -> _Evaluation:
     settings, written = EvaluationSettings.parse(evaluator.type_args), evaluator.to_json()
     # Without output_dir: `load_evaluation` looks for the report there.
     keyed = {**written, "type_args": deciding(written.get("type_args") or {}, {"output_dir"})}
-    more = [names_kept_for(settings.bounds), missed_files(model.type, model.config, settings)]
+    more = [names_kept_for(settings.bounds), content(model, settings.tokenizer)]
     suffix = digest([keyed, environment(settings), *more])
     path, report = model.config.get("model_path"), None
     if settings.output_dir is not None and isinstance(path, str):

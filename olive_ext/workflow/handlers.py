@@ -28,7 +28,7 @@ _COMPONENT_NAMES = {"embedding": "embedding", "vision_encoder": "vision", "audio
 """mobius's names of a composite model's components, by what these do."""
 
 _BOUNDS = {"require", "fail_on_loss"}
-_COMPONENTS = "olive_ext_components"
+COMPONENTS = "olive_ext_components"
 """Attribute of a decoder's handler: the other components' files by what they do."""
 
 
@@ -45,7 +45,7 @@ def onnx_config(model: Any, settings: EvaluationSettings, execution_providers: A
     if getattr(model, "use_ort_extensions", False):
         raise ModelError("the ONNX model has use_ort_extensions, which is not supported")
     path, name = _place(model)
-    where = {"onnx_file_name": name, "components": (model.model_attributes or {}).get(_COMPONENTS, {})}
+    where = {"onnx_file_name": name, "components": (model.model_attributes or {}).get(COMPONENTS, {})}
     which = ModelSettings(model=str(path), kind="onnx", tokenizer=settings.tokenizer, **where)
     files = resolve(which, tokenizer_candidates=tokenizer_candidates(model.model_attributes)).files
     values = {
@@ -176,7 +176,7 @@ def _with_components(model: Any, decoder: ONNXModelHandler, parts: Mapping[str, 
     """The decoder's handler; where it needs other components, one that says which these are."""
     if not parts:
         return decoder
-    attributes = {**(model.model_attributes or {}), **(decoder.model_attributes or {}), _COMPONENTS: dict(parts)}
+    attributes = {**(model.model_attributes or {}), **(decoder.model_attributes or {}), COMPONENTS: dict(parts)}
     settings = getattr(decoder, "inference_settings", None)
     return ONNXModelHandler(decoder.model_path, inference_settings=settings, model_attributes=attributes)
 

@@ -33,7 +33,7 @@ from olive_ext.report.page import PASSES
 from olive_ext.run.bounds import broken_bounds
 from olive_ext.run.costs import COSTS, SIZE_ON_DISK, TOKENS_PER_SECOND, with_costs
 from olive_ext.workflow.current_run import Run, recorded_failures, requirement_error, running
-from olive_ext.workflow.evaluation_cache import deciding, environment
+from olive_ext.workflow.evaluation_cache import content, deciding, digest, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
 from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
@@ -83,12 +83,15 @@ class OwnPass(Pass):  # type: ignore[misc]
 
     @classmethod
     def get_config_class(cls, accelerator_spec: Any, disable_search: bool | None = False) -> Any:
-        """Like Olive's, with a cache key that leaves out the settings which change no number."""
+        """Like Olive's, with a cache key that leaves out the settings which change no number, and has the content of
+        the model that the pass gets."""
         made, default = super().get_config_class(accelerator_spec, disable_search)
 
         class Keyed(made):  # type: ignore[misc, valid-type]
             def to_json(self, *args: Any, **kwargs: Any) -> Any:
-                return deciding(super().to_json(*args, **kwargs), bounds_decide=cls.bounds_decide)
+                kept, run = deciding(super().to_json(*args, **kwargs), bounds_decide=cls.bounds_decide), running.get()
+                made = "" if run is None else content(run.lineage[-1], kept.get("tokenizer"))
+                return {**kept, FINGERPRINT: digest([kept.get(FINGERPRINT), made])}
 
         return Keyed, default
 

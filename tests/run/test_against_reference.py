@@ -360,24 +360,50 @@ def test_a_lost_begin_of_text_is_named_and_leaves_the_reference_as_it_is(folder:
     assert alone.asked is None
 
 
-def test_a_chat_template_counts_by_what_it_makes(folder: Path, tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
-    whole = copied(tmp_path, "whole", template=template)
-    same = copied(tmp_path, "same", template=template.replace("m['content']", "m.content"))
-    other = copied(tmp_path, "other", template=template.replace("{{", "Say: {{"))
-    chat = {"tasks": ["tiny_generate"], "limit": 2}
-    both = [
-        compared(answered(model, whole, folder, tmp_path, f"out{number}", apply_chat_template=applies, **chat))
-        for number, (model, applies) in enumerate([(same, True), (other, True), (other, False), (whole, True)])
-    ]
-    one, two, unused, _ = (comparison.asked for comparison in both)
-    assert [comparison.other_template for comparison in both] == [True, False, False, False]
-    assert "template" in [reason.code for reason in verdict(both[0]).reasons]
-    assert (one, unused) == (None, None)
-    assert two is not None
-    assert (two.what, two.files) == (("chat template",), ("chat_template.jinja",))
-    assert "Say: " in two.candidate_prompt
-    assert "Say: " not in two.reference_prompt
+TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "named", "is_found"),
+    [
+        (("m['content']", "m.content"), False, None),
+        (("{{", "Say: {{"), False, True),
+        (("m['content']", "(m.content if m.content | length < 5 else 'no')"), False, True),
+        (("m['content']", "(m.content if 'cat' not in m.content else 'no')"), False, True),
+        (("", ""), True, True),
+    ],
+    ids=["written otherwise", "all", "long", "a word of the second document", "the one that is named"],
+)
+@pytest.mark.parametrize("mode", ["resident", "recorded"])
+def test_a_chat_template_counts_by_what_it_makes_of_the_tasks(
+    damage: tuple[str, str], named: bool, is_found: bool | None, mode: str, folder: Path, tmp_path: Path
+) -> None:
+    paths = {}
+    for name, text in (("whole", TEMPLATE), ("other", TEMPLATE.replace(*damage))):
+        paths[name] = copied(tmp_path, name, template=text)
+        (paths[name] / "additional_chat_templates").mkdir()
+        (paths[name] / "additional_chat_templates" / "rag.jinja").write_text(f"{name}: {text}" if named else text)
+    more: dict[str, Any] = {"tasks": ["tiny_generate"], "limit": 2, "output_dir": str(tmp_path / "out")}
+    where = mode, folder, str(tmp_path / "records")
+    made = run(paths["other"], paths["whole"], *where, **more, apply_chat_template="rag" if named else True)
+    asked, found = compared(made).asked, verdict(compared(made))
+    assert compared(made).other_template is (is_found is None)
+    assert (found.code == "asked", "template" in [reason.code for reason in found.reasons]) == (
+        bool(is_found),
+        not is_found,
+    )
+    if is_found:
+        assert asked is not None
+        file = "additional_chat_templates/rag.jinja" if named else "chat_template.jinja"
+        assert (asked.what, asked.files[-1], compared(made).divergences) == (("chat template",), file, ())
+        assert asked.reference_prompt != asked.candidate_prompt
+        assert len(asked.candidate_prompt) < 200
+
+
+def test_chat_templates_that_no_chat_uses_are_not_compared(folder: Path, tmp_path: Path) -> None:
+    other = copied(tmp_path, "other", template=f"Say: {TEMPLATE}")
+    report = answered(other, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_generate"], limit=2)
+    assert (compared(report).asked, compared(report).other_template) == (None, False)
 
 
 def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -406,49 +432,6 @@ def test_a_package_of_a_shorter_context_is_named(folder: Path, tmp_path: Path, c
 def asked(model: Path, reference: Path, **settings: Any) -> Asked | None:
     config = {"model": {"path": str(model)}, "reference": str(reference), "tasks": ["t"], **settings}
     return Models(EvaluationConfig.parse(config)).asked_otherwise
-
-
-def test_what_a_chat_template_refuses_is_refused_alike(tmp_path: Path) -> None:
-    """The words of a refusal name the folder, which decides nothing."""
-    template = "{% if messages | length > 2 %}{{ raise_exception('two turns') }}{% endif %}{{ messages[-1].content }}"
-    one, two = (copied(tmp_path, name, template=template) for name in ("one", "two"))
-    assert asked(one, two, apply_chat_template=True) is None
-
-
-def test_a_chat_template_is_the_one_that_is_named(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    one, two = (copied(tmp_path, name, template=template) for name in ("one", "two"))
-    for path, text in ((one, template), (two, f"Say: {template}")):
-        (path / "additional_chat_templates").mkdir()
-        (path / "additional_chat_templates" / "rag.jinja").write_text(text)
-    assert asked(one, two, apply_chat_template=True) is None
-    differing = asked(one, two, apply_chat_template="rag")
-    assert differing is not None
-    assert (differing.what, differing.files) == (("chat template",), ("additional_chat_templates/rag.jinja",))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        ("m.content", "m.content if m.content | length < 99 else 'no'"),
-        ("in messages", "in messages[:5]"),
-        ("m.content", "m.content if m.role != 'tool' else 'no'"),
-        ("m.content", "m.content if not tools else 'no'"),
-        ("m.content", "m.content if enable_thinking is not false else 'no'"),
-        ("{% endfor %}", "{% endfor %}{% if messages | length == 7 %}no{% endif %}"),
-    ],
-    ids=["long", "many", "tool", "tools", "thinking", "seven"],
-)
-def test_a_chat_template_is_tried_on_all_kinds_of_conversations(damage: tuple[str, str], tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    one, two = (
-        copied(tmp_path, name, template=text) for name, text in (("one", template), ("two", template.replace(*damage)))
-    )
-    differing = asked(one, two, apply_chat_template=True)
-    assert differing is not None
-    assert differing.what == ("chat template",)
-    assert differing.reference_prompt != differing.candidate_prompt
-    assert len(differing.candidate_prompt) < 200
 
 
 def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:

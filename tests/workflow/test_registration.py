@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,12 +23,13 @@ from olive_ext.errors import ConfigError, ModelError, OliveExtError, Requirement
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
-from olive_ext.workflow.preflight import refuse
+from olive_ext.workflow.preflight import FINGERPRINT, refuse
 from olive_ext.workflow.registration import hook_engine, mend_conversion, parse_recipe
 from tests.check.test_recipe import MISTAKES, with_value
-from tests.exports import genai_export
+from tests.exports import genai_export, hf_model
 from tests.refusals import refused
-from tests.workflow.recipes import REPORT, saved
+from tests.workflow.recipes import REPORT, Measure, saved
+from tests.workflow.test_passes import make
 
 PASSES = ("ModelBuilder", "OnnxConversion", "OnnxDynamicQuantization", "OnnxBlockWiseRtnQuantization", "GraphSurgeries")
 """Passes with parameters of their own, of functions, of module constants that are copied and updated, and of bases."""
@@ -139,15 +141,26 @@ def test_changed_task_file_is_evaluated_anew(model: ModelConfig, tmp_path: Path)
     assert evaluate(engine, model, ours(include_path=str(task.parent))) == first + 1
 
 
-def test_changed_external_data_is_evaluated_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["file", "folder", "checkpoint"])
+def test_changed_weights_are_evaluated_anew(place: str, tmp_path: Path) -> None:
+    """Of their size and time, as of a model that a pass has left in Olive's cache: the id stays."""
     copy = tmp_path / "model"
-    shutil.copytree(genai_export("llama"), copy)
-    model, engine = ModelConfig(type="ONNXModel", config={"model_path": str(copy / "model.onnx")}), new_engine()()
-    first = evaluate(engine, model, ours())
-    weights = bytearray((copy / "model.onnx.data").read_bytes())
-    weights[100] ^= 1
-    (copy / "model.onnx.data").write_bytes(weights)
-    assert evaluate(engine, model, ours()) == first + 1
+    shutil.copytree(hf_model("llama") if place == "checkpoint" else genai_export("llama"), copy)
+    kind = "HfModel" if place == "checkpoint" else "ONNXModel"
+    model = ModelConfig(type=kind, config={"model_path": str(copy / "model.onnx" if place == "file" else copy)})
+    file = copy / ("model.safetensors" if place == "checkpoint" else "model.onnx.data")
+    weights, facts, engine = bytearray(file.read_bytes()), file.stat(), new_engine()()
+    measuring = make(Measure()).config  # a pass that measures the model
+    token = running.set(Run(model))
+    before = evaluate(engine, model, ours()), measuring.to_json()
+    weights[-1] ^= 1
+    file.write_bytes(weights)
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    after = evaluate(engine, model, ours()), measuring.to_json()
+    running.reset(token)
+    assert after[0] == before[0] + 1
+    assert after[1].pop(FINGERPRINT) != before[1].pop(FINGERPRINT)
+    assert after[1] == before[1]
 
 
 def test_evaluation_is_made_anew_where_its_report_is_gone(model: ModelConfig, tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         super().__init__()
         self.observer: Observer = observer or (lambda instance, request, output: None)
         self.known_answers: KnownAnswers | None = None
+        self.note_prompt: Callable[[Sequence[Mapping[str, Any]], bool, str], None] = lambda *_: None
+        """Called with each conversation that tasks ask in, whether an answer is opened after it, and its prompt."""
+
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, Sequence[int]] = {}
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
@@ -110,7 +113,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
     def over(self, session: Session, observer: Observer | None = None) -> Self:
         """An `OrtLM` over the open `session`, with the tokenizer and the request arguments of this one."""
         session.tokenizer = self.session.tokenizer
-        return type(self)(session=session, observer=observer, **self._arguments.asking())
+        made = type(self)(session=session, observer=observer, **self._arguments.asking())
+        made.note_prompt = self.note_prompt
+        return made
 
     def close(self) -> None:
         """Lets the session go, and closes it where this model opened it. May be called again."""
@@ -161,7 +166,9 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
             begun = f"'gen_prefix' = {str(chat_history[-1].get('content'))[:80]!r} of a task"
             raise TaskError(f"{begun} begins the answer before any thought", "enable_thinking", code="contradiction")
         options = self._arguments.template_variables()
-        text = self._text.render_chat(self._media.messages(chat_history), add_generation_prompt, **options)
+        messages = self._media.messages(chat_history)
+        text = self._text.render_chat(messages, add_generation_prompt, **options)
+        self.note_prompt(messages, add_generation_prompt, text)
         self._media.note_markers(text, chat_history)
         return text
 

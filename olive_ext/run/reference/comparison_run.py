@@ -38,6 +38,7 @@ from olive_ext.run.reference.observer import Generated, Observer, ReferenceScore
 from olive_ext.run.reference.pairing import compare_answers, without_value
 from olive_ext.run.reference.sampled_run import Document, Drawn, SampledRun, lost_documents, question_of
 from olive_ext.run.sample_logs import Fields, sample_fields
+from olive_ext.session.tokenizer_fit import TEMPLATE
 
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
@@ -178,7 +179,7 @@ class Comparer:
         observer, drawn, weights = self.observer, self._drawn, self.weights
         tasks, matters = self._tasks.tasks, self._models.config.matters
         asked = self._models.asked_otherwise if self._mode == "answers" else None
-        if asked is not None and reference.prompt != (prompt := _first_prompt(lm, samples)):
+        if asked and TEMPLATE not in asked.what and reference.prompt != (prompt := _first_prompt(lm, samples)):
             asked = replace(asked, reference_prompt=reference.prompt, candidate_prompt=prompt)
         both = reference.answers, own, samples, tasks
         outcomes, flips, lengths = compare_answers(*both, matters, weights, has_same_prompts=asked is None)
