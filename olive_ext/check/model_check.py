@@ -446,7 +446,7 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
     Raises `ModelError` where that changes a text's numbers, and opening the model did not see it.
     """
     from olive_ext.engine.opening import open_runner
-    from olive_ext.engine.runners.trials import check_steps
+    from olive_ext.engine.runners.trials import check_steps, tried_lengths
 
     engine = model.settings.engine.model_copy(update={"num_slots": 2})
     opened = open_runner(model.patched({"engine": engine}))
@@ -461,8 +461,9 @@ def verify_steps(model: ResolvedModel, add: Add) -> None:
         raise ModelError(
             f"{problem}: scores depend on the steps of this graph, which opening it does not see; report it"
         )
-    beyond = f"beyond {max(numbers)} positions" if numbers else "the graph compares positions with no number"
-    add("texts in parts and in company", "each is fed whole and alone" if is_whole else "as whole and alone", beyond)
+    lengths = ", ".join(map(str, tried_lengths(opened.runner.traits, longest, numbers, longest)))
+    tried = f"texts of {lengths} tokens, cut after 1 to 8, powers of two and a number between two of them"
+    add("texts in parts and in company", "each is fed whole and alone" if is_whole else "as whole and alone", tried)
 
 
 def _first_layer(model: ResolvedModel) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -145,13 +145,16 @@ def _last_rows(runner: Runner, text: list[int], stops: Sequence[int], num_rows: 
     return runner.run(Step((rows[-1],), logits_rows, samples=tuple(range(num_rows)))).sample_logits_KV.tobytes()
 
 
-LENGTH = 32
-"""Tokens of the texts where nothing in the graph asks for more; the whole trial takes five times as many."""
+LENGTH = 128
+"""Tokens of a text, at most, where nothing in the graph asks for more; a trial takes some six times as many."""
 
 WORK = 5 * 10**10
 """Bytes of weights times tokens of a text that the trial may take where the graph has numbers of positions that could
-decide something: 92 tokens of SmolLM2-135M's shape in fp32 (1 s), 4,096 of a model of 12 MB. Longer texts are fed by
-`olive-ext check --verify`."""
+decide something: 92 tokens of SmolLM2-135M's shape in fp32 (1 s), 4,096 of a model of 12 MB; half as many where it has
+none. Longer texts are fed by `olive-ext check --verify`."""
+
+LEAST = 32
+"""Tokens that every model may take."""
 
 SHORT = 9
 """Tokens of the text that another one is fed beside, and by how many texts pass a number of positions."""
@@ -159,7 +162,26 @@ SHORT = 9
 
 def affordable(num_bytes: int | None) -> int:
     """The most tokens of a text, of a model of so many bytes."""
-    return max(LENGTH, WORK // max(1, num_bytes or WORK))
+    return max(LEAST, WORK // max(1, num_bytes or WORK))
+
+
+def cuts(length: int, group: int = 1) -> list[int]:
+    """Where a text of so many tokens is cut: after each of its first eight, after powers of two, after a number that is
+    drawn between two of them, and one token after each of these. Where steps are groups of tokens, after whole ones."""
+    rng, powers = np.random.default_rng(0), [2**power for power in range(3, (length - 1).bit_length())]
+    marks = [*powers, *(int(rng.integers(one, 2 * one)) for one in powers)]
+    found = {one - one % group for one in (*range(1, 9), *marks, *(one + 1 for one in marks))}
+    return sorted(one for one in found if 0 < one < length)
+
+
+def tried_lengths(traits: Traits, longest: int, numbers: Sequence[int], most: int) -> list[int]:
+    """Tokens of the longest text that is tried on each side of `traits.lengths`."""
+    top = min(longest, traits.context_length - 1)
+    base = min(top, LENGTH, max(LEAST, most // 2))
+    passing = [4 * (number + SHORT) // 3 for number in (*numbers, *traits.lengths)]
+    wanted = {base, *(one for one in passing if one <= most), *(min(base, length) for length in traits.lengths)}
+    whole = {min(one, top) - min(one, top) % traits.row_group for one in wanted}
+    return [*{traits.side(one).first: one for one in sorted(whole) if one > 3}.values()]
 
 
 def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence[int], most: int) -> str | None:
@@ -168,68 +190,83 @@ def check_steps(runner: Runner, vocab_size: int, longest: int, numbers: Sequence
     continue token by token, and that alone is tried.
 
     Texts pass those of `numbers`, positions that the graph may compare with, that leave them below `most` tokens; a
-    step has up to `longest`.
+    step has up to `longest`. They are tried on each side of the lengths after which texts are computed otherwise.
     """
-    wanted = [4 * (number + SHORT) // 3 for number in numbers]  # the last of four parts begins after the number
-    length = max([LENGTH, *(tokens for tokens in wanted if tokens <= most)])
-    length = min(length, longest, runner.traits.context_length - 1)
-    length -= length % (4 * runner.traits.row_group)
     traits = runner.traits
-    if length <= 2 * SHORT or traits.source_kind is not None:
+    if min(longest, traits.context_length - 1) <= 2 * SHORT or traits.source_kind is not None:
         return None
-    trial = _PartsTrial(runner, vocab_size, length)
     try:
-        expected = [trial.whole(text) for text in trial.texts]
-        again = np.concatenate([expected[1][: -len(TARGETS)], trial.last_alone()])
-        alone = "the last token, fed alone,", [expected[0], again]
-        for what, found in chain(trial.other_ways(expected) if traits.chunked_prefill else (), [alone]):
-            if problem := disagreement(what, expected, found, again):
-                return problem
+        for length in tried_lengths(traits, longest, numbers, most):
+            trial = _PartsTrial(runner, vocab_size, length)
+            expected = [trial.whole(text) for text in trial.texts]
+            alone = [*trial.tokens_alone()]
+            again = _laid_over(expected[1], [found for _, found in alone])
+            ways = ((what, 1, found) for what, found in alone)
+            for what, index, found in chain(trial.other_ways() if traits.chunked_prefill else (), ways):
+                given = [*expected]
+                given[index] = _laid_over(expected[index], [found])
+                if problem := disagreement(what, expected, given, again):
+                    return problem
     except RunError as error:
         return f"steps of parts of a text fail: {error}"
     return None
 
 
+_Found = tuple[list[int], FloatArray]
+"""Indices of places, and `TARGETS` at these."""
+
+
+def _laid_over(expected: FloatArray, found: Sequence[_Found]) -> FloatArray:
+    laid = expected.copy()
+    for places, values in found:
+        laid[places] = values
+    return laid
+
+
 class _PartsTrial:
-    """Two texts with a common first half, and the log-probabilities of `TARGETS` at two places of their second."""
+    """Two texts with a common first half, and the log-probabilities [P, T] of `TARGETS` at P places of each."""
 
     def __init__(self, runner: Runner, vocab_size: int, length: int) -> None:
         self._runner = runner
-        rng = np.random.default_rng(0)
+        rng, group = np.random.default_rng(0), runner.traits.row_group
         first, second = rng.integers(0, vocab_size, (2, length)).tolist()
-        self._part = length // 4
-        self.texts: tuple[Text, Text] = (tuple(first), (*first[: 2 * self._part], *second[2 * self._part :]))
-        self._places = (3 * self._part - 1, length - 1)
+        self._half = length // 2 - length // 2 % group
+        self.texts: tuple[Text, Text] = (tuple(first), (*first[: self._half], *second[self._half :]))
+        self._cuts = cuts(length, group)
+        self._places = sorted({*self._cuts, *(cut - 1 for cut in self._cuts), length - 1})
         self._short: Text = tuple(second[:SHORT])
         self._side = runner.traits.side(length).first
-        runner.reserve(length)
+        runner.reserve(max(length, SHORT))
 
     def whole(self, text: Text) -> FloatArray:
-        return self._fed(text, 0, len(text))
+        return self._fed(text, 0, len(text))[1]
 
-    def last_alone(self) -> FloatArray:
-        """The result of the second text's last token, which was fed last, in a step of its own."""
-        text = self.texts[1]
+    def tokens_alone(self) -> Iterator[tuple[str, _Found]]:
+        """Results of the second text's last token, the text having been fed last, in a step of its own; and of a few of
+        its beginnings, fed whole, and of the token after each."""
+        text, last = self.texts[1], len(self.texts[1]) - 1
         if not self._runner.traits.can_rewind:
-            self._fed(text, 0, len(text) - 1)
-        return self._fed(text, len(text) - 1, len(text))
+            self._fed(text, 0, last)
+        yield f"token {last + 1} of a text, fed alone,", self._fed(text, last, last + 1)
+        for length in self._cuts:
+            if length & (length - 1) == 0:
+                yield f"the first {length} tokens of a text, fed as a whole one,", self._fed(text, 0, length)
+                yield f"token {length + 1} of a text, fed alone,", self._fed(text, length, length + 1)
 
-    def other_ways(self, expected: list[FloatArray]) -> Iterator[tuple[str, list[FloatArray]]]:
-        """Ways of feeding one of the texts, by name: its results, and the expected ones of the other."""
+    def other_ways(self) -> Iterator[tuple[str, int, _Found]]:
+        """Ways of feeding one of the texts, by name; which one, and its results."""
         traits, num_slots = self._runner.traits, self._runner.capacity.num_slots
-        (first, second), half, length = self.texts, 2 * self._part, len(self.texts[0])
-        begins = range(0, length, self._part)
-        parts = np.concatenate([self._fed(first, begin, begin + self._part) for begin in begins])
-        yield "texts fed in parts", [parts, expected[1]]
+        (first, second), half, length = self.texts, self._half, len(self.texts[0])
+        for begin, end in pairwise([0, *self._cuts, length]):
+            yield f"texts fed in parts, up to token {end},", 0, self._fed(first, begin, end)
         if traits.can_rewind:
-            yield "texts after the beginning of another", [expected[0], self._fed(second, half, length)]
+            yield "texts after the beginning of another", 1, self._fed(second, half, length)
         if traits.can_rewind and num_slots > 1:
             copied = self._fed(second, half, length, slot=1, copies=(Copy(0, 1, half),))
-            yield "texts after a copy of another's beginning", [expected[0], copied]
+            yield "texts after a copy of another's beginning", 1, copied
         if num_slots > 1 and traits.form.in_slots.mixes_pasts:
             self._fed(first, half if traits.can_rewind else 0, length - 1)
-            beside = np.concatenate([expected[0][: -len(TARGETS)], self._last_in_company()])
-            yield "texts beside another", [beside, expected[1]]
+            yield "texts beside another", 0, ([len(self._places) - 1], self._last_in_company())
 
     def _last_in_company(self) -> FloatArray:
         """The result of the first text's last token, resident up to there, in a step with the short text's."""
@@ -240,12 +277,12 @@ class _PartsTrial:
         rows = (Row(0, last, text[last:]), Row(1, SHORT - 1, short[-1:]), *idle)
         return self._run(Step(rows, (LogitsRow(0, 0),), targets_of(1)))
 
-    def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> FloatArray:
-        offsets = [place - start for place in self._places if start <= place < stop]
-        logits_rows = tuple(LogitsRow(0, offset) for offset in offsets)
-        rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(offsets))
-        return self._run(Step(rows, logits_rows, targets, copies=copies))
+    def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> _Found:
+        indices = [index for index, place in enumerate(self._places) if start <= place < stop]
+        logits_rows = tuple(LogitsRow(0, self._places[index] - start) for index in indices)
+        rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(indices))
+        return indices, self._run(Step(rows, logits_rows, targets, copies=copies))
 
     def _run(self, step: Step) -> FloatArray:
         found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
-        return found[: len(step.targets)]
+        return found[: len(step.targets)].reshape(-1, len(TARGETS))

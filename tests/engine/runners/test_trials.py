@@ -14,7 +14,16 @@ import pytest
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
-from olive_ext.engine.runners.trials import LENGTH, SHORT, affordable, check_steps, group_rows
+from olive_ext.engine.runners.trials import (
+    LEAST,
+    LENGTH,
+    SHORT,
+    affordable,
+    check_steps,
+    cuts,
+    group_rows,
+    tried_lengths,
+)
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import RunError
 from olive_ext.media.items import Source
@@ -43,14 +52,17 @@ class Leaky(FakeRunner):
             "by rows": len(step.rows) > 1,
             "by the past": row.past > self.most,
             "by copies": bool(step.copies),
+            "alone at first": len(row.tokens) == 1 and 0 < row.past < self.most,
+            "alone later": len(row.tokens) == 1 and row.past > self.most,
+            "whole and short": not row.past and self.most / 2 < len(row.tokens) < self.most,
         }
         return row._replace(tokens=tuple(token + LEAK * leaks[self.way] for token in row.tokens))
 
 
-def _check(way: str, batching: StepForm = RANGE, most: int = 0, **more: Any) -> str | None:
+def _check(way: str, batching: StepForm = RANGE, most: int = 0, numbers: bool = True, **more: Any) -> str | None:
     runner = Leaky(3, batching, **more)
     runner.way, runner.most = way, most
-    return check_steps(runner, VOCAB, 512, (most,), 300)
+    return check_steps(runner, VOCAB, 512, (most,) if numbers else (), 300)
 
 
 @pytest.mark.parametrize("batching", FORMS)
@@ -62,21 +74,67 @@ def test_texts_of_their_own_pass(batching: StepForm, can_rewind: bool) -> None:
 @pytest.mark.parametrize(
     ("way", "most", "what"),
     [
-        ("by parts", 0, "texts fed in parts"),
-        ("by rows", 0, "texts beside another"),
-        ("by copies", 0, "texts after a copy of another's beginning"),
-        *((way, most, "texts fed in parts") for way in ("by the longest row", "by the past") for most in (20, 60, 150)),
+        ("by parts", 0, "texts fed in parts, up to token 1, score"),
+        ("by a token alone", 0, "texts fed in parts, up to token 1, score"),
+        ("by rows", 0, "texts beside another score"),
+        ("by copies", 0, "texts after a copy of another's beginning score"),
+        *(
+            (way, most, "texts fed in parts, up to token")
+            for way in ("by the longest row", "by the past")
+            for most in (20, 60, 150)
+        ),
     ],
 )
 def test_a_leak_is_reported_with_the_way_that_shows_it(way: str, most: int, what: str) -> None:
     """Texts pass the numbers that the graph compares with."""
-    assert f"{what} score" in (_check(way, most=most) or "")
+    assert what in (_check(way, most=most) or "")
 
 
-def test_a_token_that_is_fed_alone_is_tried_where_no_text_is_beside_another() -> None:
-    runner = Leaky(1, RANGE)
-    runner.way = "by a token alone"
-    assert "the last token, fed alone, score" in (check_steps(runner, VOCAB, 512, (0,), 300) or "")
+@pytest.mark.parametrize(
+    ("way", "most", "what"),
+    [
+        *(("alone at first", most, "texts fed in parts, up to token 2, score") for most in (2, 28)),
+        ("alone later", 55, "texts fed in parts, up to token 65, score"),
+        ("alone later", 100, "score"),
+        ("whole and short", 12, "the first 8 tokens of a text, fed as a whole one, score"),
+        ("whole and short", 34, "the first 32 tokens of a text, fed as a whole one, score"),
+    ],
+)
+@pytest.mark.parametrize("sides", [(), (33,)])
+def test_a_fault_at_some_positions_is_found_though_the_graph_names_none(
+    way: str, most: int, what: str, sides: tuple[int, ...]
+) -> None:
+    """On the side of a length where it lies, too: there a text of up to 33 tokens is tried by itself."""
+    problem = _check(way, most=most, numbers=False, lengths=sides) or ""
+    assert what in problem or (sides and "score" in problem)
+
+
+def test_a_text_is_cut_at_its_first_tokens_and_in_every_octave() -> None:
+    found = cuts(128)
+    assert found[:9] == [*range(1, 10)]
+    powers = {8, 16, 32, 64}
+    assert powers | {one + 1 for one in powers} < {*found}
+    assert all(sum(low < one < 2 * low for one in found) >= 2 for low in powers)
+    assert found == cuts(128)
+    assert [cut % 4 for cut in cuts(128, 4)] == [0] * len(cuts(128, 4))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "numbers", "most", "tried"),
+    [
+        ((), (), 300, [128]),
+        ((), (), 92, [46]),
+        ((), (), LEAST, [LEAST]),
+        ((), (150,), 300, [212]),
+        ((27,), (), 300, [27, 128]),
+        ((8, 200), (), 300, [8, 128, 278]),
+        ((3,), (), 300, [128]),
+    ],
+)
+def test_texts_are_tried_on_each_side_of_a_length(
+    lengths: tuple[int, ...], numbers: tuple[int, ...], most: int, tried: list[int]
+) -> None:
+    assert tried_lengths(Traits(512, lengths=lengths), 512, numbers, most) == tried
 
 
 def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:
@@ -87,7 +145,7 @@ def test_a_number_that_costs_too_much_to_pass_is_left_to_verification() -> None:
 
 def test_the_last_token_alone_is_tried_where_a_text_is_fed_whole_anyway_and_nothing_where_a_step_takes_less() -> None:
     assert _check("by copies", SINGLE, chunked_prefill=False) is None
-    assert "the last token, fed alone, score" in (_check("by a token alone", SINGLE, chunked_prefill=False) or "")
+    assert "token 128 of a text, fed alone, score" in (_check("by a token alone", SINGLE, chunked_prefill=False) or "")
     runner = Leaky(3, RANGE)
     runner.way = "by parts"
     assert check_steps(runner, VOCAB, 2 * SHORT, (), 200) is None
@@ -98,7 +156,7 @@ def test_the_last_token_alone_is_tried_where_a_text_is_fed_whole_anyway_and_noth
 
 def test_the_work_follows_from_the_weights() -> None:
     assert affordable(540 * 10**6) == 92
-    assert affordable(16 * 10**9) == affordable(None) == LENGTH
+    assert affordable(16 * 10**9) == affordable(None) == LEAST
     assert affordable(10**6) == 50_000
 
 
