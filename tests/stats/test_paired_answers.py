@@ -47,13 +47,27 @@ def test_interval_of_shares_is_clopper_and_pearsons(share: int, total: int) -> N
     exact = stats.binomtest(share, total).proportion_ci(0.95, method="exact")
     # Half as wide: from -1/2 to 1/2 a document's value is one of both ends.
     low, high = difference_interval(values - 0.5, 0.5)
-    assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=0.004)
+    assert (low + 0.5, high + 0.5) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@pytest.mark.parametrize(("lost", "won"), [(6, 0), (5, 0), (20, 6), (14, 3), (12, 6), (30, 14)])
-def test_interval_excludes_zero_where_the_exact_test_does(lost: int, won: int) -> None:
-    differences = np.repeat([-1.0, 1.0, 0.0], [lost, won, 400 - lost - won])
-    assert (difference_interval(differences)[1] < 0) == (mcnemar_p(lost, won) < 0.05)
+@pytest.mark.parametrize("same", [0, 400])
+def test_interval_excludes_zero_where_the_exact_test_does(same: int) -> None:
+    """Of all counts of flips up to 60, both ends."""
+    told = []
+    for flipped in range(1, 61):
+        for lost in range(flipped + 1):
+            low, high = difference_interval(np.repeat([-1.0, 1.0, 0.0], [lost, flipped - lost, same]))
+            told += [(lost, flipped - lost)] * ((low > 0 or high < 0) != (mcnemar_p(lost, flipped - lost) < 0.05))
+            assert low <= (flipped - 2 * lost) / (flipped + same) <= high
+    assert told == []
+
+
+@pytest.mark.parametrize(("lost", "won", "same"), [(20, 6, 374), (1, 3, 16), (5, 5, 0), (0, 8, 30), (22, 17, 401)])
+def test_interval_of_flips_is_that_of_drawn_shares(lost: int, won: int, same: int) -> None:
+    """Equal weights, which are drawn."""
+    differences = np.repeat([-1.0, 1.0, 0.0], [lost, won, same])
+    drawn = difference_interval(differences, weights=np.ones(len(differences)))
+    assert difference_interval(differences) == pytest.approx(drawn, abs=0.05 * (drawn[1] - drawn[0]))
 
 
 def test_interval_repeats_and_depends_on_the_seed() -> None:

@@ -68,7 +68,11 @@ class _Scored:
         with open_model(model) as session:
             given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
         parts = parts if read_rotary_lengths(checkpoint.processor_files.hf_config) is None else ""
-        return cls(plain, texts, [plain.logprobs(text) for text in texts], given, parts)
+        expected = [plain.logprobs(text) for text in texts]
+        if num_tokens < plain.vocab_size:
+            rows = zip(texts, given, expected, strict=True)
+            given = [_without_taken(plain, num_tokens, *row) for row in rows]
+        return cls(plain, texts, expected, given, parts)
 
     @cached_property
     def apart(self) -> list[Logprobs]:
@@ -180,6 +184,14 @@ def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass, nu
 def _apart(one: Logprobs, other: Logprobs) -> Logprobs:
     """Nats of each token; infinite where one is no number."""
     return np.nan_to_num(np.abs(one - other), nan=np.inf)
+
+
+def _without_taken(plain: PlainPass, num_tokens: int, text: Text, given: Logprobs, expected: Logprobs) -> Logprobs:
+    """`given` as if ids that no token has kept their share: what a graph takes from them, as by a mask of -inf, costs
+    nothing, here as in a verdict on distributions."""
+    if _apart(given, expected).max() <= LARGEST_DIFFERENCE:
+        return given
+    return given - np.clip(given - expected, 0, plain.logprobs(text, num_tokens) - expected)
 
 
 def _omission(checkpoint: ResolvedModel, scored: _Scored, agreement: Agreement) -> Omission | None:

@@ -177,12 +177,12 @@ class PlainPass:
 
         return torch.cuda.is_available()
 
-    def logprobs(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Log-probabilities in nats of all `tokens` but the first [S - 1]."""
+    def logprobs(self, tokens: Sequence[int], num_ids: int | None = None) -> npt.NDArray[np.float64]:
+        """Log-probabilities in nats of all `tokens` but the first [S - 1], among the first `num_ids` ids."""
         import torch
 
         with torch.inference_mode():
-            logits_SV = self._run(tokens).logits[0, :-1].double()
+            logits_SV = self._run(tokens).logits[0, :-1, :num_ids].double()
             targets_S1 = torch.tensor(list(tokens[1:]), device=logits_SV.device)[:, None]
             found: npt.NDArray[np.float64] = logits_SV.log_softmax(-1).gather(1, targets_S1)[:, 0].cpu().numpy()
         return found

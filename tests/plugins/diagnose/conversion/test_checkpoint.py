@@ -58,6 +58,31 @@ def test_good_export_is_equal(family: str, what: str) -> None:
     assert [text.num_tokens for text in found.texts][-1] == 128
 
 
+@pytest.mark.parametrize(
+    ("value", "is_equal"), [(-np.inf, True), (np.finfo(np.float32).min, True), (1.0, False), (-0.5, True)]
+)
+def test_ids_without_a_token_may_be_masked(value: float, is_equal: bool, tmp_path: Path) -> None:
+    """What others get is theirs; what these get beyond the checkpoint's is not."""
+    known = 1000
+
+    def masked(model: onnx.ModelProto) -> None:
+        next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "whole"
+        bias = np.where(np.arange(1024) < known, 0, value).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(bias, "suppressed"))
+        model.graph.node.append(onnx.helper.make_node("Add", ["whole", "suppressed"], ["logits"]))
+
+    path = edited(genai_export("llama"), tmp_path / "model", masked)
+    tokenizer = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = {text: number for text, number in tokenizer["model"]["vocab"].items() if number < known}
+    tokenizer["model"] |= {
+        "vocab": vocab,
+        "merges": [pair for pair in tokenizer["model"]["merges"] if "".join(pair) in vocab],
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    found = held(path, hf_model("llama"))
+    assert found.is_equal == is_equal, found.sentence()
+
+
 def with_window(model: onnx.ModelProto) -> None:
     """The sum after the last layer is fused into a norm: its own state is in no value of the graph."""
     for node in (node for node in model.graph.node if "layers.1/" in node.name):
