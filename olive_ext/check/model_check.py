@@ -221,7 +221,11 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
         findings.errors.append(DamagedError(f"damaged: 'the KV cache' {found.parts}"))
     if found.quantized_by:  # whose distance says little: its files are compared
         damaged = damage(model.files, other.files, longest=model.context_length)
-        findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
+        findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.findings.items()]
+        if damaged.uncompared:
+            section.add(
+                "constants not compared", damaged.uncompared, "the checkpoint has none of their names and shapes"
+            )
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olive_ext.errors import counted
-from olive_ext.report.numbers import Bin, Number, Spread
+from olive_ext.report.numbers import Bin, Number, Spread, joined
 from olive_ext.report.place import Place
 from olive_ext.report.stages import Stage
 
@@ -412,11 +412,19 @@ class Reach:
     vocabulary: float | None
     """Share of the vocabulary's tokens that were read or scored; None where they are not known."""
 
+    unseen: tuple[str, ...] = ()
+    """"picture", "sound": what the model takes beside texts, and no task gave."""
+
+    uncompared: int = 0
+    """Constants of the model's files that none of the reference corresponds to."""
+
     def __str__(self) -> str:
-        """ ", in up to 450 of 512 positions and 12 % of the vocabulary"."""
-        of = "" if self.context is None else f" of {self.context:,}"
-        share = "" if self.vocabulary is None else f" and {100 * self.vocabulary:.2g} % of the vocabulary"
-        return f"in up to {self.longest:,}{of} positions{share}"
+        """ "in up to 450 of 512 positions, 12 % of the vocabulary and no picture, with 3 constants not compared"."""
+        parts = [f"up to {self.longest:,}{'' if self.context is None else f' of {self.context:,}'} positions"]
+        parts += [] if self.vocabulary is None else [f"{100 * self.vocabulary:.2g} % of the vocabulary"]
+        parts += [f"no {name}" for name in self.unseen]
+        rest = f", with {counted(self.uncompared, 'constant')} not compared" if self.uncompared else ""
+        return f"in {joined(parts)}{rest}"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from olive_ext.errors import (
     counted,
 )
 from olive_ext.model.files.hub import asked_where_it_answers
+from olive_ext.model.spec.media_types import MEDIA_PARTS, WORDS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
@@ -134,8 +135,14 @@ def _with_constants(report: Report, models: Models, observer: Observer | None) -
         vocab_size = models.own.spec.vocab_size if models.own.kind == "onnx" else None
         contexts, length = models.contexts, models.own.context_length
     reach = None if observer is None else observer.reach(contexts[1] if contexts else length, vocab_size)
+    taken = () if models.own.media is None else models.own.media.modalities
+    unseen = [] if observer is None else [one for one in taken if one not in observer.modalities]
     overall = report.comparison.overall_divergence()
-    damaged = models.unjudged | models.damage(is_near=overall is not None and overall.kl.mean < BANDS[0].most_kl)
+    is_near = overall is not None and overall.kl.mean < BANDS[0].most_kl
+    found = models.damage(is_near=is_near, unreached=[part for part, one in MEDIA_PARTS.items() if one in unseen])
+    damaged = models.unjudged | found.findings
+    if reach is not None:
+        reach = replace(reach, unseen=tuple(WORDS[one].kind for one in unseen), uncompared=found.uncompared)
     damaged |= damaged_cache(report.comparison.reference, report.model)
     comparison = replace(report.comparison, damaged=damaged, reach=reach, contexts=contexts)
     return replace(report, comparison=comparison)

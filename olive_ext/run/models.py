@@ -44,6 +44,7 @@ from olive_ext.session.tokenizer_fit import TEMPLATE, Asking, excerpts
 if TYPE_CHECKING:
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.model.files.damage import Damage
     from olive_ext.run.export import Exported
     from olive_ext.session.tokenizer import Tokenizer
 
@@ -156,10 +157,10 @@ class Models:
         other = self.given_reference.context_length if records is None else records.max_length
         return contexts_of(self.own.context_length, other)
 
-    def damage(self, *, is_near: bool) -> dict[str, str]:
+    def damage(self, *, is_near: bool, unreached: Collection[str]) -> Damage:
         """Constants of the evaluated model that are not the reference's where they should be, or no numbers: how. Those
-        of records that were made elsewhere are not at hand. `is_near`: see `damage`."""
-        from olive_ext.model.files.damage import damage
+        of records that were made elsewhere are not at hand. `is_near` and `unreached`: see `damage`."""
+        from olive_ext.model.files.damage import Damage, damage
         from olive_ext.session.tokenizer import Rows
 
         other = None if self.config.reference is None or self.records_file is not None else self.other.files
@@ -169,10 +170,11 @@ class Models:
             num_tokens = max(self._tokenizer(one).num_ids for one in models)
             sizes, longest = {size for one in models for size in Rows.of(one)}, self.own.context_length
             facts: dict[str, Any] = {"longest": longest, "num_tokens": num_tokens, "vocab_sizes": sizes}
-            return damage(self.own.files, other, is_near=is_near, **facts)
+            found = damage(self.own.files, other, is_near=is_near, unreached=unreached, **facts)
+            return found._replace(uncompared=0) if other is None and self.records_file is None else found
         except Exception as error:  # noqa: BLE001 - a remark must not cost the report, which is not written yet
             logger.warning("constants are not compared: %s", first_line(error))
-            return {}
+            return Damage({}, 0)
 
     @cached_property
     def unjudged(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from olive_ext.model.files.constants import (
     outliers,
 )
 from olive_ext.model.files.damage import damage, differing_numbers, hidden, numbers_against, rotary_tables
-from olive_ext.model.types import ModelFiles
+from olive_ext.model.types import GraphFiles, ModelFiles
 from olive_ext.report.comparison import Comparison, Outcome
 from olive_ext.report.verdict import verdict
 from olive_ext.stats.paired_answers import compare_outcomes
@@ -338,7 +338,7 @@ def damaged(
         else:
             onnx.save(one, file)
         files.append(ModelFiles(file, file.parent, {}, {}, ""))
-    return damage(*files, **facts)
+    return damage(*files, **facts).findings
 
 
 def number(value: float) -> onnx.TensorProto:
@@ -545,6 +545,34 @@ def test_a_table_is_held_whatever_its_name_its_length_and_its_place(form: str, r
         assert told.keys() == {name} if number else told == {}
 
 
+@pytest.mark.parametrize(("tripled", "told"), [((0, 3), 2), ((2,), 1), (range(4), 0), ((), 0)])
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_matrices_that_no_text_reaches_are_held_like_rows(
+    tripled: Sequence[int], told: int, is_reached: bool, tmp_path: Path
+) -> None:
+    """An encoder of pictures whose matrices were damaged was "no difference found" by texts. What is other in all
+    layers was changed on purpose. A constant of a new name is counted."""
+    files = []
+    for name in ("own", "reference"):
+        (tmp_path / name).mkdir()
+        encoder = onnx.ModelProto(graph=onnx.GraphProto(name="vision"), opset_import=[helper.make_opsetid("", 21)])
+        encoder.graph.output.append(helper.make_empty_tensor_value_info("x4"))
+        for layer in range(4):
+            weight = floats()["model.layers.1.mlp.weight"] * (3 if name == "own" and layer in tripled else 1)
+            new = "new." if name == "own" and layer == 3 and not tripled else ""
+            weight = weight[::-1].copy() if new else weight
+            encoder.graph.initializer.append(numpy_helper.from_array(weight, f"{new}vision.{layer}.weight"))
+            inputs = [f"x{layer}", encoder.graph.initializer[-1].name]
+            encoder.graph.node.append(helper.make_node("MatMul", inputs, [f"x{layer + 1}"], f"/{new}{layer}/MatMul"))
+        onnx.save(encoder, tmp_path / name / "vision.onnx")
+        onnx.save(decoder(), tmp_path / name / "model.onnx")
+        companions = {"vision": GraphFiles(tmp_path / name / "vision.onnx")}
+        files.append(ModelFiles(tmp_path / name / "model.onnx", tmp_path / name, {}, {}, "", companions=companions))
+    found = damage(*files, unreached=() if is_reached else ["vision"])
+    assert len(found.findings) == (0 if is_reached else told)
+    assert found.uncompared == (not tripled)
+
+
 def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_path: Path) -> None:
     """Without an export: NaN rows, and rows of others, were "no difference found"."""
     own, files = floats(), []
@@ -553,6 +581,7 @@ def test_a_checkpoint_is_held_against_its_reference_where_it_runs_as_it_is(tmp_p
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
         files.append(ModelFiles(tmp_path / name, tmp_path / name, {}, {}, ""))
-    assert damage(files[0], files[2]).keys() == {TABLE, NORM}
-    assert damage(files[1], files[2]) == {}
-    assert damage(files[0], None).keys() == {TABLE}
+    assert damage(files[0], files[2]).findings.keys() == {TABLE, NORM}
+    assert damage(files[1], files[2]) == ({}, 0)
+    alone = damage(files[0], None)
+    assert (alone.findings.keys(), alone.uncompared) == ({TABLE}, len(own))

@@ -247,6 +247,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
         of(same(), EQUAL, reach=Reach(63, 512, None), contexts=(64, 512)),
         "ok: no_difference, shorter 4.5e+02 tokens",
     ),
+    "what a model takes beside texts": (
+        of(same(), EQUAL, reach=Reach(63, 512, 0.12, ("picture", "sound"), 1)),
+        "ok: no_difference",
+    ),
     "shorter context that texts fill": (
         of(same(), EQUAL, reach=Reach(64, 512, None), contexts=(64, 512)),
         "unknown: shorter 4.5e+02 tokens",
@@ -352,6 +356,10 @@ SENTENCES = {
     "shorter context": (
         "no difference found, in up to 63 of 512 positions; the candidate's files allow 64 tokens, the reference's "
         "512: no longer texts were compared"
+    ),
+    "what a model takes beside texts": (
+        "no difference found, in up to 63 of 512 positions, 12 % of the vocabulary, no picture and no sound, with 1 "
+        "constant not compared"
     ),
     "damaged": "damaged: 'cos_cache' rows 450 to 511 of 512 are not the reference's, and 1 other",
     "few of few missing": (

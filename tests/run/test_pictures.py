@@ -21,6 +21,7 @@ from olive_ext.errors import IncompleteError, LostRequestsError, MemoryShortageE
 from olive_ext.run import evaluate
 from olive_ext.run.evaluation import check_complete
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from tests.backends.local_tasks import write_tasks
 from tests.exports.media import media_export, plain_encoder_export
 from tests.families.pictures import picture
 from tests.refusals import refused
@@ -83,6 +84,23 @@ def test_export_is_compared_with_its_checkpoint_which_runs_on_transformers(mode:
     assert report.comparison.flips == ()
     note = report.comparison.reference["export"]
     assert note == "runs on transformers, not exported: only what takes text alone is"
+
+
+def test_what_no_picture_reached_is_said_and_its_constants_are_compared(
+    package: Path, other: Path, tmp_path: Path
+) -> None:
+    texts = {"include_path": str(write_tasks(tmp_path / "tasks")), "tasks": ["tiny_rolling"]}
+    asked = ((texts, package), (texts, other), ({}, other))
+    reports = [
+        evaluate(_config(one, reference={"path": str(package), "mode": "resident"}, **tasks)) for tasks, one in asked
+    ]
+    comparisons = [report.comparison for report in reports if report.comparison is not None]
+    assert [one.reach and (one.reach.unseen, one.reach.uncompared) for one in comparisons] == [
+        (("picture",), 0),
+        (("picture",), 0),
+        ((), 0),
+    ]
+    assert [[*one.damaged] for one in comparisons] == [[], ["weight, vision"], []]
 
 
 def test_second_run_takes_every_answer_from_the_journal_and_encodes_nothing(package: Path, tmp_path: Path) -> None:

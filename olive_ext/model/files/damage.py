@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -34,6 +34,7 @@ from olive_ext.model.files.constants import (
     meant_others,
     outliers,
     plain_name,
+    quantized_weights,
 )
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_files import json_object
@@ -83,6 +84,13 @@ _ROWS = 1 << 14
 _BASES = ("rope_theta", "rope_local_base_freq", "rotary_emb_base")
 
 
+class Damage(NamedTuple):
+    """What is damaged, by name, and how many constants no constant of the reference corresponds to."""
+
+    findings: dict[str, str]
+    uncompared: int
+
+
 def damage(
     model: ModelFiles,
     reference: ModelFiles | None,
@@ -91,14 +99,15 @@ def damage(
     longest: int | None = None,
     num_tokens: int | None = None,
     vocab_sizes: Collection[int | None] = (),
-) -> dict[str, str]:
+    unreached: Collection[str] = (),
+) -> Damage:
     """What of a model's constants texts need not show, by name: rows that are not the reference's, numbers that are
     none, a single vector that is another or product that lies farther from the float one than rounding puts any; and
     nodes that compute with other numbers, but for `REACHED` where texts gave nearly the same distributions (`is_near`):
     a scale may be folded into the weights, and heads repeated. A window of the model's `longest` text is none. Nothing
-    reads rows of `vocab_sizes` that are beyond the tokenizer's `num_tokens`. The reference is an ONNX model, a
-    checkpoint, or not on disk. Raises `ModelError`."""
-    findings: dict[str, str] = {}
+    reads rows of `vocab_sizes` that are beyond the tokenizer's `num_tokens`. No text shows what is other in the parts
+    that are `unreached`. The reference is an ONNX model, a checkpoint, or not on disk. Raises `ModelError`."""
+    findings, uncompared = dict[str, str](), 0
     floats, config, others, without = {}, {}, {}, REACHED if is_near else ()
     if reference is not None and reference.decoder.suffix == ".onnx":
         others = _graphs(reference)
@@ -108,7 +117,8 @@ def damage(
     if model.decoder.suffix != ".onnx":
         both = (floats, checkpoint_floats(model.directory))
         floats, constants = (_reached(one, num_tokens, vocab_sizes) for one in both)
-        return hidden(apart(floats, constants), {}, constants) | broken(floats, constants)
+        others_of = hidden(apart(floats, constants), {}, constants)
+        return Damage(others_of | broken(floats, constants), len(constants.keys() - floats.keys()))
     for part, graph in _graphs(model).items():
         own, known, far, numbers = Constants(load_graph(graph), graph), floats, {}, {}
         constants = own.floats()
@@ -116,8 +126,9 @@ def damage(
         if part in others:
             other = Constants(load_graph(others[part]), others[part])
             _without_idle_windows(other.model, longest)
-            known, far = other.floats(), outliers(distances(other, own))
+            known, far = other.floats(), outliers(apart_by := distances(other, own))
             numbers = differing_numbers(other, own, without)
+            uncompared += len(quantized_weights(own).keys() - apart_by.keys())
         elif config and not part:
             # A quantized product may hold the norm before it, and is not compared with a checkpoint's.
             is_quantized = quantizing_operator(own.model) != ""
@@ -126,9 +137,13 @@ def damage(
             numbers = numbers_against(config, own.model, without, longest)
         known, constants = (_reached(one, num_tokens, vocab_sizes) for one in (known, constants))
         known = _renamed(known, constants)
-        found = hidden(apart(known, constants), far, constants) | broken(known, constants) | numbers
+        uncompared += len(constants.keys() - known.keys())
+        differing = apart(known, constants)
+        told = {name: what.sentence(constants[name]) for name, what in differing.items()} | far
+        found = told if part in unreached else hidden(differing, far, constants)
+        found |= broken(known, constants) | numbers
         findings |= {f"{name}{f', {part}' if part else ''}": how for name, how in found.items()}
-    return findings
+    return Damage(findings, uncompared)
 
 
 def _graphs(files: ModelFiles) -> dict[str, Path]:

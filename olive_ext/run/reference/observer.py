@@ -32,6 +32,9 @@ from olive_ext.stats.distances import measure_divergence
 Ask: TypeAlias = Callable[[list[Any]], list[Any]]
 
 _GENERATION = "generate_until"
+_MEDIA = {"image": "images", "audio": "audio"}
+"""Fields of a request, by what they hold."""
+
 _NEARLY_ONE = 1 - 2.0**-24
 """The most probability that a float32 distinguishes from 1."""
 
@@ -125,6 +128,9 @@ class Observer:
         self._tokens: set[int] = set()
         """All tokens that were read or scored, where they are known."""
 
+        self.modalities: set[str] = set()
+        """The values of `Modality` that compared requests held."""
+
         self._longest = 0
         """Tokens before and of the longest request's targets."""
 
@@ -206,6 +212,7 @@ class Observer:
             self.sample.note(str(instance.task_name), int(instance.doc_id), request, output)
         if not isinstance(target, str):
             self._tokens.update(one for one in (*before, *target) if isinstance(one, int))
+        self.modalities |= {name for name, field in _MEDIA.items() if getattr(request, field, ())}
         self._longest = max(self._longest, 1 + int(output.compared.positions.max(initial=-1)))
         if not isinstance(request, RollingRequest):
             self._answering.add(str(instance.task_name))
