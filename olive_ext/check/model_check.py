@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.config import EvaluationConfig
+from olive_ext.config import EvaluationConfig, ReferenceConfig
 from olive_ext.errors import (
     DamagedError,
     ModelError,
@@ -137,7 +137,7 @@ def check_model(
             verify_graphs(model, section.add)
             verify_steps(model, section.add)
         if against is not None and not findings.errors:
-            _hold_against(model, against, findings)
+            _hold_against(model, config, against, findings)
     return findings
 
 
@@ -193,10 +193,10 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
     return Models(config).given
 
 
-def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> None:
-    """Adds how far the model is from its checkpoint; a float model that differs is a problem."""
+def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
+    """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
     from olive_ext.model.files.damage import damage
-    from olive_ext.run.models import contexts_of, stops_of
+    from olive_ext.run.models import Models, contexts_of, stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
 
@@ -211,6 +211,15 @@ def _hold_against(model: ResolvedModel, checkpoint: str, findings: Findings) -> 
         findings.errors.append(NotComparableError(stops.sentence()))
     found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")
+    chats = {"reference": ReferenceConfig(path=checkpoint), "apply_chat_template": config.apply_chat_template or True}
+    models = Models(config.model_copy(update=chats))
+    with findings.noting_problems(), suppress(ModelError):  # a checkpoint without a tokenizer
+        if (asked := models.asked_otherwise) is not None:
+            findings.errors.append(NotComparableError(asked.sentence()))
+        if models.other_template and not models.asking(model).template:
+            findings.errors.append(NotComparableError("the model has no chat template, and the checkpoint has one"))
+        elif models.other_template:
+            section.add("chat template", "another text than the checkpoint's", "held against nothing without tasks")
     by_length = ", ".join(f"{text.num_tokens}: {text.nats:.2g}" for text in found.texts)
     section.add("nats by length", by_length, f"largest difference of a token's log-probability; {found.reason}")
     if contexts := contexts_of(model.context_length, other.context_length):

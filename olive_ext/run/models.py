@@ -186,21 +186,20 @@ class Models:
         says, tokenizer = list[str](), ""
         with suppress(ModelError):  # no file need state a length, where the evaluation itself names one
             says += [f"says {text}" for text in given.spec.contradicted]
+        named = given.files.genai_config.get("model", {}).get("decoder", {}).get("filename")
+        if named and given.files.directory / named not in (given.files.decoder, *given.files.weights):
+            says.append(f"names '{named}', which is not judged")
         free: dict[str, Any] = {"tokenizer": None, "onnx_file_name": None, "components": {}}
         with suppress(OliveExtError):  # there is nothing but what was given, or it cannot be opened
             shipped = given.patched({**free, "model": str(given.files.directory)})
-            if shipped.files.genai_config and shipped.files.decoder not in (given.files.decoder, *given.files.weights):
-                says.append(f"names '{shipped.files.decoder.name}', which is not judged")
             if shipped.files.tokenizer != given.files.tokenizer:
                 tokenizer = self._unlike_shipped(shipped)
         found = {GENAI_CONFIG: "; ".join(says), PACKAGE_TOKENIZER: tokenizer}
         jinja, other = (given.files.directory / name for name in ("chat_template.jinja", "tokenizer_config.json"))
         if given.files.genai_config and self.config.apply_chat_template and jinja.is_file() and other.is_file():
             template = read_json(other).get("chat_template")  # onnxruntime-genai 0.14 reads this one
-            if (
-                isinstance(template, str)
-                and template.split() != jinja.read_text(encoding="utf-8", errors="replace").split()
-            ):
+            shown = jinja.read_text(encoding="utf-8", errors="replace")
+            if isinstance(template, str) and template.split() != shown.split():
                 found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
         return {name: what for name, what in found.items() if what}
 

@@ -509,6 +509,14 @@ UNJUDGED: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ({}, {"sliding_window": SLIDING}, {}, "genai_config.json says sliding_window with slide_key_value_cache"),
     ({}, {"sliding_window": {**SLIDING, "slide_key_value_cache": False}}, {}, ""),
     ({}, {"filename": "other.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'other.onnx'"),
+    ({}, {"filename": "absent.onnx"}, {"onnx_file_name": "model.onnx"}, "genai_config.json names 'absent.onnx'"),
+    (
+        {},
+        {"inputs": {"past_key_names": "past.%d.k"}},
+        {},
+        "genai_config.json says past_key_names 'past.%d.k', the graph",
+    ),
+    ({}, {"inputs": {"input_ids": "ids"}}, {}, "genai_config.json says input_ids 'ids', the graph has input_ids"),
     ({}, {}, {"onnx_file_name": "model.onnx", "tokenizer": hf_model("llama")}, ""),
     ({"lower": True}, {}, {"tokenizer": hf_model("llama")}, "the package's own tokenizer makes other tokens"),
 ]

@@ -115,7 +115,7 @@ class _Reader:
             choices=choices,
             item_masks=self._item_masks(tokens if embeddings else None, kv_names),
             rounds_rows=attention.num_row_roundings(self._graph.node) > 0,
-            contradicted=tuple(self._contradicted(kv, logits)),
+            contradicted=tuple(self._contradicted(roles, kv, logits)),
             notes=(*self._notes, *attention.rounding_notes(self._graph.node)),
         )
 
@@ -242,9 +242,15 @@ class _Reader:
             self._note(f"the vocabulary has {declared} entries, as in '{logits.name}'; the config says {configured}")
         return declared
 
-    def _contradicted(self, kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
+    def _contradicted(self, roles: Iterable[InputSpec], kv: Iterable[KvTensor], logits: TensorSpec) -> Iterator[str]:
         """What genai_config.json states, and the graph is otherwise."""
         caches = [tensor for tensor in kv if tensor.capacity is None]
+        own = {entry.role.value: entry.tensor.name for entry in roles} | {"logits": logits.name}
+        for key, name in {**self._decoder_config.get("inputs", {}), **self._decoder_config.get("outputs", {})}.items():
+            is_cache = bool(caches) and key.startswith(("past_", "present_")) and "%d" in name
+            is_there = any(tensor_names.by_layer([*self._inputs, *self._outputs], [(name, "")]))
+            if own.get(key, name) != name or (is_cache and not is_there):
+                yield f"{key} '{name}', the graph has {own.get(key, 'no such tensor')}"
         sizes = {size for size in logits.shape[-1:] if isinstance(size, int)}
         heads, widths = {tensor.heads for tensor in caches}, {self._head_size(tensor) for tensor in caches}
         known = {"vocab_size": sizes, "num_key_value_heads": heads, "head_size": widths}

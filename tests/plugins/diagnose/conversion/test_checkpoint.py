@@ -315,6 +315,32 @@ def test_checkpoint_without_a_tokenizer_is_held_against_as_well(tmp_path: Path) 
     assert check_model(config, against=str(hf)).problems == []
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "problem", "told"),
+    [
+        ({}, "{{ a }}", [], False),
+        ({}, "{{ b }}", [], True),
+        ({}, None, ["the model has no chat template"], False),
+        ({"post_processor": None}, "{{ a }}", ["the two models get different prompts: special tokens"], False),
+        ({"normalizer": {"type": "Lowercase"}}, "{{ a }}", ["the tokenizer of the reference"], False),
+    ],
+)
+def test_a_tokenizer_or_chat_template_that_was_lost_is_a_problem(
+    tokenizer: Any, template: str | None, problem: Sequence[str], told: bool, tmp_path: Path
+) -> None:
+    hf, path = (shutil.copytree(made("llama"), tmp_path / made.__name__) for made in (hf_model, genai_export))
+    (hf / "chat_template.jinja").write_text("{{ a }}")
+    (path / "chat_template.jinja").unlink(missing_ok=True)
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    file = path / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **tokenizer}))
+    config = EvaluationConfig.parse({"model": {"path": str(path)}, "tasks": ["a"], "max_length": 16})
+    found = check_model(config, against=str(hf))
+    assert [one.startswith(part) for one, part in zip(found.problems, problem, strict=True)] == [True] * len(problem)
+    assert ("another text than the checkpoint's" in found.text()) == told
+
+
 def test_graph_without_states_names_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     plain: Any = SimpleNamespace(layers="layers", states=lambda tokens: {"layers.0": np.ones((4, 8), np.float32)})
     graph = SimpleNamespace(run=lambda tokens: {"logits": np.ones((4, 3), np.float32)})
