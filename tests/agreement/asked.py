@@ -345,6 +345,16 @@ def scored_items(made: Export) -> Calls:
     return ([ScoringRequest(text, target, **with_items(made, given)) for text, target, given in asked],)
 
 
+def scored_sounds(made: Export) -> Calls:
+    """Those items, two sounds of one length, and one twice."""
+    from tests.families.sounds import sound
+
+    word, (_, second, _) = marker(made), sounds()
+    pairs = [[second, sound(3, len(second[0]))], [second, second]]
+    both = [ScoringRequest(f"Ann hears the {word} and {word} here", " a letter", audio=pair) for pair in pairs]
+    return ([*scored_items(made)[0], *both],)
+
+
 def answered_items(made: Export) -> Calls:
     """Some prompts end with the item, and are asked twice; and a text."""
     word, hears = marker(made), made.family in SOUND_FAMILIES

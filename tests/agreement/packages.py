@@ -71,6 +71,14 @@ def _media(name: str, path: Path, family: str) -> Export:
     return Export(name, path, media_export(family)[1], family)
 
 
+def _checkpoint(name: str) -> Export:
+    """On transformers."""
+    from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export
+
+    path = media_export(name)[1] if name in MEDIA_FAMILIES | SOUND_FAMILIES else hf_model(name)
+    return Export(name, path, path, name)
+
+
 def _plain(name: str) -> Export:
     """FAMILY PROVIDER: with an encoder of products alone."""
     from tests.exports.media import plain_encoder_export, plain_items_export
@@ -164,5 +172,6 @@ MADE: dict[str, Callable[[str], Export]] = {
     "leak": _leaking,
     "mean": _by_the_mean,
     "by-hand": _by_hand,
+    "checkpoint": _checkpoint,
     "whisper": _whisper,
 }

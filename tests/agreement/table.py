@@ -44,8 +44,9 @@ class Row:
     """A log-probability may be as far off. Answers are equal."""
 
     against: str | Mapping[str, Any] = "transformers"
-    """"transformers"; "generate": answers are those of its `generate`; "plain", "groups": the export's own graph, there
-    over whole groups of rows; or the engine of another session, on the CPU."""
+    """"transformers"; "itself": a checkpoint, which lacks nothing; "generate": answers are those of its `generate`;
+    "plain", "groups": the export's own graph, there over whole groups of rows; or the engine of another session, on the
+    CPU."""
 
     engine: Mapping[str, Any] = field(default_factory=dict)
     """The form. A chunk of "item" tokens is one of the largest item's."""
@@ -97,7 +98,9 @@ def _reference(against: str, hf: Path, family: str, name: str) -> Any:
         from tests.families.pictures import PictureReference
         from tests.families.sounds import SoundReference
 
-        return (SoundReference if family in SOUND_FAMILIES else PictureReference)(family, hf)
+        if family in SOUND_FAMILIES:
+            return SoundReference(family, hf)
+        return PictureReference(family, hf, is_as_exported=against != "itself")
     if family in ("whisper", "t5", "marian"):
         return EncoderDecoder(hf, suppressed()) if against == "generate" else encoder_decoder(hf)
     if against == "generate":
@@ -116,7 +119,8 @@ def opened(row: Row, engine: Mapping[str, Any], provider: str) -> Session:
         settings["components"] = components
     engine = {name: value for name, value in engine.items() if name != "components"}
     if engine.get("chunk_size") == "item":
-        sizes = map(reference("transformers", row.package).num_tokens, requests.items(package(row.package)))
+        against = row.against if row.against == "itself" else "transformers"
+        sizes = map(reference(against, row.package).num_tokens, requests.items(package(row.package)))
         engine["chunk_size"] = max(sizes)
     session = olive_ext.open(package(row.package).path, engine=engine, **settings)
     if "searches" in row.asked:

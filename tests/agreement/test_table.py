@@ -21,6 +21,7 @@ from olive_ext.engine.runners.trials import GROUPS
 from tests.agreement.packages import ROUNDED
 from tests.agreement.table import Row, check
 from tests.exports.hf import HEAD_SIZES
+from tests.exports.media import MEDIA_FAMILIES
 
 MARKS = {
     "slow": [pytest.mark.slow],
@@ -268,6 +269,14 @@ for name, others, nats, kind in (
     add(f"{kind}s", name, "scored_items", nats, rows, facts=facts, fetched=others)
     add(f"{kind}s", name, "scored_items", nats, tree, facts=facts, fetched=with_rows)
     add(f"{kind}s", name, "answered_items", nats, [{"num_slots": 3}], fetched=others)
+# Checkpoints on transformers.
+SEEING = [f"checkpoint {name}" for name in MEDIA_FAMILIES if name != "qwen2_5_vl"]
+ITSELF: dict[str, Any] = {"engines": [{"chunk_size": "item"}, {"chunk_size": 128}], "against": "itself"}
+add("images", "checkpoint qwen2_5_vl", "scored_items + answered_items", 1e-4, fetched=SEEING, **ITSELF)
+HEARING = ["checkpoint gemma4_any"]
+add("sounds", "checkpoint qwen3_asr", "scored_sounds + answered_items", 1e-4, fetched=HEARING, **ITSELF)
+TWO_RUNS = {"encoder_runs": 2}
+add("speech", "checkpoint whisper", "heard", 1e-5, [{"chunk_size": 1}, {"chunk_size": 64}], facts=TWO_RUNS)
 add("images", "llava_clip", "answered_items", 1e-4, forms([(2, 17)]))  # no token stands after its placeholders
 BY_HAND = [{}, {"components": {"vision": "eyes.onnx", "embedding": "words.onnx"}}]
 add("images", "by-hand folder", "scored_items", 1e-4, BY_HAND)
@@ -395,7 +404,7 @@ ON_CUDA = {"providers": lambda found: found[0] == "CUDAExecutionProvider"}
 known: dict[tuple[str, ...], Any] = {}
 for given in ROWS:
     (row,) = given.values
-    if isinstance(row.against, str) and row.against != "groups" and row.provider != "webgpu":
+    if row.against in ("transformers", "generate", "plain") and row.provider != "webgpu":
         known.setdefault((row.package, row.asked, row.against), given)
 for given, engine in product(known.values(), ({}, {"scoring": "rows"})):
     (row,), marks = given.values, [mark for mark in given.marks if mark.name in ("slow", "exporters")]

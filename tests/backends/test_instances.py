@@ -1,15 +1,24 @@
-"""Slices come in sorted order, each item once, and are encoded ahead."""
+"""Slices come in sorted order, each item once, and are encoded ahead. How much requests ask, estimated from their
+texts; and how long that takes by measured rates. Progress where stderr is no terminal: a line a minute, and nothing
+unless it is asked for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from olive_ext.backends.lm_eval.instances import encoded_slices
+from olive_ext.backends.progress import progress_bar, shown
+from olive_ext.backends.workload import RATES, CountingLM, forecast, new_letters, parameters, seconds_of, work_of
+from olive_ext.config import ModelSettings
+from olive_ext.model import resolve
+from tests.exports import genai_export
 
 
 @given(items=st.lists(st.text("ab", max_size=4), max_size=20), size=st.integers(1, 6))
@@ -42,3 +51,96 @@ def test_what_encoding_raises_is_raised_to_the_caller() -> None:
 
     with pytest.raises(ValueError, match="planted at 0"):
         list(encoded_slices(range(3), str, encode, size=2))
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=8))
+def test_new_letters_are_the_nodes_of_the_prefix_tree(texts: list[str]) -> None:
+    nodes = {text[:end] for text in texts for end in range(1, len(text) + 1)}
+    assert sum(new_letters(texts)) == len(nodes)
+
+
+def request(doc: int, *args: Any, task: str = "t") -> Any:
+    return SimpleNamespace(args=args, task_name=task, doc_id=doc)
+
+
+def test_work_counts_documents_requests_new_tokens_and_the_longest_answers() -> None:
+    found = work_of([request(0, "stem one", "x"), request(0, "stem one", "y"), request(1, "stem two", "z")], list)
+    assert (len(found.documents), found.tokens) == (2, [9.0, 1.0, 4.0])
+    assert str(found) == "2 documents, 3 requests, about 14 tokens to compute"
+    written = work_of([request(0, "q", {"max_gen_toks": 7}), request(0, "q", {}, task="u")], list)
+    assert (len(written.documents), written.tokens, written.answers) == (2, [1.0, 0.0], 263)
+    assert str(found + written).endswith("about 15 tokens to compute, at most 263 to generate")
+
+
+def test_model_that_counts_answers_nothing() -> None:
+    lm = CountingLM(list)
+    assert lm.loglikelihood([request(0, "a", "b")]) == [(-1.0, False)]
+    assert lm.loglikelihood_rolling([request(1, "ab")]) == [-1.0]
+    assert lm.generate_until([request(2, "ab", {"max_gen_toks": 5})]) == [""]
+    assert (len(lm.work.documents), sum(lm.work.tokens), lm.work.answers) == (3, 6.0, 5)
+
+
+@pytest.mark.slow
+def test_forecast_is_by_the_products_of_the_graph() -> None:
+    model = resolve(ModelSettings(model=str(genai_export("llama"))))
+    hidden, rate = parameters(model), RATES["cpu"]
+    seconds, machine = seconds_of(model, 1000, 10) or (0.0, "")
+    cores = int(machine.partition(" ")[0])
+    assert seconds == pytest.approx(2 * hidden * (1000 / rate.scored + 10 / rate.generated) / cores)
+    assert hidden == parameters(model.patched({"max_length": 64})) > 64 * 1024  # at least the LM head
+    assert machine in forecast(model, 1000, 10)
+
+
+@pytest.fixture(params=[True, False, None])
+def is_shown(request: pytest.FixtureRequest) -> Iterator[bool | None]:
+    token = shown.set(request.param)
+    yield request.param
+    shown.reset(token)
+
+
+def test_line_a_minute_says_what_is_left(is_shown: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = iter(range(0, 10_000, 20))
+    with progress_bar("Scoring", 10, lambda: 600, False, now=lambda: float(next(seconds))) as advance:
+        for _ in range(8):
+            advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    expected = [
+        "olive-ext: Scoring: 2 of 10 requests, 0 tokens/s, 02:40 left",
+        "olive-ext: Scoring: 5 of 10 requests, 0 tokens/s, 01:40 left",
+        "olive-ext: Scoring: 8 of 10 requests, 0 tokens/s, 00:40 left",
+    ]
+    assert lines == (expected if is_shown else [])
+
+
+# Tokens fed at each answer's end, and the answers' tokens; 10 prompts of 30 tokens. One token takes 1 s.
+@pytest.mark.parametrize(
+    ("fed", "answered", "left"),
+    [
+        ([30, 60], [0, 0], "04:00"),  # 8 prompts of 10 are left
+        ([60, 300], [30, 30], "05:00"),  # 2 of 10 answered by 60 tokens each: 300 of 600 are left, begun ones known
+        ([300, 570], [30, 30], "00:30"),  # all are nearly done
+        ([0, 30], [0, 0], "04:00"),  # the first was in the journal
+    ],
+)
+def test_time_left_is_that_of_the_tokens_left(
+    fed: list[int], answered: list[int], left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token, known = shown.set(True), [0]
+    how: dict[str, Any] = {"expected": 300, "about": "3 of it", "now": lambda: float(known[0])}
+    with progress_bar("Generating", 10, lambda: known[0], False, **how) as advance:
+        for number, length in zip(fed, answered, strict=True):
+            known[0] = number
+            advance(1, 30, length)
+    shown.reset(token)
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == "olive-ext: Generating: 3 of it"
+    assert f"{left} left" in lines[-1]
+
+
+def test_model_that_is_told_to_be_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    token = shown.set(True)
+    seconds = iter(range(0, 10_000, 100))
+    with progress_bar("Scoring", 2, lambda: 0, True, now=lambda: float(next(seconds))) as advance:
+        advance(1)
+    shown.reset(token)
+    assert capsys.readouterr().err == ""

@@ -1,4 +1,6 @@
-"""Forms of a step: one that is added by one class and one line, which form a model is opened with, what two share."""
+"""Forms of a step: one that is added by one class and one line, which form a model is opened with, what two share.
+Short answers that share steps over the fake runner: results, how many steps, what is copied; and the rule. Slots of a
+returned cache hold what was fed to each, however rows come together and part."""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 import olive_ext
 from olive_ext.config import ModelSettings
@@ -21,21 +24,23 @@ from olive_ext.engine.forms.graph_form import OpenedDecoder
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
 from olive_ext.engine.forms.registry import FORMS, choose
-from olive_ext.engine.forms.returned import AlikeRows
-from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv
+from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv
+from olive_ext.engine.forms.rows import RowsOnGraph, ViewKv, choose_limit
 from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.opening import item_limit
-from olive_ext.engine.requests import Request
+from olive_ext.engine.requests import Generation, Request
 from olive_ext.engine.scheduling.sequences import ChosenRows
+from olive_ext.engine.step import Copy, Row
 from olive_ext.errors import ConfigError
+from olive_ext.graph.nodes import model_of
 from olive_ext.graph.onnx_file import ModelProto
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.decisions import Decision
-from olive_ext.model.providers.devices import Provider
-from olive_ext.model.types import DecoderSpec, Role
+from olive_ext.model.providers.devices import Device, Provider
+from olive_ext.model.types import DecoderSpec, KvTensor, Role, StateTensor, TensorSpec
 from tests.engine.fake_runner import FORMS as STEP_FORMS
 from tests.engine.fake_runner import PACKED, POOL, RANGE, SINGLE, FakeRunner
-from tests.engine.strategies import assert_runs_as_oracle, requests_of
+from tests.engine.strategies import assert_runs_as_oracle, questions, requests_of
 from tests.exports import genai_export
 from tests.refusals import refused
 
@@ -228,3 +233,148 @@ def test_two_forms_state_the_steps_that_both_run(
 
 def test_every_form_runs_its_own_steps() -> None:
     assert all(joined(form, form, (4, 4)) == form for form in STEP_FORMS)
+
+
+BATCHING = pytest.mark.parametrize("batching", [RANGE, POOL])
+
+
+@BATCHING
+@pytest.mark.parametrize("overlaps_steps", [False, True])
+def test_answers_of_many_questions_fill_steps_of_one_token_each(batching: StepForm, overlaps_steps: bool) -> None:
+    requests = questions(24, answers=8, tokens=4)
+    counts = {}
+    for answer_steps in (False, True):
+        runner = FakeRunner(16, batching, answer_steps=answer_steps, overlaps_steps=overlaps_steps)
+        engine = Engine(runner, 128)
+        assert_runs_as_oracle(engine, [requests])
+        assert engine.counters.tokens_fed <= 1.01 * engine.counters.tokens_distinct
+        counts[answer_steps] = engine.counters.steps
+        engine.close()
+    assert counts[False] == 24 * 8
+    full = 24 + 24 * 7 * 3 / 16  # a step for each question, and steps in which every slot has an answer
+    assert counts[True] <= 1.2 * full
+    assert engine.describe()["scoring"] == "answers"
+
+
+@BATCHING
+def test_what_answers_share_is_copied_once_for_each_and_not_computed_again(batching: StepForm) -> None:
+    runner = FakeRunner(8, batching, answer_steps=True)
+    engine = Engine(runner, 128)
+    assert_runs_as_oracle(engine, [questions(6, answers=6, tokens=3)])
+    copies = [copy for step in runner.steps for copy in step.copies]
+    assert engine.counters.tokens_fed == engine.counters.tokens_distinct
+    assert 0 < len(copies) <= 6 + 6 * 5
+
+
+@BATCHING
+def test_generations_and_answers_share_steps(batching: StepForm) -> None:
+    runner = FakeRunner(8, batching, answer_steps=True)
+    engine = Engine(runner, 128)
+    asked = [Request((number, 1), 0, Generation(30)) for number in range(2)]
+    assert_runs_as_oracle(engine, [[*asked, *questions(6, answers=6, tokens=3)]])
+    assert max(len(step.logits_rows) for step in runner.steps) > 4
+
+
+def test_rule_takes_short_answers_and_leaves_long_ones_alone() -> None:
+    limit, _ = choose_limit([150] * 50 + [4] * 450, 16)
+    assert limit == 4
+    assert choose_limit([150] * 50 + [40] * 450, 16)[0] == 0
+    assert choose_limit([150] * 50 + [4] * 450, 2)[0] == 0
+
+
+FLOAT = TensorProto.FLOAT
+SLOTS = 12
+
+
+def _graph() -> bytes:
+    """Keys are the tokens, appended; the state is their number and sum, of the tokens fed and those before."""
+    value = helper.make_tensor_value_info
+    inputs = [value("ids", FLOAT, ["B", "S"]), value("past", FLOAT, ["B", 1, "P", 1]), value("sum", FLOAT, ["B", 2])]
+    outputs = [value("present", FLOAT, ["B", 1, "T", 1]), value("new_sum", FLOAT, ["B", 2])]
+    nodes = [
+        helper.make_node("Unsqueeze", ["ids", "middle"], ["new"]),
+        helper.make_node("Concat", ["past", "new"], ["present"], axis=2),
+        helper.make_node("Mul", ["ids", "zero"], ["none"]),
+        helper.make_node("Add", ["none", "one"], ["ones"]),
+        helper.make_node("ReduceSum", ["ids", "last"], ["total"], keepdims=1),
+        helper.make_node("ReduceSum", ["ones", "last"], ["count"], keepdims=1),
+        helper.make_node("Concat", ["count", "total"], ["added"], axis=1),
+        helper.make_node("Add", ["sum", "added"], ["new_sum"]),
+    ]
+    constants = [
+        helper.make_tensor("middle", TensorProto.INT64, [2], [1, 3]),
+        helper.make_tensor("last", TensorProto.INT64, [1], [1]),
+        helper.make_tensor("zero", FLOAT, [], [0.0]),
+        helper.make_tensor("one", FLOAT, [], [1.0]),
+    ]
+    return model_of(helper.make_graph(nodes, "store", inputs, outputs, constants), 18).SerializeToString()
+
+
+def _store(has_state: bool) -> tuple[ReturnedKv, ort.InferenceSession]:
+    session = ort.InferenceSession(_graph(), providers=["CPUExecutionProvider"])
+    logits = TensorSpec("logits", FLOAT, ("B", "S", 8))
+    states = (StateTensor("sum", "new_sum", FLOAT, (2,)),) if has_state else ()
+    spec = DecoderSpec((), (KvTensor("past", "present", FLOAT, 1, 1),), logits, 8, 99, False, states)
+    store = ReturnedKv(KvPlace(session, spec, SLOTS, Device("cpu"), ort.InferenceSession))
+    store.pad_in_front(True)
+    store.reserve(99)
+    return store, session
+
+
+def _feed(store: ReturnedKv, session: ort.InferenceSession, rows: list[Row], has_state: bool) -> None:
+    binding = store.bind(rows)
+    binding.bind_cpu_input("ids", np.array([row.tokens for row in rows], np.float32))
+    if not has_state:
+        binding.bind_cpu_input("sum", np.zeros((len(rows), 2), np.float32))
+    session.run_with_iobinding(binding)
+    presents = binding.get_outputs()
+    store.collect(rows, presents)
+    for place, row in enumerate(rows):
+        tokens = CONTENT[row.slot][: row.past] = [*CONTENT[row.slot][: row.past], *row.tokens]
+        CONTENT[row.slot] = tokens
+        keys = presents[0].numpy()[place, 0, :, 0]
+        assert keys[len(keys) - len(tokens) :].tolist() == tokens
+        if has_state:
+            assert presents[1].numpy()[place].tolist() == [len(tokens), sum(tokens)]
+
+
+CONTENT: list[list[int]] = []
+
+
+@settings(max_examples=60, deadline=None)
+@given(has_state=st.booleans(), data=st.data())
+def test_slots_hold_what_was_fed_to_each(has_state: bool, data: st.DataObject) -> None:
+    store, session = _store(has_state)
+    CONTENT[:] = [[] for _ in range(SLOTS)]
+    kept: list[set[int]] = [set() for _ in range(SLOTS)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        slots = data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True))
+        num_tokens = 1
+        if data.draw(st.booleans()):  # an input, and sometimes a copy before it
+            slots, num_tokens = slots[:1], data.draw(st.integers(1, 4))
+            giver = data.draw(st.integers(0, SLOTS - 1))
+            lengths = {0, len(CONTENT[giver])} | (kept[giver] if has_state else set(range(len(CONTENT[giver]))))
+            length = data.draw(st.sampled_from(sorted(lengths)))
+            if giver != slots[0] and length:
+                store.copy([Copy(giver, slots[0], length)])
+                CONTENT[slots[0]], kept[slots[0]] = CONTENT[giver][:length], {length}
+        is_kept = data.draw(st.booleans())
+        rows = [
+            Row(
+                slot, len(CONTENT[slot]), tuple(data.draw(st.lists(st.integers(1, 7), min_size=n, max_size=n))), is_kept
+            )
+            for slot in sorted(slots)
+            for n in [num_tokens]
+        ]
+        _feed(store, session, rows, has_state)
+        for row in rows:
+            kept[row.slot] |= {len(CONTENT[row.slot])} if is_kept else set()
+
+
+def test_rows_that_leave_a_batch_keep_none_of_the_others_in_memory() -> None:
+    store, session = _store(has_state=True)
+    CONTENT[:] = [[] for _ in range(SLOTS)]
+    for first in range(SLOTS):
+        _feed(store, session, [Row(slot, first, (1,)) for slot in range(first, SLOTS)], has_state=True)
+    batches = {id(slot.place.batch): slot.place.batch.num_rows for slot in store._slots}
+    assert sum(batches.values()) == SLOTS

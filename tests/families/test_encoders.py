@@ -70,15 +70,6 @@ def test_buckets_are_larger_than_what_they_hold() -> None:
     assert token_buckets(33) == [8, 16, 32, 48]
 
 
-def test_features_in_a_bucket_are_those_without() -> None:
-    package, _ = media_export("qwen2_5_vl", "f32", "webgpu")
-    plain, processor = _encoder(package)
-    bucketed, _ = _encoder(package, is_bucketed=True)
-    for item in _pictures(processor):
-        features = [feature_rows(encoder.features(item))[0] for encoder in (plain, bucketed)]
-        np.testing.assert_allclose(*features, atol=1e-4 * np.abs(features[0]).max())
-
-
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_shape_that_is_met_late_is_counted_or_refused_by_name(is_strict: bool) -> None:
     encoder, processor = _encoder(media_export("qwen2_5_vl", "f32", "webgpu")[0], is_strict=is_strict)
@@ -213,22 +204,6 @@ def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp
     encoder.features(items[2])
     encoder.features(items[3])
     assert encoder.counters.encoded == 3
-
-
-def _without_their_mean(edit: Edit, own: str) -> str:
-    """What a normalization over the wrong axis does."""
-    return edit.add("Sub", own, edit.add("ReduceMean", own, edit.constant([0])))
-
-
-def test_encoder_whose_pictures_see_each_other_gets_them_one_by_one() -> None:
-    source = plain_encoder_export("f32", "default")
-    encoder, processor = _encoder(edited_encoder("mean of pictures", source, _without_their_mean), 1024)
-    items = _pictures(processor)
-    encoder.expect(items)
-    for item in items:
-        encoder.features(item)
-    assert (encoder.counters.encoded, encoder.counters.runs) == (3, 3)
-    assert "features of 2 together are" in encoder.describe()["images_one_by_one"]
 
 
 def _fewer(edit: Edit, own: str) -> str:

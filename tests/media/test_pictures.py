@@ -1,18 +1,27 @@
-"""What counts as a picture, and what a bad one is told."""
+"""What counts as a picture, and what a bad one is told. What counts as a sound, and what a bad one is told."""
 
 from __future__ import annotations
 
 import base64
 import io
+import math
+import struct
+import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from scipy.io import wavfile
+from transformers import WhisperFeatureExtractor
 
-from olive_ext.errors import TaskError
+from olive_ext.errors import ModelError, TaskError
 from olive_ext.media.pictures import content_key, data_of_url, media_digest, read_picture, thumbnail
+from olive_ext.media.processors import torch_threads
+from olive_ext.media.sound import SoundProcessor, read_sound
+from olive_ext.model.types import ModelFiles, TensorSpec
 from tests.families.pictures import picture
 from tests.refusals import refused
 
@@ -138,3 +147,200 @@ def test_digest_of_a_request_is_of_colours_and_not_of_their_numbers() -> None:
     turned.getexif()[274] = 3
     digests = {media_digest([{"visual": [image]}]) for image in (red, blue, turned, picture(0, 4, 6))}
     assert len(digests) == 4
+
+
+RATE = 16000
+WHISPER = TensorSpec("audio_features", 1, ("batch", 80, 3000))
+
+
+def _wav(samples: Any, width: int = 2, channels: int = 1, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(channels)
+        writer.setsampwidth(width)
+        writer.setframerate(rate)
+        writer.writeframes(np.asarray(samples).tobytes())
+    return file.getvalue()
+
+
+def _processor(folder: Path, source: TensorSpec = WHISPER) -> SoundProcessor:
+    return SoundProcessor(ModelFiles(folder / "decoder.onnx", folder, {}, {}, ""), source)
+
+
+def test_wave_files_of_all_widths_are_read(tmp_path: Path) -> None:
+    content = _wav(np.array([0, 2**14, -(2**14)], np.int16))
+    (tmp_path / "a.wav").write_bytes(content)
+    for given in (content, tmp_path / "a.wav", str(tmp_path / "a.wav")):
+        samples, rate = read_sound(given)
+        assert samples.tolist() == [0, 0.5, -0.5]
+        assert rate == RATE
+    assert read_sound(_wav(np.array([128, 192, 64], np.uint8), 1))[0].tolist() == [0, 0.5, -0.5]
+    assert read_sound(_wav(np.array([0, 2**30], np.int32), 4))[0].tolist() == [0, 0.5]
+    assert read_sound(_wav(np.array([0, 0, 0, 0, 0, 0x40, 0, 0, 0xC0], np.uint8), 3))[0].tolist() == [0, 0.5, -0.5]
+    for dtype in (np.float32, np.float64):
+        file = io.BytesIO()
+        wavfile.write(file, RATE, np.array([0, 0.5, -0.5], dtype))
+        assert read_sound(file.getvalue())[0].tolist() == [0, 0.5, -0.5]
+
+
+def _piped(sizes: tuple[int, int], samples: bytes, before: bytes = b"", behind: bytes = b"") -> bytes:
+    """A WAV file of 16 bits, byte by byte, with these `sizes` of the whole and of the samples in its header."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, 2 * RATE, 2, 16)
+    head = struct.pack("<4sI4s", b"RIFF", sizes[0], b"WAVE")
+    return head + form + before + struct.pack("<4sI", b"data", sizes[1]) + samples + behind
+
+
+@pytest.mark.parametrize("open_size", [0, 0xFFFFFFFF])
+@pytest.mark.parametrize("before", [b"", b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf60.16.100\0", b"odd \x03\0\0\0abc\0"])
+def test_wave_file_from_a_pipe_is_read_to_its_end(open_size: int, before: bytes, tmp_path: Path) -> None:
+    """ffmpeg cannot go back in a pipe, and leaves both sizes open."""
+    content = _piped((open_size, open_size), struct.pack("<3h", 0, 2**14, -(2**14)), before)
+    (tmp_path / "a.wav").write_bytes(content)
+    for given in (content, tmp_path / "a.wav"):
+        samples, rate = read_sound(given)
+        assert samples.tolist() == [0, 0.5, -0.5]
+        assert rate == RATE
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b""), {"code": "media"}),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"")[:-3], {"code": "media", "holds": "WAV"}),
+        (_piped((0xFFFFFFFF, 0xFFFFFFFF), b"abc"), {"code": "media", "holds": "WAV"}),
+        (_piped((0xFFFFFFFF, 900), bytes(700)), {"code": "media", "holds": "WAV"}),
+        (_piped((936, 900), bytes(700)), {"code": "media", "holds": ("WAV", "EOF")}),
+        (_piped((936, 0xFFFFFFFF), bytes(700)), {"code": "media", "holds": ("WAV", "EOF")}),
+        (_piped((36, 0), b""), {"code": "media"}),
+    ],
+)
+def test_wave_file_that_is_cut_is_refused_whatever_its_header_leaves_open(
+    content: bytes, error: dict[str, Any]
+) -> None:
+    with refused(TaskError, **error):
+        read_sound(content)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        np.array([128, 192, 64], np.uint8),
+        np.array([0, 2**14, -(2**14)], np.int16),
+        np.array([0, 2**30, -(2**30)], np.int32),
+        np.array([0, 0.5, -0.5]),
+        [0, 0.5, -0.5],
+    ],
+    ids=lambda samples: getattr(samples, "dtype", "list"),
+)
+def test_arrays_of_whole_numbers_are_scaled_as_in_a_file(samples: Any) -> None:
+    for given in ((samples, RATE), (samples, float(RATE)), {"array": samples, "sampling_rate": RATE}):
+        assert read_sound(given)[0].tolist() == [0, 0.5, -0.5]
+
+
+def test_channels_are_averaged() -> None:
+    assert read_sound(_wav(np.array([[0, 2**14], [2**14, 2**14]], np.int16), channels=2))[0].tolist() == [0.25, 0.5]
+    stereo = np.array([[0, 1, 0, 0.5], [0.5, 0, 0, 0.5]])
+    for given in (stereo, stereo.T):  # torchaudio's order of axes, and soundfile's
+        assert read_sound((given, RATE))[0].tolist() == [0.25, 0.5, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (([], RATE), {"code": "media"}),
+        (([0.0, np.nan], RATE), {"code": "media"}),
+        ({"array": [np.inf], "sampling_rate": RATE}, {"code": "media"}),
+        (b"RIFF....", {"code": "media", "holds": "WAV"}),
+        (_wav(np.zeros(900, np.int16))[:700], {"code": "media", "holds": ("WAV", "EOF")}),
+        (_wav(np.zeros(900, np.int16))[:30], {"code": "media", "holds": "WAV"}),
+        (([[0.0], [0.0, 1.0]], RATE), {"code": "media"}),
+        ((["a", "b"], RATE), {"code": "media", "holds": ("<U1", "uint8", "int16", "int32")}),
+        ((np.zeros(9, np.complex64), RATE), {"code": "media", "holds": "complex64"}),
+        ((np.zeros(9, np.int64), RATE), {"code": "media", "holds": "int64"}),
+        ((None, RATE), {"code": "media"}),
+        ({"bytes": b"", "path": "a.wav"}, {"code": "media"}),
+        ("https://example.com/a.wav", {"code": "media", "holds": "base64"}),
+        ("/nowhere.wav", {"code": "media", "holds": "/nowhere"}),
+        ({"array": [0.0]}, {"code": "media"}),
+        (np.zeros(4), {"code": "media"}),
+    ],
+)
+def test_bad_sound_is_refused_in_one_line(given: Any, error: dict[str, Any]) -> None:
+    with refused(TaskError, **error) as caught:
+        read_sound(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_sound_of_another_rate_is_refused_with_both(tmp_path: Path) -> None:
+    for rate in (44100, 16000.5, math.nan):
+        with refused(TaskError, "media", holds=("16000", f"{rate}")):
+            _processor(tmp_path).windows((np.zeros(100, np.float32), rate))
+
+
+def test_long_sound_has_windows_of_30_seconds(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=RATE * 61).astype(np.float32)
+    windows = _processor(tmp_path).windows((noise, RATE))
+    assert [window.shape for window in windows] == [(80, 3000)] * 3
+    alone = _processor(tmp_path).windows((noise[RATE * 30 : RATE * 60], RATE))
+    np.testing.assert_array_equal(windows[1], alone[0])
+
+
+def test_extractor_with_other_mels_than_the_encoder_is_refused(tmp_path: Path) -> None:
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    with refused(ModelError, "unsupported", holds=("audio_features", "128")):
+        _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_short_sound_has_the_bits_of_one_that_is_padded_to_30_seconds(tmp_path: Path, mels: int) -> None:
+    extractor = WhisperFeatureExtractor(feature_size=mels)
+    processor = _processor(tmp_path, TensorSpec("audio_features", 1, ("batch", mels, 3000)))
+    rng = np.random.default_rng(0)
+    lengths = (1, 159, 160, 161, 200, 400, 30_319, 30_320, 30_321, 48_123, 460_399, 479_600, 479_840, 479_999, 480_000)
+    for length in lengths:
+        noise = rng.normal(scale=0.1, size=length).astype(np.float32)
+        for samples in (noise, np.clip(100 * noise, -1, 1), 1e-6 * noise, 0 * noise):
+            (features,) = processor.windows((samples, RATE))
+            whole = extractor(samples, sampling_rate=RATE, return_tensors="np")["input_features"][0]
+            np.testing.assert_array_equal(features, whole, err_msg=str(length))
+
+
+def test_extractor_that_adds_noise_is_given_all_of_the_padding(tmp_path: Path) -> None:
+    text = '{"feature_extractor_type": "WhisperFeatureExtractor", "dither": 0.001}'
+    (tmp_path / "preprocessor_config.json").write_text(text, encoding="utf-8")
+    (features,) = _processor(tmp_path).windows((np.zeros(RATE, np.float32), RATE))
+    assert features.shape == (80, 3000)
+    assert len(np.unique(features, axis=1).T) == 3000
+
+
+def test_torch_has_the_threads_that_are_asked_for_and_its_own_again() -> None:
+    kept = torch.get_num_threads()
+    with torch_threads(kept + 1):
+        assert torch.get_num_threads() == kept + 1
+    with torch_threads(None):
+        assert torch.get_num_threads() == kept
+    assert torch.get_num_threads() == kept
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 8])
+def test_wave_file_of_more_than_32_bits_is_read(width: int) -> None:
+    whole = [b"\0" * (width - 1) + bytes([top]) for top in (0, 0x40, 0xC0)]
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, width * RATE, width, 8 * width)
+    body = b"WAVE" + form + struct.pack("<4sI", b"data", 3 * width) + b"".join(whole)
+    samples, _ = read_sound(struct.pack("<4sI", b"RIFF", len(body)) + body)
+    assert samples.tolist() == [0, 0.5, -0.5]
+
+
+def test_numbers_of_a_file_whose_range_is_not_known_are_refused() -> None:
+    """A header that says 12 bits in one byte: scipy gives numbers up to 128, of which nobody knows what is loud."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, RATE, RATE, 1, 12)
+    body = b"WAVE" + form + struct.pack("<4sI", b"data", 4) + b"\x80\x01\x02\x03"
+    with refused(TaskError, "media", holds="int"):
+        read_sound(struct.pack("<4sI", b"RIFF", len(body)) + body)
+
+
+def test_sound_far_out_of_range_is_refused_before_an_encoder_makes_nan_of_it(tmp_path: Path) -> None:
+    loud = np.full(RATE, 3e37, np.float32)
+    with refused(TaskError, "media", holds=("NaN", "input_features")):
+        _processor(tmp_path).windows((loud, RATE))

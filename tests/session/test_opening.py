@@ -1,4 +1,8 @@
-"""`olive_ext.open` takes every setting of opening a model, by one road."""
+"""`olive_ext.open` takes every setting of opening a model, by one road. A session that frees its memory keeps its
+weights: the same answers behind it, and no room in between. Token ids that a caller gives, and that the model has no
+row for, are refused by request and token."""
+
+from __future__ import annotations
 
 import ctypes
 import inspect
@@ -6,7 +10,7 @@ import os
 import shutil
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,12 @@ import pytest
 
 import olive_ext
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError
+from olive_ext.errors import ConfigError, TaskError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import read_files
 from olive_ext.session.answer_journal import deciding_facts
+from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest
+from tests.check.tiny import VOCABULARY, put_model
 from tests.exports import genai_export, hf_model
 from tests.refusals import refused
 from tests.strangers import put_scaled
@@ -107,3 +113,61 @@ def test_records_and_journals_of_code_are_of_this_code_and_of_what_it_reads(tmp_
     assert len(keys) == 4
     assert all(one not in journals[:place] for place, one in enumerate(journals))
     assert [list(one.get("also_read", ())) for one in journals] == [[], [], ["data/times.txt"], ["data/times.txt"]]
+
+
+REQUESTS = [ScoringRequest([5, 6, number], [7, 8]) for number in range(9, 40)]
+PROMPTS = [GenerationRequest([5, number], max_new_tokens=70) for number in range(9, 14)]
+
+
+def check_release(model: Path) -> None:
+    with olive_ext.open(model, engine={"num_slots": 3}, max_length=256) as session:
+        scores, texts = session.loglikelihood(REQUESTS), session.generate(PROMPTS)
+        assert session.describe_execution()["capacity"] > 0
+        session.release_memory()
+        assert session.describe_execution()["capacity"] == 0
+        assert [output.tokens for output in session.generate(PROMPTS)] == [output.tokens for output in texts]
+        again = session.loglikelihood(REQUESTS)
+        expected = pytest.approx([output.logprob for output in scores], abs=1e-5)
+        assert [output.logprob for output in again] == expected
+
+
+def test_returned_cache_is_released(tmp_path: Path) -> None:
+    check_release(put_model(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_cache_in_place_is_released(family: str) -> None:
+    check_release(genai_export(family))
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[olive_ext.Session]:
+    folder = put_model(tmp_path_factory.mktemp("model"))
+    with olive_ext.open(folder, max_length=64) as opened:
+        yield opened
+
+
+def test_last_token_is_taken(session: olive_ext.Session) -> None:
+    (output,) = session.loglikelihood([([1, VOCABULARY - 1], [VOCABULARY - 1])])
+    assert output.token_count == 1
+
+
+@pytest.mark.parametrize("token", [VOCABULARY, 5000, 2**31 - 1])
+def test_token_beyond_the_embedding_is_named(session: olive_ext.Session, token: int) -> None:
+    with refused(TaskError, "contradiction", holds=("request 1", f"token {token}", str(VOCABULARY))):
+        session.loglikelihood([([1], [2]), ([1, token], [2])])
+    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
+        session.loglikelihood([([1], [token])])
+    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
+        session.generate([GenerationRequest([1, token], max_new_tokens=2)])
+    with refused(TaskError, "contradiction", holds=("request 0", f"token {token}", str(VOCABULARY))):
+        session.loglikelihood_rolling([RollingRequest([5, 6], prefix=token)])
+    with refused(TaskError, "contradiction", holds=("request 'a'", f"token {token}", str(VOCABULARY))):
+        list(session.generate_continuous([("a", GenerationRequest([token], max_new_tokens=2))]))
+
+
+def test_end_of_reasoning_beyond_the_embedding_is_named(session: olive_ext.Session) -> None:
+    for settings in ({}, {"thinking_budget": 1}):
+        with refused(ConfigError, "wrong_value", "think_end_token", VOCABULARY):
+            session.generate([[1]], max_new_tokens=9, think_end_token=VOCABULARY, **settings)

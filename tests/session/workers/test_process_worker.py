@@ -1,4 +1,5 @@
-"""A worker in a process: crashes, kills and hangs are told apart, and it never outlives its parent."""
+"""A worker in a process: crashes, kills and hangs are told apart, and it never outlives its parent. A worker that
+does not come to have its model open: what is said, and with which exit status."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,16 @@ import psutil
 import pytest
 
 import olive_ext
+from olive_ext.cli import main
+from olive_ext.config import ModelSettings
 from olive_ext.engine.requests import Lost, Request, Result
-from olive_ext.errors import LostRequestsError, TaskError
+from olive_ext.errors import LostRequestsError, TaskError, WorkerError
+from olive_ext.model import resolve
+from olive_ext.model.decisions import shared_positions
+from olive_ext.model.providers.devices import Device
 from olive_ext.session.requests import GenerationRequest
 from olive_ext.session.workers.crew import Crew
-from olive_ext.session.workers.pool import ProcessWorker
+from olive_ext.session.workers.pool import ProcessWorker, _job_of
 from olive_ext.session.workers.worker import OWN, Watchdog, WorkerJob, WorkerLostError
 from tests.engine.fake_runner import oracle
 from tests.exports import genai_export
@@ -125,3 +132,76 @@ def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: 
 def test_lost_requests_are_raised_behind_all_others() -> None:
     error = LostRequestsError({3: "each worker that ran it hung", 5: "so did this"})
     assert str(error) == "request 3 has no answer, and 1 more: each worker that ran it hung"
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.{})"
+TALKS = "import sys; sys.stdout.buffer.write(b'this is no message of ours' * 9); sys.stdout.flush(); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    ("child", "line"),
+    [
+        (
+            KILLED.format("SIGKILL"),
+            "worker ended by SIGKILL, as the system does where memory is short while it opened the model: close other "
+            "programs, or take less ('engine.num_slots', 'max_length', 'workers', 'reference.mode')",
+        ),
+        (KILLED.format("SIGSEGV"), "worker ended by SIGSEGV while it opened the model: what it printed is above"),
+        ("raise SystemExit(3)", "worker ended with status 3 while it opened the model: what it printed is above"),
+        (TALKS, "worker sent what cannot be read"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "status", "no message"],
+)
+def test_child_that_ends_while_it_opens_the_model_is_status_1(
+    child: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(_: Namespace) -> int:
+        Crew([ProcessWorker(WorkerJob({}), Watchdog(), child=child)])
+        return 0
+
+    assert main(["schema"], {"schema": command}) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"olive-ext: error: {line}")
+    assert error.count("\n") == 1
+
+
+def test_each_of_several_workers_here_plans_with_its_part_of_the_memory() -> None:
+    """What a worker resolves has as many positions as the parent foretells."""
+    model = resolve(ModelSettings(model=str(genai_export("llama")), deterministic=True, workers={"count": 32}))
+    sent = ModelSettings.parse(_job_of(model, None, None, 32).settings)
+    alone = ModelSettings.parse(_job_of(model, None, None, 1).settings)
+    rooms = [shared_positions(one, model.spec, Device("cpu")) or 0 for one in (alone, sent, model.settings)]
+    assert rooms[0] >= 7 * rooms[1] > 0
+    assert rooms[1] == rooms[2]
+
+
+def test_no_room_for_a_process_is_said() -> None:
+    worker = ProcessWorker(WorkerJob({}), Watchdog(), child="\0")  # as no system starts
+    with pytest.raises(WorkerError, match="worker cannot be started: ValueError: embedded null byte"):
+        Crew([worker])
+
+
+def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -> None:
+    """The child would print a traceback as it imports, and be gone before it is asked to end."""
+    program = """
+import os, signal, sys, time
+from pathlib import Path
+from olive_ext.session.workers.pool import _job_of
+from olive_ext.session.workers.pool import ProcessWorker
+from olive_ext.session.workers.worker import Watchdog, WorkerJob
+from tests.exports import genai_export
+from tests.session.workers.fake_model import CHILD
+signal.signal(signal.SIGINT, lambda *_: None)
+child = "import os; os.write(2, b'begins'); " + CHILD
+worker = ProcessWorker(WorkerJob({}), Watchdog(), child=child)
+import threading
+threading.Timer(0.5, os.killpg, (os.getpgid(0), signal.SIGINT)).start()
+worker.open()
+time.sleep(0.6)
+worker.stop()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, start_new_session=True, check=True)
+    assert done.stderr == b"begins"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,5 +1,6 @@
-"""Block tables against slots that each hold a list of their own, for random forks, rewinds and writes; and the bytes of
-pools, of any type and size, after copies."""
+"""Block tables against slots that each hold a list of their own, for random forks, rewinds and writes; and the bytes
+of pools, of any type and size, after copies. Weights that a graph takes as inputs: other numbers hold from the next
+run on, or from the opening of a session. Which provider runs the nodes of a session."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ import ctypes
 from collections import Counter
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from olive_ext.engine.forms.kv_store import COPIED_BYTES, KvPlace
 from olive_ext.engine.forms.packed import PagedKv
+from olive_ext.engine.runners.ort.bound_weights import BoundWeights
+from olive_ext.engine.runners.ort.placement import untaken
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.engine.step import Columns, Copy, Row
 from olive_ext.graph.nodes import model_of
@@ -166,3 +171,57 @@ def test_positions_of_a_prefix_are_copied_in_pools_of_every_type_by_short_rows(t
         assert (old == new).all()
     assert len(paged.opened) == 1
     assert index_bytes(paged.opened[0]) == {"Gather": COPIED_BYTES, "ScatterND": COPIED_BYTES}
+
+
+def opened(weights: BoundWeights) -> ort.InferenceSession:
+    """x + w, with w of ones in the graph."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "sum", [x], [y], [numpy_helper.from_array(np.ones(2, np.float32), "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    weights.edit(model)
+    session = ort.InferenceSession(model.SerializeToString())
+    weights.attach(Device("cpu"))
+    return session
+
+
+def run(session: ort.InferenceSession, weights: BoundWeights) -> list[float]:
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", np.zeros(2, np.float32))
+    weights.bind(binding)
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0].numpy().tolist()
+
+
+def test_other_numbers_hold_until_they_are_put_back_or_from_the_opening_on() -> None:
+    """An encoder's session is opened when the first item comes."""
+    other = {"w": np.array([2, 3], np.float32)}
+    weights, early = (BoundWeights({"w": np.ones(2, np.float32)}, lambda model: None) for _ in range(2))
+    session = opened(weights)
+    assert run(session, weights) == [1, 1]
+    weights.put(other)
+    assert run(session, weights) == [2, 3]
+    weights.put_back(["w"])
+    assert run(session, weights) == [1, 1]
+    early.put(other)
+    assert run(opened(early), early) == [2, 3]
+
+
+@pytest.mark.parametrize(("provider", "is_told"), [("CPUExecutionProvider", False), ("QNNExecutionProvider", True)])
+def test_provider_without_a_product_is_told_by_the_session_s_own_record(provider: str, *, is_told: bool) -> None:
+    """ONNX Runtime's record of a session on the CPU names no other provider."""
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"], "product")], "graph", value[:1], value[1:])
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    told = f"{provider} takes none of its products, which CPUExecutionProvider would run"
+    assert untaken(session, provider) == (told if is_told else None)
+
+
+def test_versions_without_a_record_are_not_judged() -> None:
+    """ONNX Runtime before 1.24 keeps none."""
+    session: ort.InferenceSession = SimpleNamespace()  # type: ignore[assignment]
+    assert untaken(session, "QNNExecutionProvider") is None

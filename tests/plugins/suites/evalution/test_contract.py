@@ -133,15 +133,6 @@ def test_generation_keeps_the_order_and_copies_metadata(session: OrtInferenceSes
     assert [output.prompt for output in outputs] == [request.prompt for request in requests]
 
 
-def test_streams_keep_any_keys_and_come_in_the_order_of_completion(session: OrtInferenceSession) -> None:
-    requests = [(["a", number], generation(number, max_new_tokens=40 if number == 0 else 2)) for number in range(12)]
-    found = list(session.generate_continuous(requests))
-    assert sorted(key[1] for key, _ in found) == list(range(12))
-    assert found[0][0] != ["a", 0]
-    by_number = {key[1]: output for key, output in found}
-    assert [by_number[number] for number in range(12)] == session.generate([request for _, request in requests])
-
-
 # Streams are lazy, and can be closed
 
 
