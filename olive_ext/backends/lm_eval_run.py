@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import lm_eval
@@ -24,10 +25,12 @@ from olive_ext.backends.lm_eval_patches import (
 )
 from olive_ext.backends.samples import drop_shares
 from olive_ext.backends.task_checks import checked_documents
+from olive_ext.backends.task_files import helpers_of
 from olive_ext.backends.task_loading import LoadedTasks, Seeds
 from olive_ext.config import EvaluationSettings
 from olive_ext.errors import ConfigError, RecordsError, UnsupportedError, named_failures
-from olive_ext.report.page import TEMPLATE_DATE
+from olive_ext.model.files.content import digest_of
+from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
 from olive_ext.session.bounded_templates import bounded_chat_templates, replaced
 
 _PASSED_ON = (
@@ -79,11 +82,26 @@ def run_tasks(
                 **asdict(seeds),
             )
         drop_shares(results)
+        helpers = {name: helpers_digest(vars(task.config)) for name, task in tasks.tasks.items()}
+        results |= {TASK_HELPERS: known} if (known := {name: one for name, one in helpers.items() if one}) else {}
         results |= {CODE: confined} if confined else {}
         if settings.apply_chat_template:
             results["chat_template_sha"] = hash_string(template) if template else None
             results |= {TEMPLATE_DATE: str(date.today())} if is_dated else {}
     return results
+
+
+def helpers_digest(config: Mapping[str, Any]) -> str:
+    """Digest of the files that the Python of a task's own, which is in its configuration, imports from beside it; empty
+    where it imports none, and of installed packages."""
+    waiting, files = list[Any]([config]), set[Path]()
+    while waiting:
+        value = waiting.pop()
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        if (code := getattr(value, "__code__", None)) is not None and "-packages" not in code.co_filename:
+            files.add(Path(code.co_filename))
+    modules = {one.name: one for file in files for one in helpers_of(file)}
+    return digest_of(sorted(modules.items())) if modules else ""
 
 
 @contextmanager

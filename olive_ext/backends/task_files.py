@@ -4,8 +4,10 @@ name. Imports no lm-eval, and nothing that the files name.
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,8 @@ def _named(tasks: Sequence[object], folders: Sequence[str]) -> Iterator[tuple[Pa
     """Every task file, None for an inline task, with the files of Python and data that it names."""
     inline = [(None, task) for task in tasks if isinstance(task, Mapping)]
     for path, config in [*folder_files(tasks, folders).items(), *inline]:
-        local = [] if path is None else [_python_file(path, name) for name in _functions(config)]
+        named = [] if path is None else [_python_file(path, name) for name in _functions(config)]
+        local = [*named, *(module for file in named for module in helpers_of(file))]
         yield path, [*local, *data_files(config)]
 
 
@@ -228,6 +231,22 @@ def _members(config: Mapping[str, Any]) -> list[object]:
 def _python_file(path: Path, function: str) -> Path:
     """Where lm-eval looks first for a function that the task file at `path` names."""
     return path.parent / f"{function.rpartition('.')[0].replace('.', '/')}.py"
+
+
+def helpers_of(file: Path) -> list[Path]:
+    """The Python files below the folder of `file` that it imports, and that these import; nothing is run."""
+    found, waiting = {file}, [file]
+    while waiting:
+        names = set[str]()
+        with suppress(OSError, SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(waiting.pop().read_bytes())):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    base = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+                    names |= {*base, *(".".join((*base, one.name)) for one in node.names)}
+        places = {file.parent / f"{name.replace('.', '/')}{end}" for name in names for end in (".py", "/__init__.py")}
+        new = {place for place in places - found if place.is_file()}
+        found, waiting = found | new, [*waiting, *new]
+    return sorted(found - {file})
 
 
 def _functions(value: object) -> Iterator[str]:

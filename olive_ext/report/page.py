@@ -36,6 +36,9 @@ the functions that load data, whose texts differ from machine to machine."""
 TEMPLATE_DATE = "chat_template_date"
 """Key of results: the day of the run, where the chat template prints it (`strftime_now`)."""
 
+TASK_HELPERS = "task_helpers"
+"""Key of results: by task a digest of the Python files that its own code imports from beside it, if any."""
+
 _TEMPLATE = ("apply_chat_template", "system_instruction", "fewshot_as_multiturn")
 _MOST_NAMED = 3
 _MOST_SHOWN = 60

@@ -16,6 +16,8 @@ import tqdm
 from lm_eval.tasks import TaskManager
 
 from olive_ext.backends.lm_eval_patches import no_code_of_the_working_directory, quiet_bars, sandboxed_templates
+from olive_ext.backends.lm_eval_run import helpers_digest
+from olive_ext.backends.task_files import named_files
 from olive_ext.backends.task_loading import Seeds, _find, load_tasks
 from olive_ext.errors import TaskError
 from tests.backends.local_tasks import NAMES, write_tasks
@@ -196,3 +198,27 @@ def test_bars_stay_out_of_pipes(progress: bool, capfd: pytest.CaptureFixture[str
         assert list(tqdm.tqdm(range(3), desc="loud")) == [0, 1, 2]
     assert tqdm.tqdm is before
     assert "loud" not in capfd.readouterr().err
+
+
+def test_what_a_tasks_code_imports_from_beside_it_counts(tmp_path: Path) -> None:
+    """A helper of `process_results` was loosened: a broken model had the baseline's score."""
+    folder = write_tasks(tmp_path / "tasks")
+    code = (folder / "local.py").read_text()
+    files = {"rules.py": "from deep import inner\nimport json", "deep/inner.py": "WORDS = 1", "other.py": ""}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    def digest() -> str:
+        return helpers_digest(vars(load_tasks(["tiny_broken"], str(folder)).tasks["tiny_broken"].config))
+
+    found = [digest()]
+    (folder / "local.py").write_text(f"def late():\n    import rules\n{code}")
+    found.append(digest())
+    (folder / "other.py").write_text("# not imported")
+    assert digest() == found[1]
+    for name in ("rules.py", "deep/inner.py"):
+        (folder / name).write_text(files[name] + "  # edited")
+        found.append(digest())
+    assert (found[0], len({*found})) == ("", 4)
+    assert {folder / name for name in ("rules.py", "deep/inner.py")} < {*named_files(["tiny_broken"], [str(folder)])}

@@ -33,7 +33,7 @@ from olive_ext.report.changes import changes_of, difference_texts, judged
 from olive_ext.report.comparison import ALL, Certainty, Comparison, Outcome
 from olive_ext.report.metrics import LENGTHS, non_finite_requests, read_metrics
 from olive_ext.report.numbers import joined
-from olive_ext.report.page import TEMPLATE_DATE
+from olive_ext.report.page import TASK_HELPERS, TEMPLATE_DATE
 from olive_ext.report.sampled import certain_comparison
 from olive_ext.report.verdict import EXIT_STATUS, Reason, Status, Verdict, possible_loss, verdict
 from olive_ext.run import check_complete, evaluate
@@ -402,10 +402,15 @@ def baseline_of(report: Report) -> Baseline:
 
 
 def definitions(results: Mapping[str, Any]) -> dict[str, str]:
-    """A digest of how each task is asked and scored: its version and what lm-eval says of its definition. The shots
-    and the template are in the prompts, which documents are paired by."""
+    """A digest of how each task is asked and scored: its version, what lm-eval says of its definition, and the files
+    that its code imports from beside it. The shots and the template are in the prompts, which documents are paired
+    by."""
     configs, versions = results.get("configs", {}), results.get("versions", {})
-    asked = {task: [versions.get(task), *map(config.get, _DEFINITION)] for task, config in configs.items()}
+    helpers = {task: [digest] for task, digest in results.get(TASK_HELPERS, {}).items()}
+    asked = {
+        task: [versions.get(task), *map(config.get, _DEFINITION), *helpers.get(task, ())]
+        for task, config in configs.items()
+    }
     texts = {task: _ADDRESS.sub("", json.dumps(item, sort_keys=True, default=str)) for task, item in asked.items()}
     return {task: hashlib.sha256(text.encode()).hexdigest()[:12] for task, text in texts.items()}
 

@@ -476,13 +476,17 @@ def test_names_start_no_line_of_their_own() -> None:
     assert [text for text in lines(gated) if "\n" in text] == []
 
 
-@pytest.mark.parametrize("how", ["version", "definition"])
+@pytest.mark.parametrize("how", ["version", "definition", "helper"])
 def test_task_that_is_scored_otherwise_is_refused(how: str, baseline: Path) -> None:
-    """Prompts and targets are the same; the task has another version, or counts another metric's aggregation."""
+    """Prompts and targets are the same; the task has another version, counts another metric's aggregation, or its code
+    imports another file."""
 
     def changed(values: dict[str, Any]) -> None:
         results = values["results"]
         results["versions"] = {"colours": 2.0} if how == "version" else results.get("versions", {})
+        if how == "helper":
+            results.setdefault("configs", {}).setdefault("colours", {})
+            results["task_helpers"] = {"colours": "0"}
         if how == "definition":
             results.setdefault("configs", {}).setdefault("colours", {})["metric_list"] = [{"metric": "acc", "x": 1}]
 
