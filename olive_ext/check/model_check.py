@@ -196,7 +196,8 @@ def _given(config: EvaluationConfig) -> ResolvedModel:
 def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: str, findings: Findings) -> None:
     """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
     from olive_ext.model.files.damage import damage
-    from olive_ext.run.models import Models, contexts_of, stops_of
+    from olive_ext.model.spec.checkpoint import read_rotary_lengths
+    from olive_ext.run.models import Models, contexts_of, damaged_cache, stops_of
     from olive_ext.session.generation_bounds import read_stop_ids
     from olive_ext.session.tokenizer import load_tokenizer
 
@@ -226,15 +227,14 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
         section.add("context length", "{} of {}".format(*contexts), "longer texts are cut, and held against nothing")
     for name, number in found.unseen.items():
         section.add("not reached", f"'{name}' of {number}", "no text is that long: 'max_length' sets the longest text")
-    if found.parts:
-        findings.errors.append(DamagedError(f"damaged: 'the KV cache' {found.parts}"))
+    own_parts = "its positions go by length" * (read_rotary_lengths(other.processor_files.hf_config) is not None)
+    damaged = damaged_cache({"parts_failure": own_parts}, {"parts_failure": found.parts})
     if found.quantized_by:  # whose distance says little: its files are compared
-        damaged = damage(model.files, other.files, longest=model.context_length)
-        findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.findings.items()]
-        if damaged.uncompared:
-            section.add(
-                "constants not compared", damaged.uncompared, "the checkpoint has none of their names and shapes"
-            )
+        files = damage(model.files, other.files, longest=model.context_length)
+        damaged |= files.findings
+        if files.uncompared:
+            section.add("constants not compared", files.uncompared, "the checkpoint has none of their names and shapes")
+    findings.errors += [DamagedError(f"damaged: '{name}' {how}") for name, how in damaged.items()]
     if found.is_equal or found.quantized_by:
         section.add("result", found.sentence())
     else:

@@ -92,11 +92,11 @@ class Engine:
         """`(key, result)` of every request as it becomes complete. The requests of a slice, each under a key of its
         own, are planned together; a slice is read when the one before it is complete, or while a device computes that.
         A request is `Lost` where an encoder fails on a picture or a sound of it."""
-        self._ahead = ReadAhead(part for items in slices for part in self._scoring.planned(items))
-        for items in filter(None, self._ahead):
-            if self._is_deterministic:
-                self.reset()
-            yield from self._run(items)
+        with self._reading(part for items in slices for part in self._scoring.planned(items)) as ahead:
+            for items in filter(None, ahead):
+                if self._is_deterministic:
+                    self.reset()
+                yield from self._run(items)
 
     @property
     def num_slots(self) -> int:
@@ -106,12 +106,12 @@ class Engine:
     def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[tuple[int, list[Result | Lost]]]:
         """The number of each chunk and its results, in the order of its requests. Each runs by itself, from an empty
         cache; an empty one is complete at once."""
-        self._ahead = ReadAhead(chunks)
-        for number, requests in enumerate(self._ahead):
-            if requests:
-                self.reset()
-            answers = dict(self._run(list(enumerate(requests))))
-            yield number, [answers[place] for place in range(len(requests))]
+        with self._reading(chunks) as ahead:
+            for number, requests in enumerate(ahead):
+                if requests:
+                    self.reset()
+                answers = dict(self._run(list(enumerate(requests))))
+                yield number, [answers[place] for place in range(len(requests))]
 
     def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
         """`(key, result)` pairs in the order in which they complete, without the tap. `items` is read as far ahead as
@@ -167,6 +167,16 @@ class Engine:
             **self._facts,
             "counters": counters,
         }
+
+    @contextmanager
+    def _reading(self, slices: Iterable[Sequence[Any]]) -> Iterator[ReadAhead]:
+        """`slices`, of which the next one is read while a device computes; no longer than the block lasts."""
+        self._ahead = ahead = ReadAhead(slices)
+        try:
+            yield ahead
+        finally:
+            if self._ahead is ahead:
+                self._ahead = ReadAhead(())
 
     def _run(self, items: Sequence[KeyedRequest]) -> Iterator[KeyedResult]:
         has_two = self._generating is not self._scoring

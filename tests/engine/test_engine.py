@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -233,6 +235,20 @@ def test_interrupted_run_leaves_the_engine_usable() -> None:
     for _ in engine.run_slices([list(enumerate(requests))]):
         break
     assert_runs_as_oracle(engine, [requests])
+
+
+def test_slices_of_an_interrupted_call_are_let_go() -> None:
+    class Slices:
+        def __iter__(self) -> Iterator[list[tuple[int, Request]]]:
+            yield from ([(number, Request((1, number, 2), 1))] for number in range(3))
+
+    engine, slices = Engine(FakeRunner(2, RANGE), 4), Slices()
+    held = weakref.ref(slices)
+    results = engine.run_slices(part for one in [slices] for part in one)
+    next(results)
+    del slices, results
+    gc.collect()
+    assert held() is None
 
 
 def test_run_continuous_reads_ahead_only_one_window() -> None:

@@ -20,7 +20,6 @@ from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.spec.checkpoint import read_rotary_lengths
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
@@ -67,7 +66,6 @@ class _Scored:
         texts = _texts(model, checkpoint, plain, min(num_tokens, *sizes))
         with open_model(model) as session:
             given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
-        parts = parts if read_rotary_lengths(checkpoint.processor_files.hf_config) is None else ""
         expected = [plain.logprobs(text) for text in texts]
         if num_tokens < plain.vocab_size:
             rows = zip(texts, given, expected, strict=True)
@@ -523,7 +521,7 @@ class Agreement:
     """Numbers of tokens in the checkpoint's configuration that no text reached."""
 
     parts: str = ""
-    """How texts that are fed in parts differ from whole ones; empty where they do not, or positions go by length."""
+    """How texts that are fed in parts differ from whole ones; empty where they do not."""
 
     near: str = ""
     """The configuration's value that begins to count where texts begin to differ."""
