@@ -340,6 +340,12 @@ def _against(comparison: Comparison, changes: Sequence[Change], overall: Diverge
     yield from (replace(_reason("too_few", one, -one.low, one.advice), documents=one.documents) for one in possible)
     if other := _incomparable(comparison):
         yield Reason("no_values", words=other)
+    known = [item for item in judged(changes) if item.metric != CUT_OFF]
+    if known and all(item.outcome is not None and item.outcome.is_silent and not item.is_gained for item in known):
+        yield Reason(
+            "no_values",
+            words=f"the reference is right in no document of {joined([item.name for item in known[:_MOST_NAMED]])}",
+        )
 
 
 def _reason(code: Code, item: Change, size: float, words: str = "") -> Reason:

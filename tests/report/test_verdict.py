@@ -96,6 +96,10 @@ FAR = divergence("far", kl=3.0, top1_agreement=0.3)
 NEAR = (divergence("near", kl=0.01), divergence(ALL, kl=0.05), outcome("near", **SAFE), outcome("far", **SAFE))
 TEN = [replace(outcome(**SAFE), task=f"t{number}") for number in range(10)]
 MANY = outcome(num_documents=4000, **SAFE)
+FLOOR = outcome(
+    "gsm8k", "exact_match", reference=0.0, candidate=0.0, difference=0.0, low=-0.009, high=0.009, right_to_wrong=0,
+    wrong_to_right=0, mcnemar_p=1.0,
+)  # fmt: skip
 NINE = [*(outcome(f"task{number}", mcnemar_p=0.5, **SAFE) for number in range(9)), outcome(ALL, "accuracy", **SAFE)]
 WORSE = outcome("worse", mcnemar_p=0.02, right_to_wrong=10, wrong_to_right=1, low=-0.009, difference=-0.005)
 F1 = outcome("one", "f1", is_binary=False, difference=-0.02, low=-0.039, high=-0.001, mcnemar_p=0.03)
@@ -262,6 +266,19 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "the same but for a grade's rounding": (
         of(same("mc2"), outcome("mc2", "mc2", difference=-2e-6, mcnemar_p=0.03, **GRADED)),
         "ok: no_difference",
+    ),
+    # A task whose documents the reference all gets wrong can lose nothing: alone it says nothing of a model.
+    "nothing to lose": (of(divergence("gsm8k"), FLOOR), "unknown: no_values"),
+    "nothing to lose without distributions": (of(FLOOR), "unknown: no_values"),
+    "nothing to lose and the same": (of(same(), FLOOR), "ok: no_difference"),
+    "nothing to lose in one of two": (of(FLOOR, MANY), "ok: no_loss_found"),
+    "nothing to lose beside texts": (
+        of(FLOOR, divergence("wiki", perplexity_ratio=1.0009, perplexity_ratio_stderr=1e-5)),
+        "ok: no_loss_found",
+    ),
+    "gained where nothing was": (
+        of(replace(FLOOR, candidate=0.1, difference=0.1, low=0.05, high=0.15, wrong_to_right=40, mcnemar_p=1e-9)),
+        "ok: gain gsm8k exact_match 10 pt",
     ),
     "damaged": (of(same(), EQUAL, damaged=DAMAGED), "unknown: damaged"),
     "damaged and lost": (
