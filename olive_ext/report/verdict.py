@@ -159,11 +159,11 @@ def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> 
         case "distance_open" | "no_values":
             return f"not decided: {first.words}"
         case "no_loss_found":
-            return "no loss found"
+            return f"no loss found{first.words}"
         case "no_difference":
             return f"no difference found{first.words}"
         case "gain":
-            return f"no loss found, gain in {names}"
+            return f"no loss found{first.words}, gain in {names}"
         case "pooled":
             return f"over all tasks together a loss of {matters:g} pt is excluded"
         case "two_models":
@@ -233,8 +233,9 @@ def verdict(comparison: Comparison) -> Verdict:
     if not findings:
         reach = "" if comparison.reach is None else f", {comparison.reach}"
         gained = [item for item in changes if item.is_gained and item.metric != CUT_OFF]
-        findings = [_reason("gain", item, item.estimate) for item in gained] or [Reason("no_loss_found")]
-        findings = [Reason("no_difference", words=reach)] if is_same else findings
+        findings = [_reason("gain", item, item.estimate, reach) for item in gained]
+        if is_same or not findings:
+            findings = [Reason("no_difference" if is_same else "no_loss_found", words=reach)]
     worst = min((item.code for item in findings), key=_CODES.index)
     first = [item for item in findings if item.code == worst]
     is_lost = worst in _LOST and worst != "claim_broken"

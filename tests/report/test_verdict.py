@@ -121,6 +121,10 @@ CASES: dict[str, tuple[Comparison, str]] = {
     "excluded": (of(divergence("choice"), outcome(**SAFE)), "ok: no_loss_found"),
     "not excluded": (of(outcome()), "unknown: too_few choice acc 1.2 pt"),
     "a larger one matters": (of(outcome(), matters=2.0), "ok: no_loss_found"),
+    "excluded within reach": (
+        of(divergence("choice"), outcome(**SAFE), reach=Reach(63, None, 0.12)),
+        "ok: no_loss_found",
+    ),
     "certain": (of(outcome(**LOST, mcnemar_p=0.004)), "loss: loss choice acc 3 pt"),
     "certain and small": (of(outcome(low=-0.006, high=-0.001)), "small_loss: small_loss choice acc 0.4 pt"),
     "lower is better": (of(outcome(metric="error", **LOST, higher_is_better=False)), "ok: gain choice error 3 pt"),
@@ -353,6 +357,7 @@ def test_verdict_and_its_reasons(name: str) -> None:
 UNJUDGED = "cola (mcc) and wiki (word_perplexity) have no values by document to compare"
 SENTENCES = {
     "excluded": "no loss found",
+    "excluded within reach": "no loss found, in up to 63 positions and 12 % of the vocabulary",
     "not excluded": "not decided: choice acc may have lost up to 1.2 pt (evaluate 1,500 documents or more to know)",
     "certain": "loss found in choice acc",
     "certain and small": "small loss found in choice acc, of less than 1 pt",
