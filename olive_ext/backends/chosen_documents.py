@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from lm_eval.api.model import LM
@@ -53,6 +54,10 @@ class ChosenDocuments:
 
 class AnsweredRequests(LM):  # type: ignore[misc]
     """Stands in for `lm`: answers the requests that lm-eval's `samples` hold as they were answered there."""
+
+    tokenizer_name = property(attrgetter("_lm.tokenizer_name"))  # lm-eval's own class refuses chat templates
+    apply_chat_template = property(attrgetter("_lm.apply_chat_template"))
+    chat_template = property(attrgetter("_lm.chat_template"))
 
     def __init__(self, lm: Any, samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         super().__init__()

@@ -273,9 +273,13 @@ def remove_dead(graph: onnx.GraphProto, value: str) -> None:
 def quantizing_operator(model: onnx.ModelProto) -> str:
     """The first operator by which weights or activations are quantized, else the type of a matrix that is stored in 8
     bits or fewer; empty where there is none."""
-    types = (onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in _matrices(model))
     operators = (node.op_type for node in model.graph.node if node.op_type in _QUANTIZING)
-    return next(chain(operators, filter(_FEW_BITS.match, types)), "")
+    return next(operators, "") or few_bits(tensor.data_type for tensor in _matrices(model))
+
+
+def few_bits(types: Iterable[int]) -> str:
+    """The first of ONNX's types whose numbers have 8 bits or fewer; empty where none has."""
+    return next(filter(_FEW_BITS.match, map(onnx.TensorProto.DataType.Name, types)), "")
 
 
 def half_type(model: onnx.ModelProto) -> str:

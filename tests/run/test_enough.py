@@ -59,9 +59,10 @@ def test_enough_goes_on_to_all_without_asking_anything_twice(tmp_path: Path, mod
 
 def test_candidates_share_what_a_resident_reference_said(tmp_path: Path) -> None:
     write_many(write_tasks(tmp_path))
+    chat = {"documents": "enough", "apply_chat_template": True}
     for output in ("one", "two"):
-        run(tmp_path, output, "resident", documents="enough", certain={"within": 0.1})
+        run(tmp_path, output, "resident", **chat, certain={"within": 0.1})
         said = answered(tmp_path / "records")
         assert len(said) > COUNT
-    run(tmp_path, "three", "resident", documents="enough", certain={"within": 0.2})
+    run(tmp_path, "three", "resident", **chat, certain={"within": 0.2})
     assert answered(tmp_path / "records") == said

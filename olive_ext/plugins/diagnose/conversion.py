@@ -17,9 +17,10 @@ import numpy.typing as npt
 from olive_ext.engine.runners.hf.hf_model import EMBEDDED, NORMED, PlainPass, Rotated, States
 from olive_ext.engine.runners.ort.plain_graph import PlainGraph
 from olive_ext.errors import ModelError, UnsupportedError, first_line
-from olive_ext.graph.nodes import half_type, quantizing_operator
+from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
+from olive_ext.model.files.package_config import read_json
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
@@ -101,7 +102,7 @@ def hold_against(model: ResolvedModel, checkpoint: ResolvedModel) -> Agreement:
         texts=tuple(Difference(len(row) + 1, float(row.max())) for row in scored.apart),
         bound=LARGEST_DIFFERENCE,
         bound_reason="rounding in fp32",
-        quantized_by=quantizing_operator(graph),
+        quantized_by=quantizing_operator(graph) or few_bits(one.elem_type for one in model.spec.kv),
         unseen={name: number for name, number in lengths.items() if number + 2 > len(scored.texts[-1])},
         parts=scored.parts,
     )
@@ -169,12 +170,13 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
 
 def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
     """Random ones of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
-    Tokens that stand for pictures and sounds are not among theirs."""
+    Tokens that stand for pictures and sounds are not among theirs, also where a checkpoint has no tower for them."""
     context = min(plain.context_length, model.spec.context_length)
     longest = min(context, model.settings.max_length or LONGEST)
     doubled = [SHORTEST << power for power in range(longest.bit_length())]
     lengths = sorted({min(number, longest) for number in (*doubled, *plain.lengths_beyond)})
-    media = {entry.placeholder for entry in checkpoint.media.inputs} if checkpoint.media is not None else set()
+    config = read_json(checkpoint.files.directory / "config.json")
+    media = {config.get(f"{kind}_token_{form}") for kind in ("image", "video", "audio") for form in ("id", "index")}
     random, ids = np.random.default_rng(0), [token for token in range(num_tokens) if token not in media]
     return [tuple(random.choice(ids, length).tolist()) for length in lengths]
 
@@ -515,7 +517,7 @@ class Agreement:
     """Whether a text differs from its first tokens on as soon as it is longer than `equal_up_to`."""
 
     quantized_by: str = ""
-    """An operator by which the model is quantized; empty of a float model."""
+    """An operator by which the model is quantized, or the type of weights or a cache; empty of a float model."""
 
     unseen: Mapping[str, int] = field(default_factory=dict)
     """Numbers of tokens in the checkpoint's configuration that no text reached."""
