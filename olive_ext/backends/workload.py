@@ -14,9 +14,13 @@ from lm_eval.api.model import LM
 from olive_ext.errors import OliveExtError, counted
 from olive_ext.graph.nodes import attribute
 from olive_ext.model import ResolvedModel
+from olive_ext.model.decisions import choose_num_slots, planned_positions, shared_positions
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import read_json
 from olive_ext.report.numbers import duration, size
+
+START_SECONDS = 6
+"""What an evaluation takes beside its tokens: imports, opening, tasks and statistics, on two cores."""
 
 _MOST_TOKENS = 256
 """Of an answer whose task names no length: lm-eval's default."""
@@ -134,7 +138,23 @@ def forecast(model: ResolvedModel, tokens: float, answers: float) -> str:
     """About how long a model takes for so many tokens of prompts and of answers, and its memory, in words."""
     found = seconds_of(model, tokens, answers)
     time = f"about {duration(found[0])} on {found[1]}" if found else "no rate of this device is known"
-    return f"{time}; {size(model.size)} of weights in memory, and caches" if model.size else time
+    caches = cache_bytes(model)
+    and_caches = "caches" if caches is None else f"at most {size(caches)} of caches"
+    return f"{time}; {size(model.size)} of weights in memory, and {and_caches}" if model.size else time
+
+
+def cache_bytes(model: ResolvedModel) -> int | None:
+    """The most that the slots of a model take on this machine; None of a model that another library runs."""
+    try:
+        if model.kind != "onnx" or not model.runtime.runs_graph:
+            return None
+        given = model.settings, model.spec, model.device
+        slots, shared = choose_num_slots(*given)[0], shared_positions(*given)
+    except OliveExtError:
+        return None
+    positions = slots * planned_positions(model.spec)
+    positions = positions if shared is None else min(positions, shared)
+    return positions * (model.spec.bytes_per_position + model.spec.gathered_bytes) + slots * model.spec.bytes_of_source
 
 
 def seconds_of(model: ResolvedModel, tokens: float, answers: float) -> tuple[float, str] | None:

@@ -15,17 +15,27 @@ from hypothesis import strategies as st
 
 from olive_ext.backends.lm_eval.instances import encoded_slices
 from olive_ext.backends.progress import progress_bar, shown
-from olive_ext.backends.workload import RATES, CountingLM, forecast, new_letters, parameters, seconds_of, work_of
-from olive_ext.config import ModelSettings
+from olive_ext.backends.workload import (
+    RATES,
+    CountingLM,
+    cache_bytes,
+    forecast,
+    new_letters,
+    parameters,
+    seconds_of,
+    work_of,
+)
+from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.model import resolve
-from tests.exports import genai_export
+from olive_ext.report.numbers import size
+from tests.exports import genai_export, hf_model
 
 
-@given(items=st.lists(st.text("ab", max_size=4), max_size=20), size=st.integers(1, 6))
-def test_every_item_comes_once_and_neighbours_are_alike(items: list[str], size: int) -> None:
+@given(items=st.lists(st.text("ab", max_size=4), max_size=20), count=st.integers(1, 6))
+def test_every_item_comes_once_and_neighbours_are_alike(items: list[str], count: int) -> None:
     places, encoded = [], []
-    for at, upper in encoded_slices(items, str, lambda texts: [text.upper() for text in texts], size):
-        assert len(at) <= size
+    for at, upper in encoded_slices(items, str, lambda texts: [text.upper() for text in texts], count):
+        assert len(at) <= count
         places += at
         encoded += upper
     assert sorted(places) == list(range(len(items)))
@@ -89,6 +99,11 @@ def test_forecast_is_by_the_products_of_the_graph() -> None:
     assert seconds == pytest.approx(2 * hidden * (1000 / rate.scored + 10 / rate.generated) / cores)
     assert hidden == parameters(model.patched({"max_length": 64})) > 64 * 1024  # at least the LM head
     assert machine in forecast(model, 1000, 10)
+    two = model.patched({"engine": EngineConfig(num_slots=2)})
+    kv_bytes = 2 * two.spec.context_length * two.spec.bytes_per_position
+    assert f"at most {size(kv_bytes)} of caches" in forecast(two, 1000, 10)
+    assert kv_bytes < (cache_bytes(model) or 0) <= 32 * kv_bytes
+    assert forecast(resolve(ModelSettings(model=str(hf_model("llama")))), 1000, 10).endswith(", and caches")
 
 
 @pytest.fixture(params=[True, False, None])
