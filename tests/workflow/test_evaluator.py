@@ -8,9 +8,7 @@ from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 
 from olive_ext.config import EVALUATOR_TYPE
-from olive_ext.errors import ConfigError
 from olive_ext.workflow import OrtLMEvaluator
-from tests.refusals import refused
 from tests.workflow.recipes import Measure
 
 LM_EVALUATOR_KEYS: dict[str, Any] = {
@@ -74,11 +72,3 @@ def test_declared_metrics_stand_beside_the_results() -> None:
     assert result.get_value("size", "bytes") == 1024
     assert result.get_value("tiny_choice", "acc_norm") == 0.25
     assert fake.calls[0]["settings"].tasks == ["tiny_choice", "size_on_disk"]
-
-
-def test_metric_type_without_an_answer_is_refused_before_anything_runs() -> None:
-    fake = Measure()
-    latency = DeclaredMetric(name="l", type="latency", sub_types=[{"name": "avg"}])
-    with refused(ConfigError, "wrong_value", "OrtLMEvaluator.metrics", holds="latency"):
-        evaluator(fake).evaluate(object(), [latency])
-    assert fake.calls == []

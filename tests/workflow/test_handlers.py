@@ -33,7 +33,6 @@ from olive_ext.workflow.evaluator import measure
 from olive_ext.workflow.handlers import (
     as_loaded,
     handler_of,
-    hf_config,
     label,
     name_of,
     onnx_config,
@@ -107,18 +106,6 @@ def test_inference_settings_go_before_olives_provider_and_behind_the_recipes(pac
     assert config.engine.session_options == {"a": "1", "b": "3"}
     own = onnx_config(model, settings(execution_provider="cpu"), "CPUExecutionProvider")
     assert (own.execution_provider, own.provider_options) == ("cpu", None)
-
-
-@pytest.mark.parametrize("name", ["ort", "ortgenai", "ort-multimodal", "hf"])
-def test_every_one_of_olives_backends_names_this_engine(package: Path, name: str) -> None:
-    plain = onnx_config(handler(package), settings(), None)
-    assert onnx_config(handler(package), settings(model_class=name), None).model == plain.model
-
-
-def test_hugging_face_model_is_a_baseline_whatever_the_model_class() -> None:
-    model = HfModelHandler(str(hf_model("llama")))
-    config = hf_config(model, settings(model_class="ort"), None)
-    assert (config.model.kind, config.model.path) == ("hf", str(hf_model("llama")))
 
 
 def test_composite_models_decoder_is_the_component_with_logits(package: Path, tmp_path: Path) -> None:

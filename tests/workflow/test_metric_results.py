@@ -14,9 +14,8 @@ from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
-from olive_ext.run.bounds import check_declared, with_measurements
+from olive_ext.run.bounds import with_measurements
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
-from tests.refusals import refused
 from tests.workflow.recipes import ACC, NORM, REPORT
 
 
@@ -71,13 +70,6 @@ def test_direction_is_the_metrics_and_nothing_has_a_priority() -> None:
     assert {entry.priority for entry in result.values()} == {-1}
 
 
-def test_olives_own_split_finds_metric_and_filter() -> None:
-    assert to_metric_result(REPORT).get_all_sub_type_metric_value("tiny_generate") == {
-        "exact_match,strict_match": 0.125,
-        "exact_match,loose": 0.75,
-    }
-
-
 LESS = {"higher_is_better": False}
 SPEED = Metric("tokens_per_second", "tokens_per_second", "none", 1234.5)
 DISTANCE = Metric("all", "kl_mean", "none", 0.125, None, False, 6)
@@ -127,11 +119,6 @@ def test_declared_metric_gets_the_value_it_stands_for_and_keeps_its_priority(
 def test_declared_metric_that_cannot_be_answered_is_refused_with_what_there_is(metric: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         to_metric_result(COMPARED if "all/" in metric.name else REPORT, [metric])
-
-
-def test_metric_of_a_type_without_an_answer_is_refused() -> None:
-    with refused(ConfigError, "wrong_value", "evaluators.e.metrics", holds="latency"):
-        check_declared(declared_pairs([declared("m", "avg", "latency")]), "evaluators.e")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from olive_ext.cli import main
-from olive_ext.errors import ConfigError, ModelError, OliveExtError, ProviderError, RequirementError, TaskError
+from olive_ext.errors import RequirementError, TaskError
 from olive_ext.report import from_json
 from olive_ext.workflow import cli_run
 from tests.backends.local_tasks import write_tasks
@@ -163,14 +163,6 @@ def test_float_model_of_an_earlier_pass_splits_the_distance(folder: Path) -> Non
 
 
 @pytest.mark.long
-def test_olive_ext_run_needs_no_user_script(folder: Path) -> None:
-    path = saved(folder, recipe(folder, onnx(), evaluators={"e": evaluator()}, evaluator="e"))
-    code, text = run_outside(OURS, path)
-    assert code == 0, text
-    assert "tiny_choice-acc" in metrics(folder / "out/input_model_metrics.json")
-
-
-@pytest.mark.long
 def test_import_before_olives_run_is_enough_and_a_failure_ends_the_process(folder: Path) -> None:
     block = evaluator(tasks=["tiny_choise"])
     path = saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))
@@ -198,39 +190,6 @@ def test_interruption_ends_the_run_and_leaves_no_report(folder: Path) -> None:
     assert (process.returncode, stderr.strip().splitlines()[-1]) == (130, "olive-ext: interrupted")
     assert not (folder / "reports").exists()
     assert not (folder / "out" / "input_model_metrics.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "kind", "message"),
-    [
-        ({"taskz": ["a"]}, ConfigError, "unknown key 'evaluators.e.taskz': did you mean 'tasks'?"),
-        ({"execution_provider": "cuda"}, ProviderError, "CUDAExecutionProvider (from execution_provider) is not in"),
-        ({"type": "OrtLMEvaluater"}, ConfigError, "evaluators.e: Invalid/unknown evaluator type: OrtLMEvaluater"),
-    ],
-)
-def test_mistake_in_the_evaluator_is_one_line_and_nothing_is_written(
-    folder: Path, settings: dict[str, Any], kind: type[OliveExtError], message: str
-) -> None:
-    block = evaluator(output_dir="reports", **{"tasks": ["tiny_choice"], **settings}) | settings
-    with pytest.raises(kind) as raised:
-        cli_run(["--config", saved(folder, recipe(folder, onnx(), evaluators={"e": block}, evaluator="e"))])
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert not (folder / "reports").exists()
-    assert not list((folder / "out").glob("*metrics.json"))
-
-
-def test_broken_graph_is_one_line(folder: Path) -> None:
-    shutil.copytree(genai_export("llama"), folder / "broken")
-    (folder / "broken" / "model.onnx").write_bytes(b"\x08\x01 this is no graph")
-    model = {"type": "ONNXModel", "model_path": "broken", "onnx_file_name": "model.onnx"}
-    with refused(ModelError, "damaged", holds="broken"):
-        cli_run(["--config", saved(folder, recipe(folder, model, evaluators={"e": evaluator()}, evaluator="e"))])
-
-
-def test_missing_recipe_is_one_line(folder: Path) -> None:
-    with refused(ConfigError, "not_found", holds="nothing.json"):
-        cli_run(["--config", "nothing.json"])
 
 
 def test_composite_model_is_measured_by_the_pass_and_its_report_travels_along(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from olive_ext.config import PASS_TYPE
 from olive_ext.errors import RequirementError, RunError
 from olive_ext.report import Report, write
 from olive_ext.workflow.current_run import Run, running
-from olive_ext.workflow.passes import carried_reports, publish, refresh_reports, run_pass
+from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
 from tests.workflow.recipes import REPORT
 
@@ -91,12 +90,6 @@ def test_pass_learns_which_passes_made_its_model(run: Run, tmp_path: Path) -> No
     assert run.made_by[model_id] == ("float", "int4")
 
 
-def test_bounds_judge_the_last_measurement(run: Run, tmp_path: Path) -> None:
-    better = replace(report("float"), metrics=tuple(replace(item, value=1.0) for item in REPORT.metrics))
-    engine_with(measured(tmp_path, report(), better), {"g": gate(*BROKEN)})._run_pass("g", None, "in", None)
-    assert run.failures == []
-
-
 def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_path: Path) -> None:
     run.is_search = True
     engine = engine_with(measured(tmp_path / "m", report()), {"g": gate(*BROKEN)})
@@ -113,22 +106,11 @@ def test_failure_of_our_pass_is_kept_for_a_search_that_swallows_it(run: Run, tmp
     assert run.failures == [error]
 
 
-def test_pass_that_was_left_out_is_no_step(run: Run, tmp_path: Path) -> None:
-    assert engine_with("failed-config", {"m": gate(*BROKEN)})._run_pass("m", None, "in", None)[0] == "failed-config"
-
-
 def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     reports = [report(*map(str, range(number))) for number in range(11)]
     assert [len(found.model["passes"]) for found in carried_reports(measured(tmp_path, *reports).config)] == [
         *range(11)
     ]
-
-
-def test_reports_of_an_earlier_run_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/report.json").write_text("old")
-    refresh_reports(measured(tmp_path / "m", report()).config, tmp_path / "out")
-    assert json.loads((tmp_path / "out/report.json").read_text())["metrics"]
 
 
 def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:

@@ -378,11 +378,6 @@ def test_input_model_is_judged_where_there_is_no_other(model: ModelConfig) -> No
         engine.run(model)
 
 
-def test_bounds_that_are_kept_let_the_run_end(model: ModelConfig) -> None:
-    bounds = [{"metric": "acc", "max": 0.5}, {"metric": "exact_match", "filter": "strict-match", "max": 0.2}]
-    assert evaluated(ours(tasks=[GROUP], require=bounds)).run(model).has_output_model()
-
-
 def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
     engine = new_engine()()
     with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
