@@ -45,7 +45,10 @@ ELSEWHERE = {
     "pip install": (".ci/run", "pip install"),
     "bash .ci/run": (".ci/run", "run readme"),
     FIRST: (".ci/run", "README.md"),
-    "olive run --config recipes/chains/block_rtn_int4_b32.json": ("tests/recipes/test_chains.py", 'run_chain("block_'),
+    "olive run --config recipes/chains/block_rtn_int4_b32.json": (
+        "tests/recipes/test_chains.py",
+        '"block_rtn_int4_b32":',
+    ),
     "olive run --config recipes/search/recipe.json": ("tests/recipes/test_search.py", "output = run(recipe)"),
     "olive-ext run --config recipes/mend/": ("tests/plugins/diagnose/test_passes.py", '"run", "--config"'),
     "olive-ext run --config recipes/vision/": ("tests/recipes/test_vision.py", '"run", "--config"'),

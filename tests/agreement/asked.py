@@ -416,6 +416,14 @@ def pictures_of_one_size(made: Export, count: int) -> Calls:
     return ([ScoringRequest("<image> and", " stone", images=[picture(at, 32, 32)]) for at in range(count)],)
 
 
+def sounds_that_grow(made: Export) -> Calls:
+    """Seven of many lengths, one in each prompt."""
+    from tests.families.sounds import sound
+
+    own = [sound(at, 9000 + 4000 * at) for at in range(7)]
+    return ([ScoringRequest(f"{marker(made)} and", " stone", audio=[one]) for one in own],)
+
+
 def steps_ahead(made: Export) -> Calls:
     """More answers than there are slots, of many lengths; some end by a stop string that any text of theirs has."""
     drawn = Drawn(8)

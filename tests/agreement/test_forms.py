@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import onnxruntime as ort
 import pytest
 
 import olive_ext
@@ -21,7 +19,6 @@ from olive_ext.engine.forms.tree import MIN_TOKENS, check_tree_batches
 from olive_ext.engine.opening import open_engine
 from olive_ext.engine.step import Row, Step, StepOutput
 from olive_ext.errors import ConfigError, OliveExtError, RunError
-from olive_ext.graph.scoring_head import add_scoring_head
 from olive_ext.model import resolve
 from olive_ext.model.decisions import BucketPlan
 from olive_ext.model.files.content import load_graph
@@ -30,7 +27,7 @@ from olive_ext.model.spec.decoder_spec import read_spec
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import PROMPTS, SEARCHED, Drawn
-from tests.exports import CONTEXT, VOCAB, Export, export, genai_export
+from tests.exports import CONTEXT, VOCAB, export, genai_export
 from tests.exports.ropes import ORIGINAL
 from tests.refusals import refused
 
@@ -68,34 +65,6 @@ def _with_rows(runner: Any, step: Step, change: Callable[[Row], Row]) -> StepOut
     return output
 
 
-@pytest.mark.parametrize("rows", [[5], [3, 5], list(range(12))], ids=len)
-def test_logits_in_half_precision_equal_those_of_the_whole_layer(rows: list[int]) -> None:
-    """On the graph itself: the untouched one rounds its logits to half precision, the scoring head does not."""
-    package = export("llama-mobius-fp16")
-    whole, moved = (_logits(package, rows, keeps) for keeps in ("kept for comparison", ""))
-    assert whole.std() > 0.1
-    np.testing.assert_allclose(moved, whole, atol=2e-6)
-
-
-def _logits(package: Export, rows: list[int], keeps_layers: str) -> np.ndarray:
-    """float32[R, V] behind 12 tokens."""
-    path = package.path / "model.onnx"
-    scoring = add_scoring_head(load_graph(path), "logits", keeps_layers=keeps_layers)
-    assert bool(scoring.late_products) != bool(keeps_layers)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    session = ort.InferenceSession(scoring.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    tokens = np.random.default_rng(1).integers(4, VOCAB, (1, 12))
-    none = np.zeros(0, np.int64)
-    feeds = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "position_ids": np.arange(12)[None]}
-    feeds |= {"score_rows": np.array(rows), "target_rows": none, "target_ids": none}
-    feeds["sample_rows"] = np.arange(len(rows))
-    for value in session.get_inputs():
-        if value.name.startswith("past"):
-            feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float16)
-    return session.run(["sample_logits"], {value.name: feeds[value.name] for value in session.get_inputs()})[0]
-
-
 def test_a_shape_that_was_not_run_ahead_is_counted_or_refused() -> None:
     answers = [ScoringRequest([5, 6, 7], [token]) for token in range(80)]  # 80 targets behind one token
     rows: dict[str, Any] = {"num_slots": 4, "scoring": "rows"}
@@ -119,33 +88,6 @@ def test_auto_has_few_shapes_where_the_provider_plans_for_each() -> None:
     assert (_wanted(planning, shapes="any"), _wanted(plain, shapes="bucketed")) == ("none", "all")
     assert (_wanted(planning, scoring="tree"), _wanted(plain, strict_shapes=True)) == ("none", "all")
     assert _wanted(planning, exposes_rows=True) == "none"
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        (
-            {"shapes": "any", "strict_shapes": True},
-            {"code": "contradiction", "field": "engine.strict_shapes", "holds": "shapes"},
-        ),
-        (
-            {"scoring": "tree", "shapes": "bucketed"},
-            {"code": "contradiction", "field": "engine", "holds": ("shapes", "scoring")},
-        ),
-        (
-            {"overlaps_steps": True, "strict_shapes": True},
-            {"code": "contradiction", "field": "engine", "holds": ("strict_shapes", "overlaps_steps")},
-        ),
-        (
-            {"graph": "untouched", "graph_capture": True},
-            {"code": "contradiction", "field": "engine.graph_capture", "holds": "graph"},
-        ),
-        ({"runtime": "genai", "strict_shapes": True}, {"code": "missing", "field": "engine.strict_shapes"}),
-    ],
-)
-def test_settings_that_exclude_each_other_are_refused(written: dict[str, object], message: dict[str, Any]) -> None:
-    with refused(ConfigError, **message):
-        olive_ext.open(genai_export("llama"), engine=written)
 
 
 def test_strict_shapes_are_refused_beside_a_reference_and_for_returned_caches() -> None:

@@ -290,6 +290,25 @@ for name in (*LEAKS, "the fifth item gets the sixth"):
     one, many = ({"encoder_batch_rows": rows, "num_slots": 3} for rows in (1, 1024))
     facts = {"images_one_by_one": holds("of the largest off those of each alone")}
     add("company", f"leak {name}", "pictures_of_one_size 11", 1e-5, [many], against=one, facts=facts)
+# As many in a run as `encoder_batch_rows` has room for and a power of two; encoders that have one item built in.
+FAIL: dict[str, Any] = {"images_one_by_one": holds("several together fail: ")}
+for name, asked, most, facts, mark in (
+    ("qwen2_5_vl@", "pictures_of_many_sizes", 1024, {"image_encoder_runs": 2}, "slow"),
+    ("qwen2_5_vl@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "slow"),
+    ("llava@", "pictures_of_one_size 10", 16 * 4, {"image_encoder_runs": 3}, "slow"),
+    ("qwen3_vl@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "exporters"),
+    ("qwen3_5@", "pictures_of_many_sizes", 24, {"image_encoder_runs": 4}, "exporters"),
+    ("gemma4_any@", "sounds_that_grow", 1024, {"sound_encoder_runs": 3}, "exporters"),
+    ("gemma4_any@", "sounds_that_grow", 120, {"sound_encoder_runs": 4}, "exporters"),
+    ("qwen3_asr@", "sounds_that_grow", 1024, {"sounds_one_by_one": holds("several together fail: ")}, "exporters"),
+    ("gemma3@", "pictures_of_many_sizes 4", 1024, FAIL, "exporters"),
+    ("gemma4_vl@", "pictures_of_many_sizes 4", 1024, FAIL, "exporters"),
+):
+    one, many = ({"encoder_batch_rows": rows, "num_slots": 16} for rows in (1, most))
+    add("company", name, asked, 1e-5, [many], against=one, provider="cpu", facts=facts, mark=mark)
+# mobius' Gemma 4 for WebGPU takes the first row's length for that of all.
+rows: dict[str, Any] = {"against": {"num_slots": 1}, "provider": "cpu", "mark": "exporters"}
+add("images", "gemma4_vl@webgpu", "many_lengths", 0, [{"num_slots": 3}], **rows)
 SMALL: dict[str, Any] = {"num_slots": 2, "chunk_size": 16}
 STRICT = {**SMALL, "strict_shapes": True}
 TOGETHER = {**STRICT, "encoder_batch_rows": 64}
@@ -387,6 +406,9 @@ WIDER: dict[str, Any] = {**THERE, "against": {**DEVICE, "num_slots": 8}, "flags"
 for scoring, facts in (("rows", {}), ("answers", counts(share_steps))):
     engine, facts = {**DEVICE, "num_slots": 8, "scoring": scoring}, {"scoring": scoring, **facts}
     add("webgpu", [LLAMA, QWEN, "gemma3_text-installed"], "short_answers", 1e-4, [engine], facts=facts, **WIDER)
+facts = {"scoring": "answers", "scoring_reason": lambda found: found.startswith("by rule: ")}
+add("webgpu", LLAMA, "short_answers", 1e-4, [{"num_slots": 8, "chunk_size": 29}], facts=facts, **WIDER)
+add("webgpu", [LLAMA, QWEN], "searches", 1e-4, [{**DEVICE, "num_slots": 10}], **THERE)
 # 1, 2, ... 128 pictures and what is picked of them, and three graphs for steps of 8, 16 and 32 tokens.
 facts = {"encoder_shapes_warmed": 8 + 8 + 3 * 3, "encoder_shapes_late": 0, "image_encoder_device": "webgpu"}
 SEEN: dict[str, Any] = {**THERE, "against": SMALL, "is_observed": True}

@@ -68,6 +68,10 @@ class Place:
         onnx.save(graph, self.model / "model.onnx")
         return self
 
+    def graph_is(self, content: bytes) -> Place:
+        (self.model / "model.onnx").write_bytes(content)
+        return self
+
     def external(self, edit: Callable[[Path], object]) -> Place:
         """The weights in a file of their own, which `edit` changes."""
         graph = onnx.load(self.model / "model.onnx")
@@ -289,6 +293,7 @@ MODELS: dict[str, Row] = {
     "weights cut off": Row(lambda p: p.external(lambda f: f.write_bytes(f.read_bytes()[:999])), DAMAGED, "999"),
     "weights not pulled": Row(lambda p: p.external(lambda f: f.write_text(LFS)), DAMAGED, "LFS 12345"),
     "weights' name no text": Row(lambda p: p.external(without_text), DAMAGED, "model location"),
+    "graph cut off": Row(lambda p: p.graph_is((p.whole / "model.onnx").read_bytes()[:999]), DAMAGED, "model.onnx"),
     "smaller vocabulary": Row(lambda p: p.graph(smaller), "contradiction", "319 100"),
     "opset": Row(lambda p: p.graph(lambda g: setattr(g.opset_import[0], "version", 999)), UNFIT, "ONNX"),
     "version": Row(lambda p: p.graph(lambda g: setattr(g, "ir_version", 999)), UNFIT, "model 999"),

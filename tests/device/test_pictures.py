@@ -13,41 +13,15 @@ from olive_ext.media.items import MediaRun
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.spec.media_types import Modality
-from olive_ext.session.requests import GenerationRequest, ScoringRequest
+from olive_ext.session.requests import ScoringRequest
 from tests.device.open import LIBRARY, open_on
-from tests.exports.media import media_export, plain_encoder_export, plain_items_export
+from tests.exports.media import media_export, plain_items_export
 from tests.families.pictures import picture
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.webgpu, pytest.mark.slow]
 
 PICTURES = [picture(0, 40, 40), picture(1, 60, 30)]
-
-
-def test_encoder_on_the_device_gives_the_cpus_numbers() -> None:
-    asked = [
-        ScoringRequest(f"Ann sees the <image> and {word}", " blue stone", images=[one])
-        for one in PICTURES
-        for word in ("the", "a")
-    ]
-    asked.append(ScoringRequest("<image> and <image>", " stone", images=PICTURES))
-    prompts = [GenerationRequest("Ann sees the <image> and", images=[one], max_new_tokens=6) for one in PICTURES]
-    found = []
-    for device in ("webgpu", "cpu"):
-        # Chunks of as many tokens as a picture has: text is what is left around it.
-        with open_on(device, plain_encoder_export("f32", "webgpu"), num_slots=2, chunk_size=16) as session:
-            at_first = session.describe_execution()["counters"]["host_bytes"]  # of the trials while it opened
-            scores = session.loglikelihood(asked)
-            tokens = [output.tokens for output in session.generate(prompts)]
-            facts = session.describe_execution()
-            found.append((scores, tokens, facts, facts["counters"]["host_bytes"] - at_first))
-    (scores, tokens, facts, num_bytes), (expected, expected_tokens, on_cpu, num_bytes_on_cpu) = found
-    for score, other in zip(scores, expected, strict=True):
-        np.testing.assert_allclose(score.token_logprobs, other.token_logprobs, atol=1e-4)
-    assert tokens == expected_tokens
-    assert facts["image_encoder_device"] == "webgpu"
-    assert facts["images_encoded"] == on_cpu["images_encoded"] == len(PICTURES)
-    assert num_bytes <= num_bytes_on_cpu
 
 
 def test_encoder_that_the_device_cannot_run_goes_elsewhere_by_name_only() -> None:

@@ -53,7 +53,9 @@ def plain_logits(export: Export, tokens: list[int], given: Mapping[str, np.ndarr
     assert graph, f"no decoder in {export.path}"
     if export.one_token:
         return np.stack(list(_step_by_step(graph, tokens, export)))
-    return _run(graph, _lengths(len(tokens)) | known, export)["logits"][0].astype(np.float32)
+    outputs = _run(graph, _lengths(len(tokens)) | known, export)
+    (logits,) = (value for name, value in outputs.items() if name.startswith("logits"))  # Olive's passes rename them
+    return logits[0].astype(np.float32)
 
 
 def plain_features(export: Export, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -14,13 +14,10 @@ from lm_eval.models.huggingface import HFLM
 
 import olive_ext
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.config import EvaluationConfig
 from olive_ext.errors import ModelError, OliveExtError, TaskError
-from olive_ext.run import evaluate
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest, SourceInput
 from tests.agreement.asked import sources as sources_of
-from tests.backends.local_tasks import write_tasks
 from tests.exports import VOCAB, hf_model
 from tests.exports.genai import genai_export
 from tests.exports.optimum import optimum_export
@@ -110,28 +107,6 @@ def test_divergence_from_a_reference_is_that_of_every_token_scored_by_both(tmp_p
     found = [float(output.compared.kl[0]) for output in outputs if output.compared is not None]
     assert found == pytest.approx(expected, rel=1e-3)
     assert min(expected) > 1e-4
-
-
-@pytest.mark.exporters
-def test_evaluation_beside_a_reference_says_the_same_in_both_modes(tmp_path: Path) -> None:
-    reference, candidate = optimum_export("t5"), _rounded(optimum_export("t5"), tmp_path / "rounded")
-    given = {
-        "include_path": str(write_tasks(tmp_path / "tasks")),
-        "bootstrap_iters": 0,
-        "model": {"path": str(candidate)},
-    }
-
-    def told(mode: str, *tasks: str) -> dict[tuple[str, str, str], float]:
-        against = {"path": str(reference), "mode": mode, "records_dir": str(tmp_path / "records")}
-        report = evaluate(EvaluationConfig.parse({**given, "tasks": list(tasks), "reference": against}))
-        return {(metric.task, metric.metric, metric.filter): metric.value for metric in report.metrics}
-
-    resident, recorded = (told(mode, "tiny_choice", "tiny_generate") for mode in ("resident", "recorded"))
-    assert resident == pytest.approx(recorded, rel=1e-3, abs=1e-6)
-    for task in ("tiny_choice", "tiny_generate", "all"):
-        assert resident[task, "kl_mean", "none"] > 1e-4
-    with refused(TaskError, "unsupported", holds="tiny_rolling"):
-        told("recorded", "tiny_rolling")
 
 
 @pytest.mark.slow

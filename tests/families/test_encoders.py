@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -30,14 +29,14 @@ from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
-from tests.agreement.asked import LENGTHS, SIZES, pictures
+from tests.agreement.asked import LENGTHS, pictures
 from tests.agreement.packages import package as package_of
 from tests.exports.genai import whisper_export
 from tests.exports.media import media_export, plain_encoder_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
 from tests.exports.step_wide import Edit, edited_encoder
-from tests.families.observed import late_on_the_way, observing, on_the_way
+from tests.families.observed import late_on_the_way, observing
 from tests.families.pictures import feature_rows, picture
 from tests.families.sounds import sound
 from tests.refusals import refused
@@ -107,85 +106,6 @@ def test_features_beyond_the_budget_are_dropped_least_recently_used_first() -> N
 
 AUDIO, IMAGE = Modality.AUDIO, Modality.IMAGE
 exporters = pytest.mark.exporters
-
-
-def _of_sizes(at: int) -> Any:
-    return picture(at, *SIZES[at])
-
-
-def _square(at: int) -> Any:
-    return picture(at, 40, 40)
-
-
-def _growing(at: int) -> Any:
-    return sound(at, 9000 + 4000 * at)
-
-
-def _second(at: int) -> Any:
-    return sound(at, 16000)
-
-
-TOGETHER = [
-    # Pictures of any size with a grid: as many as `max_rows` has room for and a power of two, seven in a bucket.
-    *(
-        pytest.param(family, IMAGE, _of_sizes, 10, max_rows, is_bucketed, runs, marks=marks)
-        for family, marks in (("qwen2_5_vl", ()), ("qwen3_5", exporters), ("qwen3_vl", exporters))
-        for is_bucketed, max_rows, runs in ((False, 1024, 2), (False, 24, 4), (True, 1024, 2))
-    ),
-    # Filled up to the longest, which counts as rows of each; 4, 2 and 1 of them in a run where all have room.
-    pytest.param("gemma4_any", AUDIO, _growing, 7, 1024, False, 3, marks=exporters),
-    pytest.param("gemma4_any", AUDIO, _growing, 7, 120, False, 4, marks=exporters),
-    # Pictures of 16 rows, four at most in a run: 4 + 4 + 2.
-    ("llava", IMAGE, _square, 10, 16 * 4, False, 3),
-    ("llava", IMAGE, _square, 10, 16 * 7, False, 3),
-    # Encoders that have one item built in.
-    pytest.param("qwen3_asr", AUDIO, _second, 4, 1024, False, 4, marks=exporters),
-    pytest.param("gemma3", IMAGE, _square, 4, 1024, False, 4, marks=exporters),
-    pytest.param("gemma4_vl", IMAGE, _square, 4, 1024, False, 4, marks=exporters),
-]
-
-
-@pytest.mark.parametrize(("family", "kind", "make", "count", "max_rows", "is_bucketed", "runs"), TOGETHER)
-def test_items_of_a_run_are_each_as_alone(
-    family: str, kind: Modality, make: Callable[[int], Any], count: int, max_rows: int, is_bucketed: bool, runs: int
-) -> None:
-    package, _ = media_export(family)
-    encoder, processor = _encoder(package, max_rows, is_bucketed=is_bucketed, kind=kind)
-    alone, _ = _encoder(package, kind=kind)
-    items = [processor.item(kind, make(at)) for at in range(count)]
-    assert len({item.num_tokens for item in items}) > 2 or make in (_square, _second)
-    encoder.expect(items)
-    for item in items:
-        pairs = zip(feature_rows(encoder.features(item)), feature_rows(alone.features(item)), strict=True)
-        for found, expected in pairs:
-            assert found.shape == expected.shape
-            np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
-    encoder.features(items[3])
-    counters = encoder.counters
-    assert (alone.counters.runs, counters.encoded, counters.runs, counters.hits) == (count, count, runs, 1)
-    reasons = [why for name, why in encoder.describe().items() if name.endswith("s_one_by_one")]
-    assert [why.startswith("several together fail: ") for why in reasons] == [True] * (runs == count)
-
-
-def test_strict_encoder_with_a_grid_runs_every_bucket_of_several_pictures_beforehand() -> None:
-    package, _ = media_export("qwen2_5_vl")
-    encoder, processor = _encoder(package, 64, is_strict=True, is_bucketed=True)
-    encoder.warm_up(processor.dummies(512), [])
-    encoder._graphs.count.freeze()
-    warmed = encoder._graphs.count.describe()["encoder_shapes_warmed"]
-    rng = np.random.default_rng(0)
-    for number in range(30):
-        sizes = rng.integers(16, 80, (rng.integers(1, 9), 2)).tolist()
-        items = [processor.item(Modality.IMAGE, picture(100 * number + n, *size)) for n, size in enumerate(sizes)]
-        encoder.expect(items)
-        for item in items:
-            encoder.features(item)
-    facts = {**encoder.describe(), **encoder._graphs.count.describe()}
-    assert (facts["encoder_shapes_warmed"], facts["encoder_shapes_late"]) == (warmed, 0)
-    assert facts["image_encoder_runs"] < facts["images_encoded"] / 3
-    # One picture in 8, 16 and 32 tokens, and once without a bucket; several in 16, 32, 48, 64 and 96; rows of all sizes
-    # are picked.
-    assert warmed == 4 + 5 + 6
 
 
 def test_picture_that_cannot_be_had_leaves_the_others_of_its_run_as_they_are(tmp_path: Path) -> None:
@@ -314,22 +234,3 @@ def test_encoder_of_speech_is_run_beforehand_with_what_stacks_its_rows(
     with olive_ext.open(folder, engine=engine) as session:
         assert tokens == [answer.tokens for answer in session.generate(answers)]
         assert found == [output.logprob for output in session.loglikelihood(asked)]
-
-
-def test_a_new_graph_on_the_way_of_an_item_cannot_escape_the_count() -> None:
-    """Sessions are run where they are counted, by a binding that knows its shapes: no module that handles items or
-    sources runs ONNX Runtime's own."""
-    opened = set()
-    with (
-        observing() as observed,
-        olive_ext.open(
-            media_export("llava")[0], engine={"strict_shapes": True, "num_slots": 2, "chunk_size": 16}
-        ) as session,
-    ):
-        runner: Any = session.executor.runner  # type: ignore[attr-defined]
-        count = runner._parts.embedding._graphs.count
-        is_on_the_way = on_the_way(session)
-        opened = {id(one) for one, _ in observed.runs if is_on_the_way(one)}
-        assert len(opened) == count._num_sessions
-        observed_shapes = {(id(one), shapes) for one, shapes in observed.runs if is_on_the_way(one)}
-        assert len(observed_shapes) == session.describe_execution()["encoder_shapes_warmed"]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from lm_eval.api.instance import Instance
 
@@ -22,11 +21,8 @@ from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.check.model_check import Findings, check_model
 from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
-from olive_ext.media.encoder import MediaEncoder
-from olive_ext.media.graphs import ItemGraphs
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.providers.devices import Device
 from olive_ext.model.spec.media_types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
@@ -35,7 +31,7 @@ from tests.agreement.packages import FEATURES, package
 from tests.agreement.table import reference
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES, media_export, plain_encoder_export
 from tests.exports.step_wide import padded_features
-from tests.families.pictures import feature_rows, picture
+from tests.families.pictures import picture
 from tests.families.sounds import sound
 from tests.refusals import refused
 
@@ -60,22 +56,6 @@ def _open(name: str, **engine: object) -> Session:
 def open_once() -> Iterator[Callable[[str], Session]]:
     with ExitStack() as stack:
         yield cache(lambda name: stack.enter_context(_open(name)))
-
-
-@every_family
-def test_features_are_transformers_without_those_of_padding(name: str) -> None:
-    made = package(name)
-    model = resolve(ModelSettings(model=str(made.path)))
-    assert model.media is not None
-    kind = Modality.AUDIO if name in SOUND_FAMILIES else Modality.IMAGE
-    spec = next(spec for spec in model.media.encoders if spec.modality is kind)
-    graphs = ItemGraphs(Device("cpu"), ort.InferenceSession)
-    encoder = MediaEncoder(spec, lambda: ort.InferenceSession(str(spec.files.graph)), graphs)
-    processor, theirs = MediaProcessor(model.media, model.files), reference("transformers", name)
-    for one in items(made):
-        expected = theirs.features([one]).numpy()  # type: ignore[attr-defined]
-        found = feature_rows(encoder.features(processor.item(kind, one)))[0]
-        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", _marked(*MEDIA_FAMILIES))
@@ -251,18 +231,6 @@ def test_encoder_that_lacks_one_of_several_features_is_reported_with_both() -> N
     facts = ("vision.onnx", "image_features, feature_mask", "image_features_of_layer_1")
     with refused(TaskError, "unsupported", holds=facts), olive_ext.open(path) as session:
         session.loglikelihood([ScoringRequest("<image> and", " stone", images=pictures()[:1])])
-
-
-@pytest.mark.exporters
-def test_rows_after_a_shorter_first_one_are_answered_in_place() -> None:
-    """mobius' Gemma 4 for WebGPU takes the first row's length for that of all."""
-    path, _ = media_export("gemma4_vl", "f32", "webgpu")
-    asked = [GenerationRequest(list(range(20, 20 + length)), max_new_tokens=4) for length in (5, 60, 33, 7)]
-    answers = []
-    for num_slots in (1, 3):
-        with olive_ext.open(path, execution_provider="cpu", engine={"num_slots": num_slots}) as session:
-            answers.append([output.tokens for output in session.generate(asked)])
-    assert answers[0] == answers[1]
 
 
 @pytest.mark.exporters

@@ -55,14 +55,6 @@ def _graph(edit: Callable[[onnx.GraphProto], object]) -> Spoil:
     return spoil
 
 
-def _cut(name: str, fraction: float) -> Spoil:
-    def spoil(folder: Path) -> None:
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: int(len(content) * fraction)])
-
-    return spoil
-
-
 def _lose_present(graph: onnx.GraphProto) -> None:
     del graph.output[[output.name for output in graph.output].index("present.1.key")]
 
@@ -81,12 +73,6 @@ SPOILT: dict[str, tuple[Spoil, dict[str, Any]]] = {
     ),
     "present": (_graph(_lose_present), {"code": "unsupported", "holds": ("past_key_values.1.key", "present.1.key")}),
     "logits": (_name_other_logits, {"code": "unsupported", "holds": "logits_2"}),
-    "cut weights": (_cut("model.onnx.data", 0.5), {"code": "damaged", "holds": "model.onnx"}),
-    "weights": (
-        lambda folder: (folder / "model.onnx.data").unlink(),
-        {"code": "not_found", "holds": "model.onnx.data"},
-    ),
-    "cut graph": (_cut("model.onnx", 0.1), {"code": "damaged", "holds": "model.onnx"}),
     "file": (
         _config(lambda decoder: decoder.update(filename="decoder.onnx")),
         {"code": "missing", "field": "onnx_file_name", "holds": "decoder.onnx"},

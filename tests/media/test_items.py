@@ -7,6 +7,7 @@ fails on a step that cuts one.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -148,33 +149,30 @@ def test_run_equals_oracle_and_keeps_to_its_chunks(
         )
 
 
-@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20))
-def test_tree_batches_equal_oracle(calls: list[list[Request]], num_slots: int, chunk_size: int) -> None:
-    runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
-    assert_runs_as_oracle(Engine(runner, chunk_size), calls)
-    assert all(step.num_tokens <= max(chunk_size, LARGEST) for step in runner.steps if step.first_cell is not None)
-
-
-@given(calls=CALLS, num_slots=st.integers(1, 3), chunk_size=st.integers(1, 20), context_length=st.integers(64, 90))
-def test_padded_steps_equal_oracle(
-    calls: list[list[Request]], num_slots: int, chunk_size: int, context_length: int
-) -> None:
-    """Padding stands for no item behind it, and where a slot has no room for it the step ends at a border."""
-    calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
-    inner = FakeRunner(num_slots, RANGE, context_length)
-    assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
-
-
 @given(
     calls=CALLS,
-    batching=st.sampled_from([SINGLE, RANGE, PACKED]),
-    has_tree_batches=st.booleans(),
+    num_slots=st.integers(1, 3),
+    chunk_size=st.integers(1, 20),
+    context_length=st.integers(64, 90),
+    form=st.sampled_from(["tree", "padded", *(SINGLE, RANGE, PACKED)]),
 )
-def test_steps_without_memory_are_halved_at_borders(
-    calls: list[list[Request]], batching: StepForm, has_tree_batches: bool
+def test_other_steps_equal_oracle(
+    calls: list[list[Request]], num_slots: int, chunk_size: int, context_length: int, form: Any
 ) -> None:
-    runner = FakeRunner(3, batching, has_tree_batches=has_tree_batches, most_tokens=LARGEST)
-    assert_runs_as_oracle(Engine(runner, 64), calls)
+    """Tree batches; padding, which stands for no item behind it, and where a slot has no room for it the step ends at a
+    border; steps without memory, which are halved at borders."""
+    if form == "padded":
+        calls = [[one for one in requests if one.num_positions <= context_length] for requests in calls]
+        inner = FakeRunner(num_slots, RANGE, context_length)
+        assert_runs_as_oracle(Engine(BucketedRunner(inner, step_sizes(chunk_size)), chunk_size), calls)
+    elif form == "tree":
+        runner = FakeRunner(num_slots, RANGE, has_tree_batches=True)
+        assert_runs_as_oracle(Engine(runner, chunk_size), calls)
+        trees = [step.num_tokens for step in runner.steps if step.first_cell is not None]
+        assert max(trees, default=0) <= max(chunk_size, LARGEST)
+    else:
+        runner = FakeRunner(3, form, has_tree_batches=chunk_size % 2 > 0, most_tokens=LARGEST)
+        assert_runs_as_oracle(Engine(runner, 64), calls)
 
 
 def test_item_for_which_memory_does_not_suffice_alone_is_told() -> None:

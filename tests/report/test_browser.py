@@ -72,9 +72,24 @@ def test_page_is_ready_soon_and_search_finds_a_document(
     assert browser.run("document.querySelectorAll('mark.found').length") >= 20
 
 
-def test_last_of_many_flips_is_found_and_turned_to(pages: dict[int, Path], browser: Chromium) -> None:
+def test_flips_are_found_turned_to_marked_and_shown_as_they_are(pages: dict[int, Path], browser: Chromium) -> None:
     browser.open(pages[MANY])
+    assert browser.run("document.title") == "quickstart-135m-int4 against quickstart-135m"
+    assert browser.run("document.querySelectorAll('script[src], img, iframe, link').length") == 0
     assert "50\u202f000 flips" in browser.run(COUNT)
+    height = "document.querySelector('.text.cut, .text.was').getBoundingClientRect().height"
+    before = browser.run(height)
+    browser.run("(() => { const cut = document.querySelector('.text.cut'); cut.classList.add('was');"
+                "cut.nextElementSibling.click(); })()")  # fmt: skip
+    assert browser.run(height) > before
+    assert browser.run("document.querySelector('.text.was').nextElementSibling.textContent") == "Show less"
+    search(browser, "</script><script>")
+    assert HOSTILE[0] in browser.run("document.querySelector('.flip .question').innerText")
+    search(browser, "turned")
+    shown = browser.run("document.querySelector('.flip .question').innerText")
+    assert "U+202E" in shown
+    assert "\u202e" not in shown
+    assert browser.run("document.querySelector('.flip .question .text').dir") == "auto"
     search(browser, "49999")
     assert browser.run(COUNT).startswith("1 of")
     browser.run("document.getElementById('flip-search').value = ''")
@@ -84,30 +99,10 @@ def test_last_of_many_flips_is_found_and_turned_to(pages: dict[int, Path], brows
     assert browser.run("document.querySelector('.place').textContent").startswith("2 of")
 
 
-def test_texts_are_shown_as_they_are(pages: dict[int, Path], browser: Chromium) -> None:
-    browser.open(pages[MANY])
-    assert browser.run("document.title") == "quickstart-135m-int4 against quickstart-135m"
-    assert browser.run("document.querySelectorAll('script[src], img, iframe, link').length") == 0
-    search(browser, "</script><script>")
-    assert HOSTILE[0] in browser.run("document.querySelector('.flip .question').innerText")
-    search(browser, "turned")
-    shown = browser.run("document.querySelector('.flip .question').innerText")
-    assert "U+202E" in shown
-    assert "\u202e" not in shown
-    assert browser.run("document.querySelector('.flip .question .text').dir") == "auto"
-
-
-def test_words_that_differ_are_marked_on_both_sides(pages: dict[int, Path], browser: Chromium) -> None:
-    browser.open(pages[MANY])
-    search(browser, "125")
-    marks = "[...document.querySelectorAll('.flip:first-child .answers > div')].map((side) => [...side.querySelectorAll"
-    marks += "('mark:not(.found)')].map((mark) => mark.textContent.trim()))"
-    assert browser.run(marks) == [["115", "115"], ["125", "125"]]
-
-
 @pytest.mark.parametrize(
     ("one", "other", "marked"),
     [
+        ("115 rolls are left. So 115", "125 rolls are left. So 125", [["115", "115"], ["125", "125"]]),
         ("the old cat", "a new dog", [["the old cat"], ["a new dog"]]),
         (
             "It is a warm day",
@@ -129,16 +124,6 @@ def test_answers_with_little_in_common_are_marked_where_they_differ(
     browser.open(page)
     marks = "[...document.querySelectorAll('.flip .answers > div')].map((side) => [...side.querySelectorAll('mark')]"
     assert browser.run(f"{marks}.map((mark) => mark.textContent.trim()))") == marked
-
-
-def test_long_texts_fold_out(pages: dict[int, Path], browser: Chromium) -> None:
-    browser.open(pages[MANY])
-    height = "document.querySelector('.text.cut, .text.was').getBoundingClientRect().height"
-    before = browser.run(height)
-    browser.run("(() => { const cut = document.querySelector('.text.cut'); cut.classList.add('was');"
-                "cut.nextElementSibling.click(); })()")  # fmt: skip
-    assert browser.run(height) > before
-    assert browser.run("document.querySelector('.text.was').nextElementSibling.textContent") == "Show less"
 
 
 def test_theme_follows_the_system_until_the_reader_chooses(pages: dict[int, Path], browser: Chromium) -> None:

@@ -78,12 +78,6 @@ def test_probability_of_ever_rejecting_the_truth_is_exactly_below_the_error(name
         assert missed <= 0.4
 
 
-def test_last_draw_has_the_truth_itself() -> None:
-    population, shares = small("clusters")
-    for _, path in list(all_paths(population, shares, Evidence(population, 0.2, 0.1)))[:10]:
-        assert path[-1].values_R == pytest.approx(wanted(population, shares))
-
-
 def test_many_runs_at_once_are_single_runs() -> None:
     population, shares = small("answers")
     orders = np.array([[0, 3, 1, 4], [2, 1, 4, 0]])
@@ -97,11 +91,6 @@ def test_many_runs_at_once_are_single_runs() -> None:
             one = evidence.observe(*(array[[run]] for array in where), evidence.scores())
             assert one.values_R[0] == values[run]
     assert together.peaks_SR.tolist() == np.concatenate([one.peaks_SR for one in alone], axis=1).tolist()
-
-
-def test_distance_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="not positive"):
-        Evidence(small("answers")[0], 0.0, 0.0)
 
 
 def test_guard_draws_sure_strata_often_enough_for_the_stakes() -> None:
@@ -153,12 +142,6 @@ def test_evidence_that_reaches_the_level_ends_the_interval_at_the_bound() -> Non
     low, high = limits(bets, -0.05, (-1, 1), 0.95)
     assert low == -0.05
     assert -0.05 < high < 0.1
-
-
-def test_limits_without_bets_are_the_logical_ones() -> None:
-    assert limits(joined([]), 0.0, (-0.6, 0.4), 0.95) == (-0.6, 0.4)
-    assert limits(joined([]), 0.0, (0.1, 0.4), 0.95) == (0.1, 0.4)
-    assert limits(joined([]), 0.0, (-0.6, -0.2), 0.95) == (-0.6, -0.2)
 
 
 def test_what_the_documents_prove_bounds_what_bets_say() -> None:

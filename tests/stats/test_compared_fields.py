@@ -54,16 +54,3 @@ def test_the_first_target_is_told_by_what_stands_before_it() -> None:
     assert names([3], previous=7) == ["word start"]
     assert names([3]) == ["word start"]
     assert names([]) == []
-
-
-def test_each_text_is_asked_for_once() -> None:
-    asked: list[int] = []
-
-    def text_of(number: int) -> str:
-        asked.append(number)
-        return TEXTS[number]
-
-    classes = TokenClasses(text_of, {0})
-    classes.of([1, 3, 1, 3], previous=0)
-    classes.of([6, 1], previous=3)
-    assert sorted(asked) == [1, 3, 6]

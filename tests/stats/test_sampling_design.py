@@ -8,32 +8,11 @@ import numpy as np
 import pytest
 
 from olive_ext.stats.sampling_design import (
-    Population,
     Queues,
     difference_population,
     draw_probabilities,
     mean_population,
 )
-
-
-def test_wanted_number_is_the_offset_and_the_weighted_shares() -> None:
-    random = np.random.default_rng(0)
-    reference, candidate = random.integers(0, 2, 40).astype(float), random.integers(0, 2, 40).astype(float)
-    population = difference_population(reference, random.random(40))
-    shares = population.shares(np.arange(40), candidate - reference)
-    assert shares.tolist() == candidate.tolist()
-    assert population.offset + population.weights_N @ shares == pytest.approx(np.mean(candidate - reference))
-
-
-def test_mean_over_positions_weighs_documents_by_their_positions() -> None:
-    kl = [np.array([0.1, 0.3]), np.array([0.2]), np.zeros(0), np.array([0.0, 0.0, 1.0])]
-    counts = np.array([len(one) for one in kl])
-    population = mean_population(counts, highest=2.0)
-    values = np.array([one.mean() if len(one) else 0 for one in kl])
-    counted = np.flatnonzero(counts)
-    shares = population.shares(counted, values[counted])
-    wanted = population.offset + population.weights_N[counted] @ shares
-    assert wanted == pytest.approx(np.concatenate(kl).mean())
 
 
 def test_strata_separate_right_from_wrong_and_halve_towards_the_least_sure() -> None:
@@ -57,16 +36,6 @@ def test_small_tasks_have_fewer_strata(count: int) -> None:
     sizes = np.bincount(population.strata_N)
     assert sizes.sum() == count
     assert len(sizes) == 1 or sizes.min() >= 8
-
-
-def test_without_sureness_documents_are_told_apart_by_the_references_answer() -> None:
-    population = difference_population([1, 0, 1, 0, 0])
-    assert population.strata_N.tolist() == [1, 0, 1, 0, 0] or population.strata_N.tolist() == [0, 1, 0, 1, 1]
-
-
-def test_expected_flips_are_more_where_the_reference_is_less_sure() -> None:
-    population = difference_population(np.ones(160), np.arange(160))
-    assert population.expected_H.tolist() == [0.75, 0.875, 0.9375, 0.96875, 0.984375]
 
 
 @pytest.mark.parametrize("value", [0.5, -1.5, np.inf])
@@ -113,11 +82,3 @@ def test_neyman_allocation_has_the_least_variance() -> None:
     assert variance(best) == pytest.approx(float(np.sum(unseen * deviations)) ** 2)
     random = np.random.default_rng(0)
     assert all(variance(random.dirichlet(np.ones(3))) >= variance(best) for _ in range(200))
-
-
-def test_removing_the_last_document_leaves_exactly_nothing() -> None:
-    population = Population(np.full(3, 1.0), np.zeros(3), np.ones(3), np.zeros(3, np.int64), np.array([0.5]))
-    unseen = population.unseen_H[None].copy()
-    for weight in population.weights_N:
-        population.remove(unseen, np.array([0]), np.array([weight]))
-    assert unseen.tolist() == [[0.0]]

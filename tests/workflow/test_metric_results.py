@@ -9,12 +9,14 @@ import pytest
 from olive.evaluator.metric import Metric as DeclaredMetric
 from olive.evaluator.metric_result import MetricResult, joint_metric_key
 
-from olive_ext.config import Bound, EvaluationSettings
+from olive_ext.config import Bound, Certain, EvaluationConfig, EvaluationSettings
 from olive_ext.errors import ConfigError
 from olive_ext.report import Metric, Report
 from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES
 from olive_ext.run.bounds import with_measurements
+from olive_ext.workflow.evaluation_cache import deciding
+from olive_ext.workflow.handlers import written
 from olive_ext.workflow.metric_results import broken_in, declared_pairs, text_of, to_metric_result
 from tests.workflow.recipes import ACC, NORM, REPORT
 
@@ -138,6 +140,20 @@ def test_declared_or_bounded_cost_is_asked_for(metrics: list[Any], bounds: list[
     wanted = with_measurements(settings, declared_pairs(metrics))
     assert wanted.tasks == ["a", *asked]
     assert (wanted is settings) == (not asked)
+
+
+BOUND = {"metric": "accuracy_difference", "min": -0.02}
+
+
+def test_claim_of_a_recipe_is_handed_on_and_is_a_part_of_the_key_of_olives_caches() -> None:
+    def enough(**values: Any) -> dict[str, Any]:
+        return {"tasks": ["a"], "reference": "float", "documents": "enough", "require": [BOUND], **values}
+
+    given = written(EvaluationSettings.parse(enough()))
+    assert EvaluationConfig.parse({**given, "model": {"path": "m"}}).claim == Certain(above=-0.02)
+    assert "require" in deciding(enough())
+    assert "require" not in deciding(enough(documents="all"))
+    assert deciding(enough()) != deciding(enough(require=[{**BOUND, "min": -0.01}]))
 
 
 def test_bounds_hold_for_no_number_of_drawn_documents_alone_and_for_no_open_claim() -> None:

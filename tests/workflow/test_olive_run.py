@@ -100,44 +100,6 @@ def test_plain_olive_run_ends_with_our_line(folder: Path, keys: dict[str, Any], 
     assert ("Traceback" in text) == has_traceback
 
 
-@pytest.mark.long  # three processes' worth of libraries; the wheel's part of .ci/run runs the quickstart that way
-def test_plain_olive_run_converts_measures_and_evaluates_with_a_user_script(folder: Path) -> None:
-    (folder / "olive_ext_plugin.py").write_text("import olive_ext.workflow\n")
-    accuracy = {"name": "accuracy_score", "priority": 1, "goal": {"type": "max-degradation", "value": 1}}
-    block = evaluator(
-        user_script="olive_ext_plugin.py",
-        output_dir="reports",
-        metrics=[{"name": "tiny_choice", "type": "accuracy", "sub_types": [accuracy]}],
-    )
-    measure = {"type": "OrtLMEvaluation", "tasks": ["tiny_choice"], "include_path": "tasks"}
-    passes = {
-        "fp32": {"type": "ModelBuilder", "precision": "fp32"},
-        "measure": measure,
-        "int4": {"type": "OnnxKQuantQuantization"},
-    }
-    path = saved(folder, recipe(folder, hf(), passes=passes, evaluators={"e": block}, evaluator="e"))
-    code, text = run_outside(PLAIN, path)
-    assert code == 0, text
-    before, after = metrics(folder / "out/input_model_metrics.json"), metrics(folder / "out/metrics.json")
-    assert (
-        before.keys()
-        == after.keys()
-        >= {
-            "tiny_choice-acc",
-            "tiny_choice-accuracy_score",
-            "tiny_generate-exact_match,strict",
-            "size_on_disk-bytes",
-        }
-    )
-    assert after["size_on_disk-bytes"] < before["size_on_disk-bytes"]
-    carried = from_json((folder / "out/report.json").read_text())
-    assert carried.metrics[0].value == before["tiny_choice-acc"]
-    assert len(list((folder / "reports").glob("*/report.json"))) == 2
-    pages = [Path(line.removeprefix("page: ")) for line in text.splitlines() if line.startswith("page: ")]
-    assert len(pages) == 3
-    assert all(page.is_file() for page in pages)
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("forked_exports")
 def test_float_model_of_an_earlier_pass_splits_the_distance(folder: Path) -> None:

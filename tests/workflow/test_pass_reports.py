@@ -80,16 +80,6 @@ def run(tmp_path: Path) -> Any:
     running.reset(token)
 
 
-def test_pass_learns_which_passes_made_its_model(run: Run, tmp_path: Path) -> None:
-    passes = {"float": RunPassConfig(type="Modelbuilder"), "m": gate(), "int4": RunPassConfig(type="Quantizer")}
-    engine, model_id, seen = engine_with(measured(tmp_path, report()), passes), "in", []
-    for name in passes:
-        _, model_id = engine._run_pass(name, None, model_id, None)
-        seen.append(run.current)
-    assert seen == [(), ("float",), ("float",)]
-    assert run.made_by[model_id] == ("float", "int4")
-
-
 def test_candidate_of_a_search_is_refused_without_leaving_files(run: Run, tmp_path: Path) -> None:
     run.is_search = True
     engine = engine_with(measured(tmp_path / "m", report()), {"g": gate(*BROKEN)})

@@ -18,13 +18,13 @@ from olive.package_config import OlivePackageConfig
 
 from olive_ext.check import check_recipe
 from olive_ext.check.recipe import passes_in_source
-from olive_ext.config import EVALUATOR_TYPE, PASS_TYPE
+from olive_ext.config import EVALUATOR_TYPE
 from olive_ext.errors import ConfigError, ModelError, OliveExtError, RequirementError, RunError, TaskError
 from olive_ext.workflow.current_run import Run, running
 from olive_ext.workflow.metric_results import to_metric_result
 from olive_ext.workflow.olive_run import watched_runs
-from olive_ext.workflow.preflight import FINGERPRINT, refuse
-from olive_ext.workflow.registration import hook_engine, mend_conversion, parse_recipe
+from olive_ext.workflow.preflight import FINGERPRINT
+from olive_ext.workflow.registration import hook_engine, parse_recipe
 from tests.check.test_recipe import MISTAKES, with_value
 from tests.exports import genai_export, hf_model
 from tests.refusals import refused
@@ -208,19 +208,6 @@ def test_engine_with_other_methods_is_left_alone_with_a_warning() -> None:
     assert "set 'clean_evaluation_cache'" in messages[0]
 
 
-def test_shapes_of_a_kv_cache_are_given_as_torch_export_wants_them() -> None:
-    """For the real module; that a model comes out is shown in test_olive_run.py."""
-    OlivePackageConfig.load_default_config().import_pass_module("OnnxConversion")
-    from olive.passes.onnx import conversion
-
-    layers = [[{0: "batch"}, {0: "batch"}], [{0: "batch"}, {0: "batch"}]]
-    for _ in range(2):  # mended once, however often
-        mend_conversion(conversion)
-        found = conversion._convert_dynamic_shapes_for_dynamic_cache({"input_ids": {}, "past_key_values": layers})
-        assert found == {"input_ids": {}, "past_key_values": [[tuple(layer) for layer in layers]]}
-    assert conversion._convert_dynamic_shapes_for_dynamic_cache({"input_ids": {}}) == {"input_ids": {}}
-
-
 def test_evaluator_of_a_pass_may_be_a_name() -> None:
     from olive.workflows.run.config import RunConfig
 
@@ -260,17 +247,6 @@ def test_process_of_a_python_environment_gets_a_script_that_imports_us(model: Mo
 def test_unknown_key_at_the_top_is_one_line_where_olive_reads_the_recipe() -> None:
     with refused(ConfigError, "unknown_key", "evalutor", "ours", holds="evaluator"):
         parse_recipe(None, {"file_or_obj": {"evalutor": "ours"}}, lambda **_: None)
-
-
-def test_pass_in_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
-    engine = new_engine()
-    engine.target_config = Target("PythonEnvironment")
-    config = RunPassConfig(type=PASS_TYPE, config={"tasks": ["arc_easy"], "reference": "input_model"})
-    engine.input_passes_configs = {"m": [config]}
-    token = running.set(Run(model))
-    refuse(engine(ours()), model)
-    running.reset(token)
-    assert config.config["reference"]["path"] == model.config["model_path"]
 
 
 def test_pass_that_is_in_no_table_of_the_run_is_refused(model: ModelConfig) -> None:
@@ -383,10 +359,3 @@ def test_other_bounds_are_no_other_evaluation(model: ModelConfig) -> None:
     with pytest.raises(AttributeError):  # this fake's numbers are no MetricResult, so that only the key is of interest
         evaluate(engine, model, ours(require=[STRICT]))
     assert evaluate(engine, model, ours()) == 1
-
-
-def test_process_of_a_python_environment_is_told_the_input_models_path(model: ModelConfig) -> None:
-    evaluator, engine = ours(reference="input_model"), new_engine()
-    engine.target_config = Target("PythonEnvironment")
-    engine(evaluator).run(model)
-    assert evaluator.type_args["reference"]["path"] == model.config["model_path"]

@@ -20,7 +20,7 @@ import pytest
 
 from olive_ext.plugins.jobs.azureml import make_azureml_job
 from tests.exports import genai_export
-from tests.faults import CHOICE, LOADER
+from tests.test_killed import CHOICE, LOADER
 
 pytestmark = pytest.mark.other_env
 ray = pytest.importorskip("ray")
