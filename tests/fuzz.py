@@ -1,11 +1,11 @@
 """Damage at random to what an evaluation is given, and how it may end.
 
-Settings, the JSON files of a package, the bytes and the fields of a graph, task files, journals and records of a
-reference are damaged, journals and reports forged (values replaced under right checksums), and folders poisoned (files
-that are links, pipes and sockets, options that name libraries). Inputs that would hardly end are rows of
-`tests/cli/test_mistakes.py`. A case is right where it ends with status 2 and one line on stderr, or with status 0, or a
-verdict's 1 or 3, and finite numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a
-lawful change, and a task without metrics has no numbers. A folder that is poisoned must end with status 2.
+The JSON files of a package, the bytes of a graph, task files, journals and records of a reference are damaged,
+journals and reports forged (values replaced under right checksums), and folders poisoned (files that are links, pipes
+and sockets, options that name libraries). Inputs that would hardly end are rows of `tests/cli/test_mistakes.py`. A
+case is right where it ends with status 2 and one line on stderr, or with status 0, or a verdict's 1 or 3, and finite
+numbers, those of the undamaged run where a cache was damaged: damage elsewhere may be a lawful change, and a task
+without metrics has no numbers. A folder that is poisoned must end with status 2.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import yaml
 
-from olive_ext.config import EngineConfig, EvaluationConfig, ReferenceConfig
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.check.tiny import put_model
 from tests.refusals import last_lines
@@ -91,18 +89,6 @@ class Root:
         return self.argv("--reference", "reference", *how, tasks=NAMES[:2])
 
 
-def settings(rng: random.Random, root: Root, here: Path) -> Case:
-    """A random value for a random setting, which may be misspelt."""
-    names = [name for name in EvaluationConfig.model_fields if name not in ("model", "tasks", "output_dir", "workers")]
-    names += [f"engine.{name}" for name in EngineConfig.model_fields]
-    names += [f"reference.{name}" for name in ReferenceConfig.model_fields]
-    name = rng.choice(names)
-    if rng.random() < 0.1:
-        name = name[:-1] + rng.choice("sxz")
-    value = json_text(rng.choice(ODD))
-    return Case(f"{name}={value[:60]}", root.argv("--set", f"{name}={value}", tasks=NAMES[:1]))
-
-
 def package(rng: random.Random, root: Root, here: Path) -> Case:
     """A random value anywhere in one of the package's JSON files, or random bytes."""
     name = rng.choice(["genai_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"])
@@ -115,29 +101,6 @@ def checked(rng: random.Random, root: Root, here: Path) -> Case:
     if rng.random() < 0.4:
         case = Case(_damage_bytes(rng, here / "model" / "model.onnx"), [])
     return Case(case.what, ["check", "model"], has_metrics=False)
-
-
-def graph(rng: random.Random, root: Root, here: Path) -> Case:
-    """Two of the graph's names, types or shapes swapped."""
-    file = here / "model" / "model.onnx"
-    model = onnx.load(file)
-    kind = rng.choice(["node", "input", "output", "initializer"])
-    items = getattr(model.graph, kind)
-    one, two = rng.sample(range(len(items)), 2)
-    if kind == "node":
-        what = rng.choice(["op_type", "input", "output"])
-        first, second = copy.deepcopy(getattr(items[one], what)), copy.deepcopy(getattr(items[two], what))
-        for node, value in ((items[one], second), (items[two], first)):
-            if what == "op_type":
-                node.op_type = value
-            else:
-                del getattr(node, what)[:]
-                getattr(node, what).extend(value)
-    else:
-        what = "name"
-        items[one].name, items[two].name = items[two].name, items[one].name
-    file.write_bytes(model.SerializeToString())
-    return Case(f"graph.{kind}[{one}, {two}].{what}", root.argv(tasks=NAMES[:1]))
 
 
 def tasks(rng: random.Random, root: Root, here: Path) -> Case:
@@ -251,7 +214,7 @@ Damage = Callable[[random.Random, Root, Path], Case]
 
 
 KINDS: dict[str, Damage] = {one.__name__: one for one in (tasks, caches, journals, reports, folders, checked)}
-MORE_KINDS: dict[str, Damage] = {one.__name__: one for one in (settings, package, graph)}
+MORE_KINDS: dict[str, Damage] = {"package": package}
 
 
 def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Random damage to settings, packages, graphs, task files, journals and records of a reference, forged journals and
+"""Random damage to packages, graphs, task files, journals and records of a reference, forged journals and
 reports, and poisoned folders: the command ends as `tests.fuzz` asks of it."""
 
 from __future__ import annotations

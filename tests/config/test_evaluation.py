@@ -31,42 +31,29 @@ def test_providers_keep_names_and_options_in_order() -> None:
     assert parsed(execution_provider=written).execution_provider == written
 
 
-class TestWordsThatOliveMadePathsOf:
-    """A word that is also a folder of the working directory comes back as that folder's absolute path."""
-
-    def test_task_is_put_right(self, tmp_path: Path) -> None:
-        (tmp_path / "mmlu").mkdir()
-        assert EvaluationSettings.parse({"tasks": [str(tmp_path / "mmlu"), "arc"]}).tasks == ["mmlu", "arc"]
-
-    def test_task_file_keeps_its_path(self, tmp_path: Path) -> None:
-        task = tmp_path / "mine.yaml"
-        task.touch()
-        assert EvaluationSettings.parse({"tasks": [str(task)]}).tasks == [str(task)]
-
-    def test_path_that_does_not_exist_stays_for_the_error_about_it(self, tmp_path: Path) -> None:
-        missing = str(tmp_path / "missing")
-        assert EvaluationSettings.parse({"tasks": [missing]}).tasks == [missing]
-
-    def test_provider_device_and_auto_are_put_right(self, tmp_path: Path) -> None:
-        for name in ("cuda", "cpu", "auto", "hf"):
-            (tmp_path / name).mkdir()
-        written = {
-            "tasks": ["a"],
-            "execution_provider": [str(tmp_path / "cuda"), [str(tmp_path / "cpu"), {}]],
-            "device": str(tmp_path / "cpu"),
-            "batch_size": str(tmp_path / "auto"),
-            "model_class": str(tmp_path / "hf"),
-            "engine": {"num_slots": str(tmp_path / "auto")},
-        }
-        settings = EvaluationSettings.parse(written)
-        assert settings.execution_provider == ["cuda", ("cpu", {})]
-        assert (settings.device, settings.batch_size, settings.model_class) == ("cpu", "auto", "hf")
-        assert settings.engine.num_slots == "auto"
-
-    def test_folder_options_keep_their_paths(self, tmp_path: Path) -> None:
-        written = {"tasks": ["a"], "include_path": str(tmp_path), "output_dir": str(tmp_path)}
-        settings = EvaluationSettings.parse(written)
-        assert (settings.include_path, settings.output_dir) == (str(tmp_path), str(tmp_path))
+def test_words_that_olive_made_paths_of_are_put_right_and_paths_stay(tmp_path: Path) -> None:
+    """A word that is also a folder of the working directory comes back as that folder's absolute path. A task's file, a
+    path that does not exist, for the error about it, and options that are folders keep theirs."""
+    for name in ("mmlu", "cuda", "cpu", "auto", "hf"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine.yaml").touch()
+    here = {name: str(tmp_path / name) for name in ("mmlu", "cuda", "cpu", "auto", "hf", "mine.yaml", "missing")}
+    written = {
+        "tasks": [here["mmlu"], "arc", here["mine.yaml"], here["missing"]],
+        "execution_provider": [here["cuda"], [here["cpu"], {}]],
+        "device": here["cpu"],
+        "batch_size": here["auto"],
+        "model_class": here["hf"],
+        "engine": {"num_slots": here["auto"]},
+        "include_path": str(tmp_path),
+        "output_dir": str(tmp_path),
+    }
+    settings = EvaluationSettings.parse(written)
+    assert settings.tasks == ["mmlu", "arc", here["mine.yaml"], here["missing"]]
+    assert settings.execution_provider == ["cuda", ("cpu", {})]
+    assert (settings.device, settings.batch_size, settings.model_class) == ("cpu", "auto", "hf")
+    assert settings.engine.num_slots == "auto"
+    assert (settings.include_path, settings.output_dir) == (str(tmp_path), str(tmp_path))
 
 
 def test_every_field_is_described() -> None:

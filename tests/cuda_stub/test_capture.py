@@ -82,20 +82,6 @@ def test_steps_of_up_to_64_rows_are_captured_by_default() -> None:
     assert [more - less for less, more in pairwise(replayed)] == [2, 0]
 
 
-def test_steps_that_read_less_or_feed_more_run_plainly() -> None:
-    """A prompt's step, and one without anything to read, are what they were."""
-    runner, _ = open_runner(resolve(_settings()))
-    runner.reserve(64)
-    before = runner.describe()["steps_replayed"]
-    for past in range(0, 12, 2):
-        runner.run(Step((Row(0, past, (4, 5)),)))
-    assert runner.describe()["steps_replayed"] == before
-    for past in range(12, 14 + PLAIN_RUNS):
-        _decode(runner, 1, past, read=0)
-    assert runner.describe()["steps_replayed"] == before + 2
-    runner.close()
-
-
 def _run(engine: Engine, longest: int) -> None:
     rng = random.Random(longest)
     texts = [tuple(rng.randrange(4, VOCAB) for _ in range(rng.randint(longest // 2, longest))) for _ in range(12)]

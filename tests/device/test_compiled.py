@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import numpy_helper
 
 import olive_ext
 from olive_ext.errors import ProviderError
@@ -81,41 +78,6 @@ def test_second_run_with_pictures_compiles_nothing(
             ["0", "1"] if is_second else ["1", "0"]
         ]
         assert found == pytest.approx(expected, abs=tolerance)
-    (new, kept), second = made
-    assert new >= 1
-    assert kept == 0
-    assert second == (0, new)
-
-
-def test_changed_weights_of_an_encoder_are_compiled_anew_alone(tmp_path: Path) -> None:
-    given = provider("qnn")
-    package = tmp_path / "package"
-    shutil.copytree(media_export(FAMILY)[0], package)
-
-    def counted() -> tuple[int, int]:
-        with opened(package, given, tmp_path / "kept") as session:
-            session.loglikelihood(ASKED)
-            return counts(session)
-
-    new, _ = counted()
-    graph = onnx.load(package / "vision.onnx")
-    weight = max(graph.graph.initializer, key=lambda tensor: len(tensor.raw_data))
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
-    onnx.save(graph, package / "vision.onnx")
-    assert counted() == (1, new - 1)
-    assert counted() == (0, new)
-
-
-def test_second_run_of_a_decoder_compiles_nothing(tmp_path: Path) -> None:
-    given = provider("openvino")
-    package = genai_export("llama")
-    with olive_ext.open(package) as session:
-        expected = [output.logprob for output in session.loglikelihood(TEXTS)]
-    made = []
-    for _ in range(2):
-        with opened(package, given, tmp_path, strict_shapes=True) as session:
-            assert [output.logprob for output in session.loglikelihood(TEXTS)] == pytest.approx(expected, abs=1e-4)
-            made.append(counts(session))
     (new, kept), second = made
     assert new >= 1
     assert kept == 0

@@ -102,7 +102,7 @@ def run_python(arguments: Sequence[str | Path], *, path: Sequence[Path] = ()) ->
     """Run `python ARGUMENTS`, which begin with -m, from the checkout's root, offline, the folders of `path` before what
     is installed."""
     words = [str(argument) for argument in arguments]
-    status, said = _forked({"path": [str(one) for one in path], "arguments": words})
+    status, said = _forked({"arguments": words}, tuple(map(str, path)))
     if status:
         raise RuntimeError(f"python {' '.join(words)} ended with {status}:\n{said[-3000:]}")
 
@@ -111,13 +111,13 @@ def run_forked(arguments: Sequence[str], **_: object) -> subprocess.CompletedPro
     """As `subprocess.run` of `python ARGUMENTS`, which begin with -m, here and in this environment: in a fork of a
     process that has imported what exporters do."""
     place = {"folder": str(Path.cwd()), "environment": {**os.environ}}
-    status, said = _forked({"path": [], "arguments": [*arguments], **place})
+    status, said = _forked({"arguments": [*arguments], **place}, ())
     return subprocess.CompletedProcess(arguments, status, said, said)
 
 
-def _forked(request: dict[str, object]) -> tuple[int, str]:
+def _forked(request: dict[str, object], path: tuple[str, ...]) -> tuple[int, str]:
     """The exit status, and what was printed."""
-    maker = _maker()
+    maker = _maker(path)
     assert maker.stdin is not None
     assert maker.stdout is not None
     with tempfile.TemporaryDirectory() as scratch:
@@ -128,14 +128,19 @@ def _forked(request: dict[str, object]) -> tuple[int, str]:
         return status, log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
+IMPORTED = ("torch", "onnxruntime", "tests.exports", "transformers.models.llama.modeling_llama")
+IMPORTED += ("onnxruntime_genai.models.builders", "mobius")
+"""What exporters import, and with it what every model of transformers imports."""
+
+
 @functools.cache
-def _maker() -> subprocess.Popen[str]:
-    """The process that runs Python; it ends with this one."""
+def _maker(path: tuple[str, ...]) -> subprocess.Popen[str]:
+    """The process that runs Python with these folders before what is installed; it ends with this one."""
     environment = dict(os.environ, HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PYTHONWARNINGS="ignore")
-    environment["PYTHONPATH"] = str(ROOT)
+    environment["PYTHONPATH"] = os.pathsep.join([*path, str(ROOT)])
     environment.setdefault("OMP_NUM_THREADS", "2")
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.export_maker"],
+        [sys.executable, "-m", "tests.export_maker", *IMPORTED],
         env=environment,
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -20,6 +20,9 @@ from olive_ext.report import Report
 from olive_ext.report.comparison import ALL
 from olive_ext.run import evaluate
 from olive_ext.stats.paired_answers import difference_interval
+from tests.agreement import references
+from tests.agreement.references import causal
+from tests.exports import Export
 from tests.exports.quickstart import MODEL, TASKS, exported, quantized
 
 TASK = "quickstart_choice"
@@ -93,40 +96,6 @@ class Plain:
     """[documents, 2]: whether the reference and the candidate choose the right ending."""
 
 
-def normal(logits: np.ndarray) -> np.ndarray:
-    rows = logits.astype(np.float64)
-    rows -= rows.max(-1, keepdims=True)
-    return rows - np.log(np.exp(rows).sum(-1, keepdims=True))
-
-
-def of_graph(folder: Path) -> Logprobs:
-    import onnxruntime as ort
-
-    session = ort.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    pasts = [value.name for value in session.get_inputs() if value.name.startswith("past_key_values")]
-
-    def run(tokens: list[int]) -> np.ndarray:
-        ids = np.array([tokens], np.int64)
-        empty = {name: np.zeros((1, 2, 0, 32), np.float32) for name in pasts}
-        (logits,) = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), **empty})
-        return normal(logits[0])
-
-    return run
-
-
-def of_float() -> Logprobs:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-
-    @torch.no_grad()
-    def run(tokens: list[int]) -> np.ndarray:
-        return normal(model(torch.tensor([tokens])).logits[0].numpy())
-
-    return run
-
-
 def plain(reference: Logprobs, candidate: Logprobs) -> Plain:
     """Every ending behind its story, one pass for each, with nothing shared."""
     from transformers import AutoTokenizer
@@ -150,13 +119,9 @@ def plain(reference: Logprobs, candidate: Logprobs) -> Plain:
 
 @pytest.fixture(scope="module")
 def brute(models: dict[str, Path]) -> dict[str, Plain]:
-    by_tokens = of_float()
-    kept = lru_cache(maxsize=None)(lambda tokens: by_tokens(list(tokens)))
-
-    def reference(tokens: list[int]) -> np.ndarray:
-        return kept(tuple(tokens))
-
-    return {name: plain(reference, of_graph(path)) for name, path in models.items()}
+    kept = lru_cache(maxsize=None)(lambda tokens: causal(MODEL).logprobs(tokens))
+    graphs = {name: references.Plain(Export(name, path, MODEL, "quickstart")) for name, path in models.items()}
+    return {name: plain(lambda tokens: kept(tuple(tokens)), graph.logprobs) for name, graph in graphs.items()}
 
 
 def metric(report: Report, name: str, task: str = TASK) -> float:

@@ -1,4 +1,4 @@
-"""Comparisons survive the way through JSON."""
+"""Comparisons survive the way through JSON, and have names that goals and bounds use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from olive_ext.report import Metric, Report, from_json, to_json
-from olive_ext.report.comparison import Bin, Comparison, Divergence, Flip, Outcome, Spread
+from olive_ext.report.comparison import ALL, Bin, Comparison, Divergence, Flip, Outcome, Spread
+from olive_ext.report.metrics import COMPARISON_NAMES, comparison_metrics
 
 
 def divergence(task: str = "wiki", kl: float = 0.0123, **values: object) -> Divergence:
@@ -108,3 +109,34 @@ def test_interval_of_the_mean_kl_is_longer_upwards_and_of_few_documents_none(
     assert math.isfinite(low) == math.isfinite(high) == has_interval
     if has_interval:
         assert high - 0.01 > 0.01 - low > 0
+
+
+def values(*items: Divergence | Outcome) -> dict[tuple[str, str], float]:
+    divergences = tuple(item for item in items if isinstance(item, Divergence))
+    found = Comparison({}, divergences, tuple(item for item in items if isinstance(item, Outcome)))
+    return {(metric.task, metric.metric): metric.value for metric in comparison_metrics(found)}
+
+
+def test_every_number_has_a_name_for_its_task_and_for_all_tasks() -> None:
+    """Of several the first metric that is right or wrong, and of errors the gain in being right."""
+    found = values(divergence("choice"), outcome("choice"))
+    assert found.keys() == {(task, name) for task in ("choice", ALL) for name in COMPARISON_NAMES}
+    assert found[ALL, "kl_mean"] == found["choice", "kl_mean"] == 0.0123
+    assert (found["choice", "accuracy_difference_low"], found["choice", "flips_right_to_wrong"]) == (-0.012, 4.0)
+    several = (divergence("a", 0.1), divergence("b", 0.3), divergence(ALL, 0.2))
+    found = values(*several, outcome("a"), outcome(ALL, "accuracy", difference=-0.5))
+    assert (found[ALL, "kl_mean"], found[ALL, "accuracy_difference"]) == (0.2, -0.5)
+    graded = outcome("a", "bleu", is_binary=False, difference=9.0)
+    binary = (outcome("a", "acc", difference=-0.1), outcome("a", "acc_norm", difference=-0.2))
+    assert values(graded, *binary)["a", "accuracy_difference"] == -0.1
+    assert values(graded) == {}
+    found = values(outcome("a", difference=0.1, low=0.05, high=0.2, higher_is_better=False))
+    names = ("accuracy_difference", "accuracy_difference_low", "accuracy_difference_high")
+    assert [found["a", name] for name in names] == [-0.1, -0.2, -0.05]
+
+
+def test_directions_are_set() -> None:
+    metrics = comparison_metrics(Comparison({}, (divergence(),), (outcome(),)))
+    better_high = ["top1_agreement", "flips_wrong_to_right", "accuracy_difference", "mcnemar_p"]
+    better_high += ["accuracy_difference_low", "accuracy_difference_high"]
+    assert {metric.metric for metric in metrics if metric.higher_is_better} == set(better_high)
