@@ -48,6 +48,9 @@ class Run:
     made_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Model id to the names of the passes that made it, without ours, which change nothing."""
 
+    unmeasured: str = ""
+    """What was done to the output model since it was last measured."""
+
     types: dict[str, str] = field(default_factory=dict)
     """Type of each pass that ran, by its name."""
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from olive_ext.check.recipe import mistakes, read_recipe
 from olive_ext.errors import ConfigError, OliveExtError, RequirementError, RunError, one_line, printable, raised_at
 from olive_ext.registry import hooks
-from olive_ext.report import page_of_report, print_verdicts
+from olive_ext.report import page_of_report, print_lines, print_verdicts
 from olive_ext.report.verdict import EXIT_STATUS, worst_status
 from olive_ext.workflow.current_run import Run, logger, running
 from olive_ext.workflow.passes import publish
@@ -77,6 +77,8 @@ def _tell(run: Run) -> None:
     pages = [page_of_report(report) or (beside[-1] if beside else None) for report in run.reports]
     told = {page or report.created: (report, page) for report, page in zip(run.reports, pages, strict=True)}
     print_verdicts(list(told.values()))
+    if run.unmeasured:
+        print_lines([f"the output model is another, and is not measured: {run.unmeasured} came after"])
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from olive_ext.workflow.current_run import Run, recorded_failures, requirement_e
 from olive_ext.workflow.evaluation_cache import content, deciding, digest, environment
 from olive_ext.workflow.evaluator import measure, surfaced
 from olive_ext.workflow.handlers import additional_files
-from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, parse, pass_class
+from olive_ext.workflow.preflight import FINGERPRINT, is_evaluation, is_our_pass, our_evaluators, parse, pass_class
 
 _REPORT = re.compile(r"(?:report|eval_results)(?:-(\d+))?\.(json|md|html|yaml)")
 _DESCRIPTION = "Set by the pass: versions and task files, so that Olive's cache notices when they change."
@@ -263,6 +263,8 @@ def publish(engine: Any, run: Run, output: Any) -> None:
         if reports:
             refresh_reports(saved["config"], run.artifacts)
             write_chain(chain_steps(reports), run.artifacts)
+            later = run.made_by.get(best.model_id, ())[len(reports[-1].model.get(PASSES, ())) :]
+            run.unmeasured = run.described(later) if later and not any(our_evaluators(engine)) else ""
 
 
 def carried_reports(model_config: Mapping[str, Any]) -> list[Report]:

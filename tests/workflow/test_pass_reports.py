@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from olive.engine.config import RunPassConfig
+from olive.evaluator.olive_evaluator import OliveEvaluatorConfig
 from olive.model import ModelConfig
 
 from olive_ext.config import PASS_TYPE
@@ -19,6 +20,7 @@ from olive_ext.workflow.passes import carried_reports, publish, run_pass
 from olive_ext.workflow.registration import wrap_once
 from tests.workflow.recipes import REPORT
 
+OURS = OliveEvaluatorConfig.model_construct(name="e", type="OrtLMEvaluator")
 BROKEN = [{"metric": "acc", "min": 0.75}, {"metric": "size_on_disk", "max": 1000}]
 
 
@@ -57,6 +59,7 @@ def engine_with(model: ModelConfig | str, passes: dict[str, RunPassConfig], erro
         olive_config = SimpleNamespace(
             get_pass_module_config=lambda name: SimpleNamespace(module_path=f"olive.passes.{name}")
         )
+        evaluator_config, input_passes_configs = None, {}
         cache = Cache(model) if isinstance(model, ModelConfig) else None
 
         def _run_pass(self, pass_name: str, input_model_config: Any, input_model_id: str, spec: Any) -> Any:
@@ -101,6 +104,22 @@ def test_reports_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [len(found.model["passes"]) for found in carried_reports(measured(tmp_path, *reports).config)] == [
         *range(11)
     ]
+
+
+@pytest.mark.parametrize(
+    ("made", "evaluator", "unmeasured"),
+    [(("float", "cut"), None, "GraphSurgeries cut"), (("float",), None, ""), (("float", "cut"), OURS, "")],
+)
+def test_output_model_that_a_later_pass_changed_is_named(
+    made: tuple[str, ...], evaluator: Any, unmeasured: str, run: Run, tmp_path: Path
+) -> None:
+    """An evaluator measures the output model itself."""
+    run.output_dir.mkdir()
+    run.made_by["best"], run.types["cut"] = made, "GraphSurgeries"
+    engine = engine_with(measured(tmp_path / "m", report("float")), {})
+    engine.evaluator_config = evaluator
+    publish(engine, run, SimpleNamespace(get_best_candidate=lambda: SimpleNamespace(model_id="best")))
+    assert run.unmeasured == unmeasured
 
 
 def test_output_model_of_a_search_gets_its_chain(run: Run, tmp_path: Path) -> None:
