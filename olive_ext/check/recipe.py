@@ -81,10 +81,6 @@ class Passes:
     are_all: bool = False
     """Whether the run knows no others."""
 
-    def make_onnx(self, pass_type: str) -> bool:
-        """Whether the pass is one of Olive's that make ONNX models."""
-        return self.modules.get(_plain(pass_type), "").startswith("olive.passes.onnx")
-
 
 def passes_in_source() -> Passes:
     """Olive's passes as its source has them."""
@@ -287,7 +283,8 @@ def gets_onnx(recipe: Mapping[str, Any], block: Block, passes: Passes) -> bool:
 
     every = [other for other in blocks(recipe) if other.is_pass]
     before = every[: every.index(block)] if block.is_pass else every
-    return is_onnx_model(input_model(recipe)[0]) or any(passes.make_onnx(other.type) for other in before)
+    modules = [passes.modules.get(_plain(other.type), "") for other in before]
+    return is_onnx_model(input_model(recipe)[0]) or any(one.startswith("olive.passes.onnx") for one in modules)
 
 
 def input_model(recipe: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -87,9 +87,13 @@ def _check_block(
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
         return []
+    from olive_ext.backends.task_files import functions_in
+    from olive_ext.backends.task_names import task_folders
+
     inputs: list[TaskInputs] = []
     with findings.noting_problems():
-        _add_code(settings, findings.sections[0])
+        for origin, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
+            findings.sections[0].add("code of task files", origin, f"!function {', '.join(functions)}")
         inputs = _inputs(settings, block.where)
         model_args = getattr(settings, "model_args", None) if is_onnx else None  # those of an `OrtLM`
         refuse_generations(inputs, settings.gen_kwargs, model_args=model_args)
@@ -116,15 +120,6 @@ def _check_provider(recipe: Mapping[str, Any], where: str, settings: PassSetting
         raise error.inside(f"'{where}'", where) from error
     missing = "" if providers[0].name in here else ", which this machine has not"
     section.add(f"{where}: provider", providers[0].name, f"{providers[0].origin}{missing}")
-
-
-def _add_code(settings: PassSettings, section: Section) -> None:
-    """The Python that the block's task files bring, which runs with the user's rights."""
-    from olive_ext.backends.task_files import functions_in
-    from olive_ext.backends.task_names import task_folders
-
-    for origin, functions in functions_in(settings.tasks, task_folders(settings.include_path)).items():
-        section.add("code of task files", origin, f"!function {', '.join(functions)}")
 
 
 def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:

@@ -91,11 +91,6 @@ def read_metrics(results: Mapping[str, Any]) -> tuple[Metric, ...]:
     return tuple(metric for task in results.get("results", {}) for metric in _of_task(task, results))
 
 
-def is_of_samples(name: str) -> bool:
-    """Whether a metric is of several answers to a document, or of their lengths."""
-    return name in LENGTHS or name.startswith(("avg@", "maj@", "pass@"))
-
-
 def non_finite_requests(metrics: Iterable[Metric]) -> int:
     """The requests that the metrics hold to be without a finite output: with any, the other metrics mean nothing."""
     return int(sum(metric.value for metric in metrics if metric.task == NON_FINITE))

@@ -77,8 +77,8 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
     if len(stages) < 2:
         return
     ranked = sorted(stages, key=lambda stage: stage.kl_mean, reverse=True)
-    largest = ranked[0].kl_mean
-    guilty = [stage for stage in ranked if not _is_innocent(stage, min(most_kl, _SMALL_PART * largest))]
+    least = min(most_kl, _SMALL_PART * ranked[0].kl_mean)
+    guilty = [stage for stage in ranked if stage.is_loss or not (stage.is_exact or stage.most_kl <= least)]
     innocent = [stage for stage in stages if stage not in guilty]
     if not all(math.isfinite(stage.kl_mean) for stage in stages):
         yield f"the stages cannot be separated: {_listed(ranked)}"
@@ -92,12 +92,6 @@ def stage_sentences(stages: Sequence[Stage], most_kl: float) -> Iterator[str]:
             sentence += f"; {joined([stage.title for stage in innocent])} did not (KL {distances} nats)"
         yield sentence
     yield from (f"{stage.title}: {stage.finding}" for stage in stages if stage.finding)
-
-
-def _is_innocent(stage: Stage, most_kl: float) -> bool:
-    if stage.is_exact or stage.is_loss:
-        return not stage.is_loss
-    return stage.most_kl <= most_kl
 
 
 def _listed(stages: Sequence[Stage]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from olive_ext.report import view
 from olive_ext.report.changes import difference_texts, perplexity_change
-from olive_ext.report.comparison import ALL, Divergence
+from olive_ext.report.comparison import ALL
 from olive_ext.report.metrics import COMPARISON_NAMES, Metric
 from olive_ext.report.numbers import nats_with_error, number, percent
 from olive_ext.report.page import Page, joined_passes
@@ -68,7 +68,10 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
     for group in view.divergences(page.contrasts):
         task = view.task_title(group[0][1].task)
         lines = {
-            "mean KL, nats ↓": {name: _mean(item) for name, item in group},
+            "mean KL, nats ↓": {
+                name: f"{nats_with_error(item.kl.mean, item.kl.stderr)}{f' ({about})' if about else ''}"
+                for name, item, about in ((name, item, view.estimate(item)) for name, item in group)
+            },
             "reverse KL, nats ↓": {
                 name: str(nats_with_error(item.kl_reverse, item.kl_reverse_stderr))
                 for name, item in group
@@ -82,11 +85,6 @@ def _distances(page: Page) -> Iterator[Sequence[str]]:
         for line, cells in lines.items():
             if cells:
                 yield task, line, "", *(cells.get(column.name, "") for column in page.columns)
-
-
-def _mean(item: Divergence) -> str:
-    estimate = view.estimate(item)
-    return f"{nats_with_error(item.kl.mean, item.kl.stderr)}{f' ({estimate})' if estimate else ''}"
 
 
 def _counts(page: Page) -> Iterator[Sequence[str]]:

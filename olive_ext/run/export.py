@@ -127,19 +127,14 @@ def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _M
     target = root / name
     make_own_folder(root)
     with FileLock(root / f"{name}.lock"):
-        begin, is_new = time.monotonic(), not _is_as_compared(model, target)
-        if is_new:
+        begin, file = time.monotonic(), target / _CHECKED
+        known = json.loads(file.read_text(encoding="utf-8")).get(_DIGEST) if file.is_file() else None
+        if is_new := known is None or known != _of(model, target).digest:
             tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes minutes")
             _make(model, target)
         checked = json.loads((target / _CHECKED).read_text(encoding="utf-8"))
     how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"
     return _Made(target, checked["largest_difference"], checked["requests"], how)
-
-
-def _is_as_compared(model: ResolvedModel, folder: Path) -> bool:
-    """Whether an export is in the folder with the files that were held against transformers."""
-    file = folder / _CHECKED
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get(_DIGEST) == _of(model, folder).digest
 
 
 def _of(model: ResolvedModel, folder: Path) -> ResolvedModel:

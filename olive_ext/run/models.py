@@ -42,6 +42,7 @@ from olive_ext.run.reference.observer import Observer
 from olive_ext.session.tokenizer_fit import TEMPLATE, Asking, excerpts
 
 if TYPE_CHECKING:
+    from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval.instances import KnownAnswers
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.model.files.damage import Damage
@@ -82,12 +83,14 @@ class Models:
     @cached_property
     def given(self) -> ResolvedModel:
         """The evaluated model as it was given, with the settings of opening it in `model_args`."""
-        model, model_args = resolve(self.config.opening()), self.config.model_args
-        if not model_args:
-            return model
+        model = resolve(self.config.opening())
+        return model.patched(self._arguments.opening()) if self.config.model_args else model
+
+    @cached_property
+    def _arguments(self) -> OrtLMArguments:
         from olive_ext.backends.lm_eval.arguments import OrtLMArguments
 
-        return model.patched(OrtLMArguments.parse(model_args, where="model_args").opening())
+        return OrtLMArguments.parse(self.config.model_args, where="model_args")
 
     @property
     def own(self) -> ResolvedModel:
@@ -412,20 +415,15 @@ class Models:
 
     def asking(self, model: ResolvedModel, *, reads_all: bool = False) -> Asking:
         """How the files of `model` and this evaluation's settings have a model asked; see `Asking.of`."""
-        from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-
-        given = OrtLMArguments.parse(self.config.model_args, where="model_args")
+        given, template = self._arguments, self.config.apply_chat_template
         texts = {"add_bos_token": given.add_bos_token, "prefix_token_id": given.prefix_token_id}
-        template = self._template_variables if self.config.apply_chat_template else None
-        return Asking.of(self._tokenizer(model, **texts), template, reads_all=reads_all)
+        variables = self._template_variables if template else None
+        return Asking.of(self._tokenizer(model, **texts), variables, reads_all=reads_all)
 
     @property
     def _template_variables(self) -> dict[str, Any]:
-        from olive_ext.backends.lm_eval.arguments import OrtLMArguments
-
         template = self.config.apply_chat_template
-        given = OrtLMArguments.parse(self.config.model_args, where="model_args").template_variables()
-        return {**given, **({"chat_template": template} if template is not True else {})}
+        return {**self._arguments.template_variables(), **({} if template is True else {"chat_template": template})}
 
     def _tokenizer(self, model: ResolvedModel, **texts: Any) -> Tokenizer:
         from olive_ext.session.tokenizer import load_tokenizer

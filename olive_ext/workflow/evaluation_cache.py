@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import date
@@ -76,11 +76,7 @@ def content(model: Any, tokenizer: str | None = None) -> str:
         return ""
     kind: Any = "onnx" if is_onnx_model(model.type) else "hf"
     where = {"onnx_file_name": model.config.get("onnx_file_name"), "components": (attributes or {}).get(COMPONENTS, {})}
-    try:
-        which = ModelSettings(model=path, kind=kind, tokenizer=tokenizer, **where)
-        return str(resolve(which, tokenizer_candidates=tokenizer_candidates(attributes)).digest)
-    except OliveExtError:
-        return ""
+    return _content(tokenizer_candidates(attributes), model=path, kind=kind, tokenizer=tokenizer, **where)
 
 
 def _reference(reference: ReferenceConfig) -> list[Any]:
@@ -94,10 +90,14 @@ def _reference(reference: ReferenceConfig) -> list[Any]:
     which = {
         name: getattr(reference, name) for name in ("kind", "onnx_file_name", "variant", "components", "tokenizer")
     }
+    return [settings, _content((), model=reference.path, **which)]
+
+
+def _content(candidates: Sequence[str], **which: Any) -> str:
     try:
-        return [settings, resolve(ModelSettings(model=reference.path, **which)).digest]
+        return str(resolve(ModelSettings(**which), tokenizer_candidates=candidates).digest)
     except OliveExtError:  # opening it will say so
-        return [settings]
+        return ""
 
 
 def _snapshot(name: str) -> str:

@@ -45,7 +45,9 @@ def asked_where_it_answers(names: Iterable[str] = (), *, has_data: bool = False)
         yield
         return
     for name in wanted:
-        if not _is_kept(name):
+        from huggingface_hub import constants
+
+        if not (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir():
             problem = f"'{name}' is no file or folder here, nor in the hub's cache, and {_endpoint()} cannot be asked"
             raise ModelError(f"{problem}: {reason}", code="needs_network")
     with set_offline():
@@ -120,12 +122,6 @@ def _is_offline() -> bool:
     if constants is not None:
         return bool(getattr(constants, _SWITCH, False))
     return os.environ.get(_SWITCH, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def _is_kept(name: str) -> bool:
-    from huggingface_hub import constants
-
-    return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}").is_dir()
 
 
 def _restore(value: str | None) -> None:

@@ -340,14 +340,12 @@ def _fact_tables(reports: Sequence[Report]) -> dict[str, list[FactRow]]:
         "Configuration": [report.config for report in reports],
         "Engine": [report.engine for report in reports],
     }
-    return {title: rows for title, values in facts.items() if (rows := list(_fact_rows(values)))}
-
-
-def _fact_rows(facts: Sequence[Mapping[str, Any]]) -> Iterator[FactRow]:
-    flat = [numbers.flat(item) for item in facts]
-    for name in dict.fromkeys(name for item in flat for name in item):
-        values = tuple(item.get(name, NO_VALUE) for item in flat)
-        yield name, values, len(set(values)) > 1
+    tables: dict[str, list[FactRow]] = {}
+    for title, flat in ((title, [*map(numbers.flat, own)]) for title, own in facts.items()):
+        for name in dict.fromkeys(name for item in flat for name in item):
+            values = tuple(item.get(name, NO_VALUE) for item in flat)
+            tables.setdefault(title, []).append((name, values, len({*values}) > 1))
+    return tables
 
 
 def _hardware(facts: Mapping[str, Any]) -> dict[str, Any]:
