@@ -408,7 +408,8 @@ for scoring, facts in (("rows", {}), ("answers", counts(share_steps))):
     add("webgpu", [LLAMA, QWEN, "gemma3_text-installed"], "short_answers", 1e-4, [engine], facts=facts, **WIDER)
 facts = {"scoring": "answers", "scoring_reason": lambda found: found.startswith("by rule: ")}
 add("webgpu", LLAMA, "short_answers", 1e-4, [{"num_slots": 8, "chunk_size": 29}], facts=facts, **WIDER)
-add("webgpu", [LLAMA, QWEN], "searches", 1e-4, [{**DEVICE, "num_slots": 10}], **THERE)
+ten: dict[str, Any] = {**DEVICE, "num_slots": 10}
+add("webgpu", [LLAMA, QWEN], "searches", 1e-4, [ten], **{**THERE, "against": ten})
 # 1, 2, ... 128 pictures and what is picked of them, and three graphs for steps of 8, 16 and 32 tokens.
 facts = {"encoder_shapes_warmed": 8 + 8 + 3 * 3, "encoder_shapes_late": 0, "image_encoder_device": "webgpu"}
 SEEN: dict[str, Any] = {**THERE, "against": SMALL, "is_observed": True}

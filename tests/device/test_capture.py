@@ -83,7 +83,7 @@ def _requests() -> list[Request]:
     draw = lambda count: tuple(rng.randrange(4, VOCAB) for _ in range(count))  # noqa: E731
     stem = draw(245)
     texts = [(*stem[: rng.randrange(1, 12) ** 2 + 125], *draw(rng.randrange(3, 20))) for _ in range(30)]
-    drawn = [Sampling(0.9, seed=4) if number % 5 == 4 else None for number in range(30)]
+    drawn = [Sampling(0.9, seed=4) if number % 5 == 4 else Sampling() for number in range(30)]
     return [
         Request(text, 0, Generation(rng.randrange(5, 40), sampling=how)) for text, how in zip(texts, drawn, strict=True)
     ]
