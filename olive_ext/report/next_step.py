@@ -43,6 +43,7 @@ _REPAIRS: Mapping[str, str] = {
     "tokenizer_config.json": "make `chat_template` of tokenizer_config.json the text of chat_template.jinja",
     PACKAGE_TOKENIZER: "copy the files of the tokenizer that was given into the package, or judge the package's own "
     "(leave `tokenizer` out)",
+    "model_args.add_bos_token": "copy the reference's tokenizer into the package, or leave `add_bos_token` out",
     KV_CACHE: "export the model again: what its graph makes of a cache is wrong, and `olive-ext mend` replaces weights",
 }
 """What to do about what is damaged and no constant of the graph: the file to repair."""

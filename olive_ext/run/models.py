@@ -204,6 +204,11 @@ class Models:
             shown = jinja.read_text(encoding="utf-8", errors="replace")
             if isinstance(template, str) and template.split() != shown.split():
                 found[other.name] = f"has another chat template than {jinja.name}, and is not judged"
+        free = {name: value for name, value in self.config.model_args.items() if name != "add_bos_token"}
+        if free != self.config.model_args and self.config.reference is not None and self.records_file is None:
+            asked = Models(self.config.model_copy(update={"model_args": free})).asked_otherwise
+            what = "" if asked is None else f"hides that the models' own files differ: {asked.what[0]}"
+            found["model_args.add_bos_token"] = what
         return {name: what for name, what in found.items() if what}
 
     def _unlike_shipped(self, shipped: ResolvedModel) -> str:

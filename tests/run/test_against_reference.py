@@ -437,7 +437,14 @@ def asked(model: Path, reference: Path, **settings: Any) -> Asked | None:
 def test_an_evaluations_own_bos_is_both_models(tmp_path: Path) -> None:
     lost = copied(tmp_path, "lost", tokenizer=lambda content: content.update(post_processor=None))
     assert asked(lost, genai_export("llama")) is not None
-    assert asked(lost, genai_export("llama"), model_args={"add_bos_token": True}) is None
+    given = {"reference": str(genai_export("llama")), "tasks": ["t"], "model_args": {"add_bos_token": True}}
+    assert asked(lost, genai_export("llama"), model_args=given["model_args"]) is None
+    found = [
+        Models(EvaluationConfig.parse({"model": {"path": str(path)}, **given})).unjudged
+        for path in (lost, copied(tmp_path, "kept"))
+    ]
+    hidden = "hides that the models' own files differ: special tokens around a text"
+    assert found == [{"model_args.add_bos_token": hidden}, {}]
 
 
 @pytest.mark.parametrize("how", ["in the cache alone", "in steps of one token"])
