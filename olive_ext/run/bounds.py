@@ -116,14 +116,10 @@ def _measured(settings: EvaluationSettings, *, loads_tasks: bool) -> dict[str, C
         more: dict[str, Any] = {"metadata": settings.metadata, "runs_code": runs_code, "repeats": settings.repeats}
         loaded = load_tasks(asked, settings.include_path, **more, thinks=thinks)
         declared = loaded_metrics(loaded)
-    return None if declared is None else {**declared, **_cost_metrics(settings.tasks)}
-
-
-def _cost_metrics(tasks: Collection[Any]) -> dict[str, Collection[str]]:
-    """The metrics of the costs among `tasks`, which lm-eval does not measure."""
-    speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in tasks else []
-    sizes = [name for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in tasks]
-    return {**dict.fromkeys(sizes, _unfiltered(["bytes"])), **{name: _unfiltered([name]) for name in speeds}}
+    speeds = [TOKENS_PER_SECOND, REQUESTS_PER_SECOND] if TOKENS_PER_SECOND in settings.tasks else []
+    costs = {name: "bytes" for name in (SIZE_ON_DISK, PEAK_MEMORY) if name in settings.tasks}
+    costs |= {name: name for name in speeds}
+    return None if declared is None else {**declared, **{name: _unfiltered([one]) for name, one in costs.items()}}
 
 
 def _unfiltered(names: Iterable[str]) -> frozenset[str]:

@@ -303,7 +303,11 @@ class Evidence:
         is_above_R = self._odds(spreads_RH).centres_R >= self._bound
         harms_RH = np.where(is_above_R[:, None], means_RH, 1 - means_RH)
         candidates_GRH = [np.maximum(spreads_RH, guard * harms_RH) for guard in _GUARDS]
-        growths_GSR = np.array([self._growths(self._odds(scores_RH)) for scores_RH in candidates_GRH])
+        odds_G, gain = [self._odds(scores_RH) for scores_RH in candidates_GRH], self._gains_K1[_MIDDLE]
+        stakes_GSR = np.array([self._stakes(odds)[:, _MIDDLE] for odds in odds_G])
+        variances_G1R = np.array([odds.variances_R for odds in odds_G])[:, None]
+        # Expected growth of the logarithm of the middle bet's wealth, to the second order.
+        growths_GSR = stakes_GSR * gain - stakes_GSR**2 * (variances_G1R + gain**2) / 2
         best_R = np.where(is_above_R, growths_GSR[:, ABOVE], growths_GSR[:, BELOW]).argmax(axis=0)
         scores_RH: FloatArray = np.array(candidates_GRH)[best_R, np.arange(len(best_R))]
         return scores_RH
@@ -351,12 +355,6 @@ class Evidence:
         most_SR = _MOST_LOST / np.maximum(odds.reaches_SR, 1e-300)
         stakes: FloatArray = np.minimum(kelly_KR, most_SR[:, None])
         return stakes
-
-    def _growths(self, odds: _Odds) -> FloatArray:
-        """Expected growth [S, R] of the logarithm of the middle bet's wealth, to the second order."""
-        stakes_SR, gain = self._stakes(odds)[:, _MIDDLE], self._gains_K1[_MIDDLE]
-        growths: FloatArray = stakes_SR * gain - stakes_SR**2 * (odds.variances_R + gain**2) / 2
-        return growths
 
 
 def joined(bets: Sequence[Bet], run: int = 0) -> Bet:

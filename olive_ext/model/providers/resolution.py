@@ -85,7 +85,9 @@ def resolve_providers(
             continue
         asked_options = _without_others(asked_options, row, origin)
         if row.name == CPU and asked_options:
-            raise ProviderError(_cpu_options(asked_options, origin))
+            keys = ", ".join(f"'{key}'" for key in asked_options)
+            keys += f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
+            raise ProviderError(f"{CPU} takes no options, and was given {keys}; threads are 'engine.num_threads'")
         given = {**row.defaults, **{key: _text(key, value, row.name) for key, value in asked_options.items()}}
         providers.append(Provider(row.name, row.device, given, origin, row.plans_shapes, row.capture_option))
     if all(provider.name != CPU for provider in providers):
@@ -106,12 +108,6 @@ def _without_others(given: Mapping[str, Any], row: ProviderRow, origin: str) -> 
         if owner:
             warn_ignored(f"the option '{key}' is one of {owner}, and the model runs on {row.name} ({origin})")
     return {key: value for key, value in given.items() if not owners[key]}
-
-
-def _cpu_options(given: Mapping[str, Any], origin: str) -> str:
-    names = ", ".join(f"'{key}'" for key in given)
-    given_by = f" in {GENAI_CONFIG}" if origin == GENAI_CONFIG else ""
-    return f"{CPU} takes no options, and was given {names}{given_by}; threads are 'engine.num_threads'"
 
 
 def available_providers() -> tuple[str, ...]:

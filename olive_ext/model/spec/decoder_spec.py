@@ -89,7 +89,10 @@ class _Reader:
         if not kv_names and not state_names:
             raise ModelError(NO_CACHE)
         kv = tuple(self._kv_tensor(past, present) for past, present in kv_names.items())
-        states = tuple(self._state_tensor(past, present) for past, present in state_names.items())
+        states = tuple(
+            StateTensor(past, present, one.elem_type, _fixed(one, one.shape[1:], "a state's size is"))
+            for past, present, one in ((*names, self._inputs[names[0]]) for names in state_names.items())
+        )
         refuse_rotary(self._graph, {tensor.past: self._head_size(tensor) for tensor in kv})
         logits = self._logits()
         self._notes.extend(attention.window_notes(kv))
@@ -194,10 +197,6 @@ class _Reader:
         heads = self._static(tensor, 1, "num_key_value_heads", self._attention.number(past, "kv_num_heads") or None)
         head_size = self._static(tensor, 3, "head_size", self._attention.head_size(past))
         return KvTensor(past, present, tensor.elem_type, heads, head_size, window=self._attention.window(past))
-
-    def _state_tensor(self, past: str, present: str) -> StateTensor:
-        tensor = self._inputs[past]
-        return StateTensor(past, present, tensor.elem_type, _fixed(tensor, tensor.shape[1:], "a state's size is"))
 
     def _static(self, tensor: TensorSpec, axis: int, key: str, from_graph: int | None) -> int:
         """A dimension of a KV input: as declared, else from genai_config.json, else from the attention node."""

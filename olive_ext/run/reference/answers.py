@@ -103,7 +103,9 @@ def read_answers(samples: Mapping[str, Sequence[Sample]], tasks: Mapping[str, An
     read = []
     for name, lines in samples.items():
         task = tasks[name]
-        metrics = _mean_metrics(task)
+        functions, directions = task.aggregation().items(), task.higher_is_better()
+        called = {key: item if isinstance(item, str) else getattr(item, "__name__", "") for key, item in functions}
+        metrics = {key: directions.get(key) is not False for key in called if called[key] in MEANS}
         for filter_name in dict.fromkeys(line["filter"] for line in lines):
             chosen = [line for line in lines if line["filter"] == filter_name]
             valued = [key for key in metrics if any(is_value(line.get(key)) for line in chosen)]
@@ -165,13 +167,6 @@ def target_of(task: Any, sample: Sample) -> str:
     targets: Sequence[Any] = target if isinstance(target, list | tuple) else [target]
     named = [choices[item] if isinstance(item, int) and 0 <= item < len(choices) else item for item in targets]
     return " | ".join(str(item).strip() for item in named)[:_MAX_TEXT]
-
-
-def _mean_metrics(task: Any) -> dict[str, bool]:
-    directions = task.higher_is_better()
-    functions = task.aggregation().items()
-    names = {key: item if isinstance(item, str) else getattr(item, "__name__", "") for key, item in functions}
-    return {key: directions.get(key) is not False for key, name in names.items() if name in MEANS}
 
 
 def is_value(value: object) -> bool:

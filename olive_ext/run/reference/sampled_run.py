@@ -24,7 +24,7 @@ from olive_ext.report.comparison import ACCURACY, ALL, Certainty
 from olive_ext.run.reference.answers import Answers, check_same_questions, read_answers, telling_answers
 from olive_ext.run.reference.observer import Generated, Observer, Weights, score_generated
 from olive_ext.stats.sampling_design import Population, difference_population, mean_population
-from olive_ext.stats.stopping import Claim, ClaimDecision, Sampler
+from olive_ext.stats.stopping import Claim, Sampler
 
 if TYPE_CHECKING:
     from olive_ext.backends.chosen_documents import ChosenDocuments
@@ -279,21 +279,17 @@ class SampledRun:
         for index, weight in sampler.representation().items():
             task, number = self.question.documents[index]
             weights[task][number] = weight
-        certainty = _certainty(self.config.claim, sampler.decision(), weights)
-        cut = self.question.cut
-        beyond = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
-        return Drawn(weights, replace(certainty, outcome=self.question.outcome, cut=cut, beyond_cut=beyond))
+        certain, decision, cut = self.config.claim, sampler.decision(), self.question.cut
+        numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
+        facts: dict[str, Any] = {name: getattr(certain, name) for name in ("metric", "side", "bound", "confidence")}
+        facts |= asdict(decision)
+        if certain.metric == "top1_agreement":  # asked as disagreement
+            facts |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
+        facts |= {"outcome": self.question.outcome, "cut": cut}
+        facts["beyond_cut"] = 0.0 if cut is None or observer is None else observer.beyond(cut, weights)
+        return Drawn(weights, Certainty(**facts, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16]))
 
 
 def lost_documents(lm: Any) -> set[Document]:
     """The documents with a request that `lm` left without an answer."""
     return {(item.task, item.doc_id) for item in getattr(lm, "lost", ())}
-
-
-def _certainty(certain: Certain, decision: ClaimDecision, weights: Mapping[str, Mapping[int, float]]) -> Certainty:
-    numbers = repr([(task, sorted(weights[task])) for task in sorted(weights)])
-    claim: dict[str, Any] = {name: getattr(certain, name) for name in ("metric", "side", "bound", "confidence")}
-    decided: dict[str, Any] = asdict(decision)
-    if certain.metric == "top1_agreement":  # asked as disagreement
-        decided |= {"estimate": 1 - decision.estimate, "low": 1 - decision.high, "high": 1 - decision.low}
-    return Certainty(**claim, **decided, sample=hashlib.sha256(numbers.encode()).hexdigest()[:16])
