@@ -31,6 +31,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
+from tests.plugins.diagnose import edited
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -55,13 +56,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> str:
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The float export with noise on its LM head, float32 throughout."""
     path = tmp_path_factory.mktemp("changed") / "model"
-    shutil.copytree(genai_export("llama"), path)
-    model = onnx.load(path / "model.onnx")
-    (weight,) = [item for item in model.graph.initializer if item.name == HEAD]
-    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) + noise(), HEAD))
-    (path / "model.onnx.data").unlink()
-    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
-    return path
+    return edited.changed(genai_export("llama"), path, HEAD, lambda values: values + noise())
 
 
 def noise() -> np.ndarray:
@@ -452,16 +447,15 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
     how: str, folder: Path, tmp_path: Path
 ) -> None:
     """Whole texts have the reference's numbers: the verdict was "no difference found"."""
-    path = tmp_path / "model"
-    shutil.copytree(genai_export("llama"), path)
-    model = onnx.load(path / "model.onnx")
-    nodes, make = model.graph.node, helper.make_node
-    if how == "in the cache alone":
-        made = {name: node for node in nodes for name in node.output if name.startswith("present.")}
-        for name, node in made.items():
-            node.output[[*node.output].index(name)] = f"{name}/right"
-            nodes.extend([make("Add", [f"{name}/right"] * 2, [name])])
-    else:
+
+    def continue_wrongly(model: onnx.ModelProto) -> None:
+        nodes, make = model.graph.node, helper.make_node
+        if how == "in the cache alone":
+            made = {name: node for node in nodes for name in node.output if name.startswith("present.")}
+            for name, node in made.items():
+                node.output[[*node.output].index(name)] = f"{name}/right"
+                nodes.extend([make("Add", [f"{name}/right"] * 2, [name])])
+            return
         node = next(node for node in nodes if node.output[0] == "logits")
         node.output[0] = "right"
         one = numpy_helper.from_array(np.array([1]), "one")
@@ -472,8 +466,8 @@ def test_a_model_that_only_continues_texts_wrongly_is_named_where_none_is_contin
             make("Neg", ["right"], ["wrong"]),
             make("Where", ["is_one", "wrong", "right"], ["logits"]),
         ])  # fmt: skip
-    (path / "model.onnx.data").unlink()
-    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+
+    path = edited.edited(genai_export("llama"), tmp_path / "model", continue_wrongly)
     report = answered(path, genai_export("llama"), folder, tmp_path, "out", tasks=["tiny_choice"])
     found, divergence = verdict(compared(report)), compared(report).overall_divergence()
     assert divergence is not None
@@ -487,19 +481,17 @@ def test_a_padded_vocabulary_is_compared_by_its_tokens(
     value: float, codes: set[str], mode: str, folder: Path, records: str, tmp_path: Path
 ) -> None:
     """Ids that no token has are left out, unless the candidate takes to them."""
-    path = tmp_path / "model"
-    shutil.copytree(genai_export("llama"), path)
-    model = onnx.load(path / "model.onnx")
-    next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
-    (weight,) = [item for item in model.graph.initializer if item.name == HEAD]
-    weight.CopyFrom(numpy_helper.from_array(np.pad(numpy_helper.to_array(weight), ((0, 0), (0, 96))), HEAD))
-    bias = np.pad(np.zeros(1024, np.float32), (0, 96), constant_values=value)
-    model.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
-    model.graph.node.append(helper.make_node("Add", ["right", "bias"], ["logits"]))
-    (logits,) = (one for one in model.graph.output if one.name == "logits")
-    logits.type.tensor_type.shape.dim[2].dim_value = 1120
-    (path / "model.onnx.data").unlink()
-    onnx.save(model, path / "model.onnx", save_as_external_data=True, location="model.onnx.data")
+
+    def padded(model: onnx.ModelProto) -> None:
+        next(node for node in model.graph.node if node.output[0] == "logits").output[0] = "right"
+        edited.change(edited.weight(model, HEAD), lambda values: np.pad(values, ((0, 0), (0, 96))))
+        bias = np.pad(np.zeros(1024, np.float32), (0, 96), constant_values=value)
+        model.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+        model.graph.node.append(helper.make_node("Add", ["right", "bias"], ["logits"]))
+        (logits,) = (one for one in model.graph.output if one.name == "logits")
+        logits.type.tensor_type.shape.dim[2].dim_value = 1120
+
+    path = edited.edited(genai_export("llama"), tmp_path / "model", padded)
     config = json.loads((path / "genai_config.json").read_text())
     config["model"]["vocab_size"] = 1120
     (path / "genai_config.json").write_text(json.dumps(config))

@@ -186,10 +186,8 @@ def test_interruption_of_the_terminal_reaches_the_parent_alone(tmp_path: Path) -
     program = """
 import os, signal, sys, time
 from pathlib import Path
-from olive_ext.session.workers.pool import _job_of
 from olive_ext.session.workers.pool import ProcessWorker
 from olive_ext.session.workers.worker import Watchdog, WorkerJob
-from tests.exports import genai_export
 from tests.session.workers.fake_model import CHILD
 signal.signal(signal.SIGINT, lambda *_: None)
 child = "import os; os.write(2, b'begins'); " + CHILD
