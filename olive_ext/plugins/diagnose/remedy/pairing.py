@@ -14,7 +14,7 @@ import numpy as np
 
 from olive_ext.errors import ModelError, counted
 from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.model.files.constants import differences, distances, meant_others, outliers, plain_name
+from olive_ext.model.files.constants import apart, broken, distances, meant_others, outliers, plain_name
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -209,7 +209,9 @@ def _target(
 def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
     """The constants that differ where they should be equal, with the uses that are made of them alone."""
     pairing = Pairing()
-    for key, what in differences(floats.floats(), quantized.floats()).items():
+    both = floats.floats(), quantized.floats()
+    told = {key: one.sentence(both[1][key]) for key, one in apart(*both).items()}
+    for key, what in (told | broken(*both)).items():
         value, other = (graph.float_names.get(key, "") for graph in (floats, quantized))
         name = next((own.name for own in floats.uses.values() if own.value == value), key)
         named = name + (f", {part}" if part else "")
