@@ -22,6 +22,7 @@ from olive_ext.model.files.constants import (
     apart,
     broken,
     checkpoint_floats,
+    differences,
     distances,
     outliers,
 )
@@ -35,11 +36,6 @@ from tests.graph import quantized as graphs
 Array = np.ndarray
 Edit = Callable[[Array], Array]
 NUM_POSITIONS, LAYERS = 64, 4
-
-
-def differences(reference: dict[str, Array], model: dict[str, Array]) -> dict[str, str]:
-    others = {name: what.sentence(model[name]) for name, what in apart(reference, model).items()}
-    return others | broken(reference, model)
 
 
 def floats(dtype: Any = np.float32, seed: int = 0) -> dict[str, Array]:

@@ -285,4 +285,5 @@ class _PartsTrial:
 
     def _run(self, step: Step) -> FloatArray:
         found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
-        return found[: len(step.targets)].reshape(-1, len(TARGETS))
+        values: FloatArray = found[: len(step.targets)].reshape(-1, len(TARGETS))
+        return values

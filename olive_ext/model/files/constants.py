@@ -282,6 +282,12 @@ def broken(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[s
     return causes
 
 
+def differences(reference: Mapping[str, Array], model: Mapping[str, Array]) -> dict[str, str]:
+    """The findings of `apart` and `broken`, in words by name."""
+    others = apart(reference, model)
+    return {name: what.sentence(model[name]) for name, what in others.items()} | broken(reference, model)
+
+
 def is_alike(own: Array, other: Array) -> bool:
     """Whether of some rows of two tables of one shape most numbers are equal."""
     some = slice(None, None, -(-len(own) // 16))
