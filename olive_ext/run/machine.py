@@ -74,6 +74,12 @@ def _output_of(*command: str) -> str:
     return done.stdout.strip()
 
 
+def resident_memory() -> Callable[[], int]:
+    """A function that gives the bytes of memory in which this process is resident."""
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)
+
+
 class PeakMemory:
     """While it is entered, `bytes` is the most that `read` has given so far, looked at every 10 ms; by default it gives
     this process's resident memory.
@@ -83,8 +89,7 @@ class PeakMemory:
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
         self.bytes = 0
-        process = psutil.Process()
-        self._read = read or (lambda: int(process.memory_info().rss))
+        self._read = read or resident_memory()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak memory", daemon=True)
 
