@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -196,18 +196,10 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
     """Adds how far the model is from its checkpoint; a float model that differs is a problem, and so is a tokenizer."""
     from olive_ext.model.files.damage import damage
     from olive_ext.model.spec.checkpoint import read_rotary_lengths
-    from olive_ext.run.models import Models, contexts_of, damaged_cache, stops_of
-    from olive_ext.session.generation_bounds import read_stop_ids
-    from olive_ext.session.tokenizer import load_tokenizer
-
-    def ends(one: ResolvedModel) -> Mapping[str, Any]:
-        eos = None
-        with suppress(ModelError):  # a checkpoint without a tokenizer
-            eos = load_tokenizer(one.files.tokenizer, trust_remote_code=one.settings.trust_remote_code).eos_token_id
-        return read_stop_ids(one.processor_files, eos).facts
+    from olive_ext.run.models import Models, contexts_of, damaged_cache, ends_of, stops_of
 
     other = resolve(model.settings.of_reference(checkpoint))
-    if (stops := stops_of(ends(other), ends(model))) is not None and stops.differ:
+    if (stops := stops_of(ends_of(other), ends_of(model))) is not None and stops.differ:
         findings.errors.append(NotComparableError(stops.sentence()))
     found = hook("hold_against", "--against")(model, other)
     section = findings.section(f"Against {checkpoint}")

@@ -441,12 +441,7 @@ class Models:
         if (session := getattr(lm, "session", None)) is None:
             return None
         own = session.describe_execution()
-        if self.records_file is not None:
-            known: Mapping[str, Any] = self.records_file.manifest
-        else:
-            from olive_ext.session.generation_bounds import read_stop_ids
-
-            known = read_stop_ids(self.other.processor_files, self._tokenizer(self.other).eos_token_id).facts
+        known = ends_of(self.other) if self.records_file is None else self.records_file.manifest
         return stops_of(known, own)
 
 
@@ -464,6 +459,17 @@ def damaged_cache(reference: Mapping[str, Any], model: Mapping[str, Any]) -> dic
 def contexts_of(own: int | None, other: int | None) -> tuple[int, int] | None:
     """Both contexts, where the model's is known to be shorter than its reference's."""
     return (own, other) if own and other and own < other else None
+
+
+def ends_of(model: ResolvedModel) -> Mapping[str, Any]:
+    """`STOP_FACTS` of a model by its files, which may have no tokenizer."""
+    from olive_ext.session.generation_bounds import read_stop_ids
+    from olive_ext.session.tokenizer import load_tokenizer
+
+    eos = None
+    with suppress(ModelError):
+        eos = load_tokenizer(model.files.tokenizer, trust_remote_code=model.settings.trust_remote_code).eos_token_id
+    return read_stop_ids(model.processor_files, eos).facts
 
 
 def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stops | None:

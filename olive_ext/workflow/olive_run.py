@@ -168,26 +168,20 @@ def end_in_lines() -> None:
     sys.excepthook = end
 
 
-class _Reasons(logging.Handler):
-    """Keeps the exceptions that Olive logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reasons: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            error = record.exc_info[1]
-            self.reasons.append(" ".join(f"{type(error).__name__}: {error}".split()))
-
-
 @contextmanager
 def _logged_errors() -> Iterator[list[str]]:
-    handler = _Reasons()
-    olive = logging.getLogger("olive")
+    """The exceptions that Olive logs inside."""
+    reasons: list[str] = []
+    handler, olive = logging.Handler(logging.WARNING), logging.getLogger("olive")
+
+    def emit(record: logging.LogRecord) -> None:
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            reasons.append(" ".join(f"{type(error).__name__}: {error}".split()))
+
+    handler.emit = emit  # type: ignore[method-assign]
     olive.addHandler(handler)
     try:
-        yield handler.reasons
+        yield reasons
     finally:
         olive.removeHandler(handler)
 
