@@ -23,9 +23,9 @@ from tests.agreement import asked as requests
 from tests.agreement.packages import package, suppressed
 from tests.agreement.references import EOS, STOPS, Causal, EncoderDecoder, Plain, Reference, causal, encoder_decoder
 from tests.device.open import LIBRARY
+from tests.device.watch import late_on_the_way, watching
 from tests.exports import CONTEXT
 from tests.exports.media import MEDIA_FAMILIES, SOUND_FAMILIES
-from tests.families.observed import late_on_the_way, observing
 
 Facts = dict[str, Any]
 
@@ -161,7 +161,7 @@ def check(row: Row) -> None:
     if row.order:
         random.Random(row.order).shuffle(order)
     with (
-        observing() if row.is_observed else nullcontext() as observed,
+        watching() if row.is_observed else nullcontext() as observed,
         opened(row, row.engine, row.provider) as session,
     ):
         begin = len(observed.runs) if observed else 0

@@ -31,12 +31,12 @@ from olive_ext.model.spec.media_types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import LENGTHS, pictures
 from tests.agreement.packages import package as package_of
+from tests.device.watch import late_on_the_way, watching
 from tests.exports.genai import whisper_export
 from tests.exports.media import media_export, plain_encoder_export
 from tests.exports.mobius import mobius_export
 from tests.exports.optimum import optimum_export
 from tests.exports.step_wide import Edit, edited_encoder
-from tests.families.observed import late_on_the_way, observing
 from tests.families.pictures import feature_rows, picture
 from tests.families.sounds import sound
 from tests.refusals import refused
@@ -222,7 +222,7 @@ def test_encoder_of_speech_is_run_beforehand_with_what_stacks_its_rows(
     ]
     asked = [ScoringRequest(start, [20 + n, 30, 40][: 1 + n % 3], audio=[one]) for n, one in enumerate(sounds)]
     engine = {"num_slots": 5}
-    with observing() as observed, olive_ext.open(folder, engine={**engine, "strict_shapes": True}) as session:
+    with watching() as observed, olive_ext.open(folder, engine={**engine, "strict_shapes": True}) as session:
         begin = len(observed.runs)
         tokens = [answer.tokens for answer in session.generate(answers)]
         found = [output.logprob for output in session.loglikelihood(asked)]
