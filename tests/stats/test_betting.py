@@ -131,3 +131,20 @@ def test_evidence_that_reaches_the_level_ends_the_interval_at_the_bound() -> Non
     low, high = limits(bets, -0.05, (-1, 1), 0.95)
     assert low == -0.05
     assert -0.05 < high < 0.1
+
+
+def test_strata_separate_right_from_wrong_and_halve_towards_the_least_sure_who_flip_more() -> None:
+    random = np.random.default_rng(1)
+    reference, sureness = (random.random(1000) < 0.7).astype(float), random.random(1000)
+    population = difference_population(reference, sureness)
+    for side in (0.0, 1.0):
+        members = np.flatnonzero(reference == side)
+        found = np.unique(population.strata_N[members])
+        assert len(found) == 5
+        assert not set(found) & set(population.strata_N[reference != side])
+        ordered = population.strata_N[members[np.argsort(sureness[members])]]
+        assert (np.diff(ordered) >= 0).all()
+        assert np.bincount(ordered)[found[-1]] == -(-len(members) // 2)
+        assert np.bincount(ordered)[found[0]] == len(members) // 16
+    population = difference_population(np.ones(160), np.arange(160))
+    assert population.expected_H.tolist() == [0.75, 0.875, 0.9375, 0.96875, 0.984375]
