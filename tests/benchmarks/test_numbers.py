@@ -1,5 +1,5 @@
 """The numbers of docs/benchmarks: what counts as another answer, what a row says, tokens, work and latencies; that
-peers are asked the same tokens, and that a process that dies is a line."""
+peers are asked the same tokens and take turns, and that a process that dies is a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from docs.benchmarks.speed.job import BenchJob, BenchRun, Launcher
+from docs.benchmarks.speed.job import BenchJob, BenchRun, Launcher, Schedule
 from docs.benchmarks.speed.latency import Timeline, describe
 from docs.benchmarks.speed.peers import Opening, feed_our_tokens
 from docs.benchmarks.speed.summary import agreement, summarize
@@ -158,3 +158,45 @@ def test_process_that_dies_or_takes_too_long_is_a_line(tmp_path: Path) -> None:
         for seconds, script in ((None, "import os; os.kill(os.getpid(), 9)"), (1.0, "import time; time.sleep(60)"))
     ]
     assert said == ["ended by SIGKILL, as the system does where memory is short", "stopped after 1 s"]
+
+
+SECONDS = {("hf", 1): 5.0, ("hf", 4): 2.0, ("hf", 8): 3.0}
+
+
+def measured(backend: str, size: int | None, number: int) -> BenchRun:
+    return BenchRun(backend, size, number, seconds={"loglikelihood": SECONDS.get((backend, size or 0), 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "failing", "order"),
+    [
+        (  # later rounds take the fastest batch size
+            Schedule(BACKENDS, (1, 4, 8), 2),
+            (),
+            "olive-ext 0, hf/1 0, hf/4 0, hf/8 0, onnxruntime 0, olive-ext 1, hf/4 1, onnxruntime 1",
+        ),
+        (Schedule(BACKENDS, (1, 4), 1, probes=True), (), "hf/1 -1, hf/4 -1, olive-ext 0, hf/4 0, onnxruntime 0"),
+        (  # what failed is not asked again, and the others go on
+            Schedule(BACKENDS, (1, 4), 2, probes=True),
+            ("hf",),
+            "hf/1 -1, hf/4 -1, olive-ext 0, onnxruntime 0, olive-ext 1, onnxruntime 1",
+        ),
+        (
+            Schedule(BACKENDS, (4,), 3),
+            ("onnxruntime", ("hf", 1)),
+            "olive-ext 0, hf/4 0, onnxruntime 0, olive-ext 1, hf/4 1, olive-ext 2",
+        ),
+        (
+            Schedule(BACKENDS, (1,), 3, once=["onnxruntime"]),
+            (),
+            "olive-ext 0, hf/1 0, onnxruntime 0, olive-ext 1, hf/1 1, olive-ext 2, hf/1 2",
+        ),
+    ],
+)
+def test_backends_take_turns(schedule: Schedule, failing: tuple[Any, ...], order: str) -> None:
+    def launch(backend: str, size: int | None, number: int) -> BenchRun:
+        fails = backend in failing or (backend, number) in failing
+        return BenchRun(backend, size, number, error="no") if fails else measured(backend, size, number)
+
+    runs = [(run.backend, f"/{run.batch_size}" if run.batch_size else "", run.round) for run in schedule.run(launch)]
+    assert ", ".join(f"{name}{size} {number}" for name, size, number in runs) == order
