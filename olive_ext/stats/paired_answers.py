@@ -26,7 +26,7 @@ _FEW_DIFFERENCES = 12
 """So many differences have at most 4,096 signs, which are enumerated."""
 
 _CHUNK = 1 << 22
-_LEVELS = 1000
+_LEVELS, _HALVINGS = 1000, 40
 
 
 def compare_outcomes(
@@ -128,10 +128,9 @@ def mcnemar_p(right_to_wrong: int, wrong_to_right: int) -> float:
     McNemar 1947, Psychometrika 12; the exact form: Fagerland, Lydersen and Laake 2013, BMC Medical Research
     Methodology 13:91. 1 without any flips.
     """
-    from scipy.stats import binomtest
+    from scipy.special import bdtr
 
-    both = right_to_wrong + wrong_to_right
-    return float(binomtest(right_to_wrong, both, 0.5).pvalue) if both else 1.0
+    return min(1.0, 2 * float(bdtr(min(right_to_wrong, wrong_to_right), right_to_wrong + wrong_to_right, 0.5)))
 
 
 def sign_p(differences: npt.ArrayLike) -> float:
@@ -172,7 +171,7 @@ def difference_interval(
     the simulation). `weights` [D] say how many documents each stands for, where they were drawn; the unseen one then
     stands for the most.
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     values: FloatArray = np.asarray(differences, np.float64)
     if not np.isfinite(values).all():
@@ -182,7 +181,7 @@ def difference_interval(
         same = len(values) - lost - won
         return reach * _least_change(lost, won, same), -reach * _least_change(won, lost, same)
     if weights is None and not np.ptp(values) > 0:
-        unseen = float(beta.ppf(_TAILS[1], 1, len(values)))
+        unseen = float(betaincinv(1, len(values), _TAILS[1]))
         return tuple((1 - unseen) * float(values[0]) + unseen * end for end in (-reach, reach))  # type: ignore[return-value]
     if weights is None:
         values, numbers = np.unique(values, return_counts=True)
@@ -207,19 +206,18 @@ def _least_change(lost: int, won: int, same: int) -> float:
     """The lower limit of the mean of so many differences of -1, 1 and 0: the documents that flip and the unseen one
     have a share that is a beta variable, of which the won ones have another. That the limit is zero has the probability
     of a binomial test, whatever the share is; so the share is summed over `_LEVELS` of its levels."""
-    from scipy.optimize import brentq
-    from scipy.special import betainc
-    from scipy.stats import beta
+    from scipy.special import betainc, betaincinv
 
     if not won:
-        return -float(beta.ppf(_TAILS[1], lost + 1, same)) if same else -1.0
+        return -float(betaincinv(lost + 1, same, _TAILS[1])) if same else -1.0
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-    shares = beta.ppf(levels, lost + won + 1, same) if same else np.ones(1)
-
-    def beyond(change: float) -> float:
-        return float(betainc(won, lost + 1, np.clip((1 + change / shares) / 2, 0, 1)).mean()) - _TAILS[0]
-
-    return float(brentq(beyond, *((-1.0, 0.0) if beyond(0.0) > 0 else (0.0, 1.0))))
+    shares = betaincinv(lost + won + 1, same, levels) if same else np.ones(1)
+    low, high, middle = -1.0, 1.0, 0.0
+    for _ in range(_HALVINGS):
+        is_above = float(betainc(won, lost + 1, np.clip((1 + middle / shares) / 2, 0, 1)).mean()) > _TAILS[0]
+        low, high = (low, middle) if is_above else (middle, high)
+        middle = (low + high) / 2
+    return middle
 
 
 def _chunks(width: int) -> list[int]:
@@ -239,12 +237,12 @@ def documents_needed(differences: npt.ArrayLike, size: float, is_binary: bool) -
     with psi at least `size`, because a difference is made of flips. Other values by the normal formula for a mean:
     n = ((z_{1-error/2} + z_power) sd / size)^2. None where no document differs: that says nothing of others.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
     values: FloatArray = np.asarray(differences, np.float64)
     if not np.any(values):
         return None
-    z_error, z_power = float(norm.ppf(1 - _ERROR / 2)), float(norm.ppf(_POWER))
+    z_error, z_power = float(ndtri(1 - _ERROR / 2)), float(ndtri(_POWER))
     if is_binary:
         share = max(float(np.mean(values != 0)), size)
         needed = (z_error * math.sqrt(share) + z_power * math.sqrt(share - size**2)) ** 2 / size**2
