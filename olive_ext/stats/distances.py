@@ -50,9 +50,9 @@ def measure_divergence(
     target, target_rms = _mean_and_rms(np.exp(candidate) - np.exp(reference), weights)
     by_size = np.maximum(np.searchsorted(HISTOGRAM_EDGES, kl, side="right") - 1, 0)  # estimates may be below zero
     is_known = rows["token_class"] >= 0
-    reverse_N, reverse = _float64(rows, "kl_reverse"), (None, None, None)
-    if np.isfinite(reverse_N).all():
-        reverse = clustered_mean(reverse_N, documents, weights)
+    reverse_N = _float64(rows, "kl_reverse")
+    is_exact = np.isfinite(reverse_N).all()
+    reverse = clustered_mean(reverse_N, documents, weights) if is_exact else (None, None)
     median, p90, p99, p999 = np.quantile(kl, [0.5, 0.9, 0.99, 0.999]).tolist()
     return Divergence(
         task=task,

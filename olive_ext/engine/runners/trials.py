@@ -217,7 +217,7 @@ _Found = tuple[list[int], FloatArray]
 
 
 def _laid_over(expected: FloatArray, found: Sequence[_Found]) -> FloatArray:
-    laid = expected.copy()
+    laid: FloatArray = expected.copy()
     for places, values in found:
         laid[places] = values
     return laid
