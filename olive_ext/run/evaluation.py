@@ -33,8 +33,8 @@ from olive_ext.report.sampled import sampled_metrics
 from olive_ext.report.verdict import BANDS
 from olive_ext.run.bounds import broken_bounds, refuse_names
 from olive_ext.run.costs import asked_costs, asked_tasks, cost_metrics, with_costs
-from olive_ext.run.machine import PeakMemory, describe_hardware
-from olive_ext.run.models import Clock, Models, OtherPromptsError, damaged_cache
+from olive_ext.run.machine import Clock, PeakMemory, describe_hardware
+from olive_ext.run.models import Models, OtherPromptsError, damaged_cache
 from olive_ext.run.reference.answers import read_answers
 from olive_ext.run.reference.comparison_run import comparer_of
 from olive_ext.run.reference.observer import Observer, Weights

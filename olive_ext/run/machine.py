@@ -1,20 +1,26 @@
-"""Facts about this machine for a report's reader, and the peak memory of a piece of work. Knows no model."""
+"""Facts about this machine for a report's reader, the peak memory of a piece of work, and where its time goes. Knows no
+model."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import psutil
 from typing_extensions import Self
 
+from olive_ext.backends.progress import LINE_SECONDS, say, silence
 from olive_ext.python_processes import usable_processors
+from olive_ext.report.numbers import duration
+from olive_ext.report.view import PHASES
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _GPU_QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
@@ -110,3 +116,70 @@ class PeakMemory:
 
     def _look(self) -> None:
         self.bytes = max(self.bytes, self._read())
+
+
+Phase = Literal["tasks", "export", "load", "reference", "candidate", "statistics"]
+
+
+class Clock:
+    """Seconds by phase since it was made. A phase inside of another is not counted twice: its time is its own."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begin = self._since = now()
+        self._spent = dict.fromkeys(get_args(Phase), 0.0)
+        self._open: list[Phase] = []
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Counts the time inside as `name`'s."""
+        self._turn()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._open.pop()
+
+    def move(self, seconds: float, source: Phase, target: Phase) -> None:
+        """Counts `seconds` of `source` as `target`'s: what was measured inside."""
+        self._spent[source] -= seconds
+        self._spent[target] += seconds
+
+    def spent(self, name: Phase) -> float:
+        """Seconds of an ended phase so far."""
+        return self._spent[name]
+
+    def seconds(self) -> dict[str, float]:
+        """`seconds` in all, and `seconds_<phase>` of each that took any; the rest belongs to none."""
+        spent = {f"seconds_{name}": value for name, value in self._spent.items() if value > 0}
+        return {"seconds": self._now() - self._begin, **spent}
+
+    def state(self) -> str:
+        """The phase that runs now, and how long the evaluation has run."""
+        doing = PHASES[self._open[-1]] if self._open else "working"
+        return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
+
+    @contextmanager
+    def reporting(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
+        """Says `state` on stderr after every `every` seconds in which nothing else was said, where `progress` is shown
+        and no terminal has bars."""
+        done, begin = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(every / 10):
+                if min(silence(), time.monotonic() - begin) >= every:
+                    say(self.state())
+
+        if progress and not sys.stderr.isatty():
+            threading.Thread(target=tell, name="progress", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _turn(self) -> None:
+        now = self._now()
+        if self._open:
+            self._spent[self._open[-1]] += now - self._since
+        self._since = now

@@ -1,21 +1,18 @@
-"""Opens the models of an evaluation, the evaluated one and its reference, which may be a file of records; and measures
-where its time goes. Knows no results."""
+"""Opens the models of an evaluation, the evaluated one and its reference, which may be a file of records. Knows no
+results."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from olive_ext.backends.package_versions import runtimes
-from olive_ext.backends.progress import LINE_SECONDS, is_shown, say, silence
+from olive_ext.backends.progress import is_shown, say
 from olive_ext.config import EXPORT, EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
@@ -34,10 +31,9 @@ from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
 from olive_ext.records.travelling import unpack
 from olive_ext.report.comparison import KV_CACHE, PACKAGE_TOKENIZER, Asked, Stops
-from olive_ext.report.numbers import duration
 from olive_ext.report.page import SIZE
-from olive_ext.report.view import PHASES
 from olive_ext.run.costs import PEAK_MEMORY, TOKENS_PER_SECOND, asked_costs
+from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
 from olive_ext.session.tokenizer_fit import TEMPLATE, Asking, excerpts
 
@@ -481,73 +477,6 @@ def stops_of(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> Stop
     both = [(tuple(facts["stop_ids"]), str(facts.get("stop_ids_file", ""))) for facts in (reference, candidate)]
     search = other_search(reference.get("search") or {}, candidate.get("search") or {}) if "search" in reference else ()
     return Stops(*both[0], *both[1], search, tuple(reference.get("unused_stop_ids", candidate["stop_ids"])))
-
-
-Phase = Literal["tasks", "export", "load", "reference", "candidate", "statistics"]
-
-
-class Clock:
-    """Seconds by phase since it was made. A phase inside of another is not counted twice: its time is its own."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._begin = self._since = now()
-        self._spent = dict.fromkeys(get_args(Phase), 0.0)
-        self._open: list[Phase] = []
-
-    @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
-        """Counts the time inside as `name`'s."""
-        self._turn()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._turn()
-            self._open.pop()
-
-    def move(self, seconds: float, source: Phase, target: Phase) -> None:
-        """Counts `seconds` of `source` as `target`'s: what was measured inside."""
-        self._spent[source] -= seconds
-        self._spent[target] += seconds
-
-    def spent(self, name: Phase) -> float:
-        """Seconds of an ended phase so far."""
-        return self._spent[name]
-
-    def seconds(self) -> dict[str, float]:
-        """`seconds` in all, and `seconds_<phase>` of each that took any; the rest belongs to none."""
-        spent = {f"seconds_{name}": value for name, value in self._spent.items() if value > 0}
-        return {"seconds": self._now() - self._begin, **spent}
-
-    def state(self) -> str:
-        """The phase that runs now, and how long the evaluation has run."""
-        doing = PHASES[self._open[-1]] if self._open else "working"
-        return f"{doing}, {duration(self._now() - self._begin)} since the beginning"
-
-    @contextmanager
-    def reporting(self, progress: bool, every: float = LINE_SECONDS) -> Iterator[None]:
-        """Says `state` on stderr after every `every` seconds in which nothing else was said, where `progress` is shown
-        and no terminal has bars."""
-        done, begin = threading.Event(), time.monotonic()
-
-        def tell() -> None:
-            while not done.wait(every / 10):
-                if min(silence(), time.monotonic() - begin) >= every:
-                    say(self.state())
-
-        if progress and not sys.stderr.isatty():
-            threading.Thread(target=tell, name="progress", daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
-
-    def _turn(self) -> None:
-        now = self._now()
-        if self._open:
-            self._spent[self._open[-1]] += now - self._since
-        self._since = now
 
 
 class RecordsFile:

@@ -15,7 +15,7 @@ import torch
 from olive_ext.backends.lm_eval import OrtLM
 from olive_ext.config import EvaluationConfig
 from olive_ext.engine.requests import Request, Result
-from olive_ext.run.models import Clock
+from olive_ext.run.machine import Clock
 from olive_ext.run.reference.observer import Observer
 from olive_ext.run.sample_logs import Fields
 from olive_ext.session import Session

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.run.models import Clock
+from olive_ext.run.machine import Clock
 
 
 def inner(clock: Clock) -> None:
