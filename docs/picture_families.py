@@ -110,7 +110,7 @@ def _features(model: Any, reference: Any, item: Any, is_sound: bool) -> float:
     from olive_ext.media.graphs import ItemGraphs
     from olive_ext.media.processor import MediaProcessor
     from olive_ext.model.providers.devices import Device
-    from olive_ext.model.spec.media_types import Modality
+    from olive_ext.model.types import Modality
 
     modality = Modality.AUDIO if is_sound else Modality.IMAGE
     spec = next(spec for spec in model.media.encoders if spec.modality is modality)

@@ -20,10 +20,8 @@ from olive_ext.config import EvaluationConfig
 from olive_ext.errors import CODES, ConfigError, OliveExtError
 from olive_ext.graph.nodes import OLDEST_OPSET, NodeWriter
 from olive_ext.media.pictures import read_picture
-from olive_ext.model.files.folders import real_path
-from olive_ext.model.files.package_files import json_object
-from olive_ext.model.providers.package_trust import operators_library
-from olive_ext.model.providers.resolution import resolve_providers
+from olive_ext.model.files.package_config import json_object, real_path
+from olive_ext.model.providers.resolution import operators_library, resolve_providers
 from olive_ext.records.travelling import unpack
 from olive_ext.session.requests import GenerationRequest
 from tests.refusals import refused

@@ -25,29 +25,24 @@ FLOORS = {
         ),
         "olive_ext.plugins": "cluster code diagnose gate jobs mlflow speech suites",
         "olive_ext.model": "types < spec < files < providers < decisions < runtimes < resolve",
-        "olive_ext.model.files": (
-            "package_files < package_config < folders < content hub < constants < damage < model_package < locate"
-        ),
-        "olive_ext.model.providers": (
-            "devices table < package_trust resolution bindings < compiled < ort_session < ort_failures"
-        ),
+        "olive_ext.model.files": ("package_config < content hub < constants < damage < model_package < locate"),
+        "olive_ext.model.providers": ("devices table < resolution bindings < compiled < ort_session < ort_failures"),
         "olive_ext.session": (
-            "executor bounded_templates < tokenizer requests < generation_bounds tokenizer_fit placeholders < "
-            "encoder_decoder < conversion < answer_journal < session < texts replayed < local < workers < opening"
+            "bounded_templates < tokenizer requests < generation_bounds tokenizer_fit < placeholders < "
+            "conversion < answer_journal < session < local < workers < opening"
         ),
         "olive_ext.session.workers": "worker < crew < pool",
         "olive_ext.engine": (
-            "capacity < requests < step < scheduling.sequences scheduling.blocks < scheduling.tree_batches < "
-            "forms.base < runners.runner < forms.kv_store < runners.ort.inputs runners.ort.bound_weights < forms "
+            "capacity < requests < step < scheduling.sequences scheduling.blocks < scheduling.prefix_tree < "
+            "forms.base < runners.runner < forms.kv_store < runners.ort.inputs < forms "
             "< scheduling runners < runtimes reference < engine < opening"
         ),
         "olive_ext.engine.forms": (
-            "base < kv_store < graph_form < buckets paged_attention < rows attention_trial < tree packed returned "
-            "< registry"
+            "base < kv_store < buckets paged_attention < rows attention_trial < tree packed returned < registry"
         ),
         "olive_ext.media": "items pictures processors < sound graphs < processor encoder source_encoder",
         "olive_ext.engine.runners": "runner < trials < ort genai hf",
-        "olive_ext.engine.runners.ort": "inputs placement < bound_weights plain_graph < ort_runner < opening",
+        "olive_ext.engine.runners.ort": "inputs placement < plain_graph < ort_runner < opening",
         "olive_ext.engine.reference": "kernels < tap",
     }.items()
 }
@@ -61,7 +56,7 @@ DOORS = {
             "model.providers.resolution model.providers.ort_session model.providers.ort_failures "
             "model.providers.bindings engine.forms.* engine.runners.ort.* media.encoder media.graphs "
             "media.source_encoder media.items engine.reference.kernels plugins.speech.transducer "
-            "plugins.diagnose.places.place plugins.diagnose.remedy.precision"
+            "plugins.diagnose.places.place plugins.diagnose.remedy.weights"
         ),
         "onnxruntime_genai": "engine.runners.genai.genai_runner",
         # bounded_templates puts its limits where templates are compiled; runners.hf runs references in their own form

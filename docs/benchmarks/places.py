@@ -107,8 +107,8 @@ def requests_of(given: Any, model: Any) -> list[Any]:
     from docs.benchmarks.speed.peers import record
     from olive_ext.config import EvaluationSettings
     from olive_ext.plugins.diagnose.places.judge import Kept
+    from olive_ext.session.local import open_tokenizer
     from olive_ext.session.requests import RollingRequest, ScoringRequest
-    from olive_ext.session.texts import open_tokenizer
 
     tokenizer = open_tokenizer(model)
     tasks, folder = given.tasks.split(","), str(given.include_path)

@@ -24,10 +24,13 @@ from olive_ext.backends.code_eval import loading_metrics, pass_names, refuse_unc
 from olive_ext.backends.lm_eval_patches import exits_raised, quiet_data, sandboxed_templates
 from olive_ext.backends.samples import count_samples, names_of
 from olive_ext.backends.task_checks import made_tasks, refuse_counts, refuse_metrics
-from olive_ext.backends.task_files import read_task, refuse_broken_files, refuse_doubled_keys, refuse_endless
-from olive_ext.backends.task_names import (
+from olive_ext.backends.task_files import (
     Spec,
     is_file,
+    read_task,
+    refuse_broken_files,
+    refuse_doubled_keys,
+    refuse_endless,
     refuse_groups,
     refuse_unknown,
     shipped_files,

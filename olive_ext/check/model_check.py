@@ -32,7 +32,7 @@ from olive_ext.model.decisions import Decision, choose_encoder_rows
 from olive_ext.model.files.content import load_graph
 from olive_ext.model.files.package_config import named_ids
 from olive_ext.model.runtimes import refuse_settings
-from olive_ext.model.spec.media_types import MediaEncoderSpec
+from olive_ext.model.types import MediaEncoderSpec
 from olive_ext.registry import hook
 from olive_ext.report.numbers import duration
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from olive_ext.media.processor import MediaProcessor
     from olive_ext.session import Session
     from olive_ext.session.generation_bounds import StopIds
-    from olive_ext.session.texts import Texts
+    from olive_ext.session.local import Texts
     from olive_ext.session.tokenizer import Tokenizer
 
 
@@ -147,7 +147,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     from olive_ext.backends.task_loading import Seeds, load_tasks
     from olive_ext.backends.workload import START_SECONDS, CountingLM, forecast
     from olive_ext.run.costs import asked_tasks
-    from olive_ext.session.texts import open_tokenizer
+    from olive_ext.session.local import open_tokenizer
 
     seeds, lm = Seeds.of(config.seed), CountingLM(open_tokenizer(model).encode)
     more: dict[str, Any] = {"runs_code": config.confirm_run_unsafe_code, "repeats": config.repeats}
@@ -234,7 +234,7 @@ def _hold_against(model: ResolvedModel, config: EvaluationConfig, checkpoint: st
 
 def _check(model: ResolvedModel, config: EvaluationConfig, findings: Findings) -> None:
     from olive_ext.run.models import Models
-    from olive_ext.session.texts import open_tokenizer, read_texts
+    from olive_ext.session.local import open_tokenizer, read_texts
     from olive_ext.session.tokenizer_fit import refuse_template
 
     section, is_ours = findings.section("Decisions"), model.runtime.runs_graph

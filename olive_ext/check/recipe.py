@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from olive_ext.backends.task_names import refuse_unknown, task_folders
+from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import (
     INPUT_MODEL,
     EvaluationSettings,
@@ -46,7 +46,7 @@ from olive_ext.errors import (
     keys_once,
     special_kind,
 )
-from olive_ext.model.files.folders import is_hub_name, why_missing
+from olive_ext.model.files.package_config import is_hub_name, why_missing
 from olive_ext.registry import load, offered
 
 _OLIVE_EVALUATOR_KEYS = {"name", "type", "type_args", "user_script", "script_dir", "metrics"}

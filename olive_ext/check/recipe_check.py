@@ -30,7 +30,7 @@ from olive_ext.config import (
 )
 from olive_ext.errors import ConfigError, MissingError, ProviderError, TaskError
 from olive_ext.model import resolve
-from olive_ext.model.files.folders import why_missing
+from olive_ext.model.files.package_config import why_missing
 from olive_ext.registry import hooks, load, offered
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def _check_block(
             _check_provider(recipe, block.where, settings, findings.sections[0])
     if any(what_is_missing(block, settings)):
         return []
-    from olive_ext.backends.task_files import functions_in
-    from olive_ext.backends.task_names import task_folders
+    from olive_ext.backends.task_files import functions_in, task_folders
 
     inputs: list[TaskInputs] = []
     with findings.noting_problems():

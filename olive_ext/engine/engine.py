@@ -15,10 +15,10 @@ from typing import Any
 
 from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ScoringRule
-from olive_ext.engine.reference.tap import NoTap, Tap
+from olive_ext.engine.reference.tap import Tap
 from olive_ext.engine.requests import Counters, KeyedRequest, KeyedResult, Lost, Request, Result
 from olive_ext.engine.runners.runner import Runner, Traits
-from olive_ext.engine.scheduling.overlapped_steps import ReadAhead, StepThread
+from olive_ext.engine.scheduling.planned_step import ReadAhead, StepThread
 from olive_ext.engine.scheduling.prefix_tree import MediaIds, Plan, make_plan, plan_in_parts
 from olive_ext.engine.scheduling.scheduler import Scheduler
 from olive_ext.engine.scheduling.sequences import PendingAnswer
@@ -59,13 +59,13 @@ class Engine:
         self.counters = Counters()
         self.runner = runner
         self._is_deterministic = is_deterministic
-        self._tap = tap or NoTap()
+        self._tap = tap or Tap()
         self._runners = (runner, *self._tap.runners)
         shared: dict[str, Any] = {"counters": self.counters, "reports_non_finite": reports_non_finite}
         self._scoring = StepLoop(runner, self._tap, chunk_size, rule or ScoringRule(), **shared)
         self._generating = self._scoring
         if tap is not None:
-            self._generating = StepLoop(runner, NoTap(), chunk_size, ScoringRule(), **shared)
+            self._generating = StepLoop(runner, Tap(), chunk_size, ScoringRule(), **shared)
         self._loops = (self._scoring,) if tap is None else (self._scoring, self._generating)
         self._is_closed = False
         self._ahead = ReadAhead(())

@@ -51,8 +51,8 @@ from olive_ext.media.items import ItemStore, Media, MediaItem, token_bucket, tok
 from olive_ext.model.providers.bindings import InputFeed, zeros
 from olive_ext.model.providers.devices import Device
 from olive_ext.model.providers.ort_failures import FAILURES, is_memory_error, named_failure
-from olive_ext.model.spec.media_types import WORDS, EmbeddingSpec, MediaEncoderSpec
 from olive_ext.model.spec.role_inputs import StepArrays, arrays_of
+from olive_ext.model.types import WORDS, EmbeddingSpec, MediaEncoderSpec
 
 Item = TypeVar("Item")
 

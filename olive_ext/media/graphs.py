@@ -25,9 +25,8 @@ from olive_ext.errors import ConfigError, ModelError, RunError
 from olive_ext.graph.standalone_graphs import FEATURES, join_graph, pick_graph, put_rows_graph
 from olive_ext.media.items import MediaItem, filled_up, token_bucket, token_buckets
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.spec.media_types import MediaEncoderSpec
 from olive_ext.model.spec.role_inputs import DTYPES
-from olive_ext.model.types import ITEM_BYTES, TensorSpec
+from olive_ext.model.types import ITEM_BYTES, MediaEncoderSpec, TensorSpec
 
 Rows = npt.NDArray[np.int64]
 MOST_GRIDS = 7

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olive_ext.errors import LostItemError, MediaError, OliveExtError, TaskError
-from olive_ext.model.spec.media_types import WORDS, Modality
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.types import WORDS, Modality, SourceKind, TensorSpec
 
 Array = npt.NDArray[Any]
 Value = TypeVar("Value")

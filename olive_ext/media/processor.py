@@ -23,8 +23,7 @@ from olive_ext.media.items import ItemLimit, ItemStore, MediaItem, token_bucket,
 from olive_ext.media.pictures import Given, blank, content_key, named, read_picture, sendable
 from olive_ext.media.processors import folders_of, load_image_processor
 from olive_ext.media.sound import NUM_TOKENS, SoundItems, refuse_non_finite
-from olive_ext.model.spec.media_types import WORDS, MediaInput, MediaSpec, Modality
-from olive_ext.model.types import ModelFiles
+from olive_ext.model.types import WORDS, MediaInput, MediaSpec, Modality, ModelFiles
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, first_line
-from olive_ext.model.files.package_config import read_json
-from olive_ext.model.files.package_files import inside, refuse_strangers
+from olive_ext.model.files.package_config import inside, read_json, refuse_strangers
 from olive_ext.model.types import ModelFiles, TensorSpec
 
 HF_FILES = ("preprocessor_config.json", "processor_config.json")

@@ -15,23 +15,29 @@ from olive_ext.errors import ConfigError, ModelError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
-from olive_ext.model.files.folders import GENAI_CONFIG, MEDIA_SECTIONS, missing_encoder
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import Kind, locate, locate_hf, model_kind
-from olive_ext.model.files.package_files import inside
+from olive_ext.model.files.package_config import GENAI_CONFIG, MEDIA_SECTIONS, inside, missing_encoder
 from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import read_adapter
-from olive_ext.model.providers.package_trust import operators_library
 from olive_ext.model.providers.resolution import (
     check_distributions,
     first_name,
+    operators_library,
     register_libraries,
     resolve_providers,
 )
 from olive_ext.model.runtimes import Runtime
 from olive_ext.model.spec import checkpoint
-from olive_ext.model.spec.media_types import MEDIA_PARTS, MediaEncoderSpec, MediaSpec
-from olive_ext.model.types import DecoderSpec, ModelFiles, SourceKind, TensorSpec
+from olive_ext.model.types import (
+    MEDIA_PARTS,
+    DecoderSpec,
+    MediaEncoderSpec,
+    MediaSpec,
+    ModelFiles,
+    SourceKind,
+    TensorSpec,
+)
 from olive_ext.registry import hooks
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olive_ext.backends.task_names import refuse_unknown, task_folders
+from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import (
     ConfigError,
@@ -23,7 +23,7 @@ from olive_ext.errors import (
     counted,
 )
 from olive_ext.model.files.hub import asked_where_it_answers
-from olive_ext.model.spec.media_types import MEDIA_PARTS, WORDS
+from olive_ext.model.types import MEDIA_PARTS, WORDS
 from olive_ext.registry import hook, hooks
 from olive_ext.report import Metric, Report, check_writable, write
 from olive_ext.report.comparison import NAME, Comparison
@@ -181,7 +181,7 @@ def _evaluate(models: Models, lm: LM | None, log_folder: Path | None, weights: W
 
 
 def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights: Weights | None) -> _Evaluated:
-    from olive_ext.backends.chosen_documents import ChosenDocuments
+    from olive_ext.backends.lm_eval_run import ChosenDocuments
     from olive_ext.backends.task_loading import Seeds
 
     config, seeds = models.config, Seeds.of(models.config.seed)
@@ -236,9 +236,9 @@ def _evaluate_as(models: Models, lm: LM | None, log_folder: Path | None, weights
 
 def asked_task_objects(models: Models, lm: LM | None, seeds: Seeds) -> LoadedTasks | None:
     """The tasks, refused where the model cannot do what they ask; None where only costs are measured."""
+    from olive_ext.backends.code_eval import warn_of_network
     from olive_ext.backends.task_checks import refuse_shots
     from olive_ext.backends.task_loading import load_tasks
-    from olive_ext.backends.task_network import warn_of_network
 
     config, names = models.config, asked_tasks(models.config)
     if not names:

@@ -24,8 +24,7 @@ from olive_ext.errors import (
     first_line,
 )
 from olive_ext.model import ResolvedModel, resolve
-from olive_ext.model.files.folders import GENAI_CONFIG
-from olive_ext.model.files.package_config import read_json
+from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.records import Records
 from olive_ext.records.files import cache_folder
 from olive_ext.records.journal import facts_key
@@ -532,7 +531,7 @@ class RecordsFile:
 
     def answering(self, candidate: Any, observer: Observer) -> Any:
         """An `OrtLM` that answers as the recorded model did, with the tokenizer of the open `candidate`."""
-        from olive_ext.session.replayed import replayed
+        from olive_ext.session.local import replayed
 
         stop_ids = self.manifest.get("stop_ids", candidate.session.stop_ids)  # older files name none
         records = Records.read(self.folder), self.max_length, self.manifest["answers"]

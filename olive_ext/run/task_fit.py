@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from olive_ext.backends.task_names import Spec
+from olive_ext.backends.task_files import Spec
 from olive_ext.config import EvaluationConfig, EvaluationSettings
 from olive_ext.errors import UnfitTaskError, warn_ignored
 from olive_ext.model import ResolvedModel
-from olive_ext.model.spec.media_types import Modality
-from olive_ext.model.types import SourceKind
+from olive_ext.model.types import Modality, SourceKind
 
 DEFAULT_LENGTH = 2048
 """Context where a model names none and no reference is open yet."""
@@ -89,7 +88,7 @@ def refuse_texts(model: ResolvedModel, config: EvaluationConfig) -> None:
         return
     from olive_ext.backends.lm_eval.arguments import OrtLMArguments
     from olive_ext.backends.lm_eval_run import chosen_template
-    from olive_ext.session.texts import open_tokenizer, read_texts
+    from olive_ext.session.local import open_tokenizer, read_texts
     from olive_ext.session.tokenizer_fit import refuse_template
 
     if is_ours and model.context_length is None:  # it takes the reference's, which is not open yet

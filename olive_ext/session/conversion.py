@@ -30,17 +30,19 @@ from olive_ext.errors import (
 from olive_ext.media.items import Media, Source
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.package_config import Suppressed
-from olive_ext.session.encoder_decoder import (
+from olive_ext.session.generation_bounds import StopChecker, too_long
+from olive_ext.session.placeholders import (
     NO_SOUND,
     Asked,
     Encoding,
+    MediaText,
     answer_tokens,
+    cut_media,
     decoder_tokens,
     make_sources,
     spoken,
+    with_media,
 )
-from olive_ext.session.generation_bounds import StopChecker, too_long
-from olive_ext.session.placeholders import MediaText, cut_media, with_media
 from olive_ext.session.requests import (
     GeneratedSequence,
     GenerationOutput,
@@ -145,7 +147,9 @@ def _convert_generation(model: OpenModel, request: GenerationRequest) -> tuple[t
     if request.max_length is not None:
         room = max(1, min(request.max_length, max_length) - len(tokens))
         request = replace(request, max_new_tokens=min(request.max_new_tokens, room))
-    kept = fit_prompt(tokens, request.max_new_tokens, max_length)
+    if problem := too_long("max_new_tokens", request.max_new_tokens, max_length):
+        raise ConfigError(problem, "max_new_tokens", request.max_new_tokens)
+    kept = Ids(tokens[request.max_new_tokens - max_length :])
     items = cut_media(items, len(tokens) - len(kept), len(tokens))
     stop_ids = model.stop_ids.union(() if media is None else media.placeholders)  # after one nothing can be computed
     think = None if (end := request.think_end_token) is None else ThinkingEnd.of(end, tokenizer, stop_ids)
@@ -205,7 +209,7 @@ def scoring_tokens(
         context_ids, request = _prompt_tokens(tokenizer, context, request) if context else ([], request)
         target_ids = tokenizer.encode(target, add_special_tokens=False) if isinstance(target, str) else target
         if not context_ids or not target_ids:
-            context_ids, target_ids = tokenizer.behind_prefix(target_ids)
+            context_ids, target_ids = tokenizer.after_prefix(target_ids)
     tokens, items = with_placeholders(media, context_ids, request)
     if media is not None:
         media.refuse_placeholders(target_ids)
@@ -275,17 +279,7 @@ def target_windows(
     return tuple(requests)
 
 
-def fit_prompt(tokens: Sequence[int], max_new_tokens: int, max_length: int) -> Ids:
-    """The end of the prompt that leaves room for `max_new_tokens`, as HFLM cuts it.
-
-    Raises `ConfigError` where no room is left for a prompt at all.
-    """
-    if problem := too_long("max_new_tokens", max_new_tokens, max_length):
-        raise ConfigError(problem, "max_new_tokens", max_new_tokens)
-    return Ids(tokens[max_new_tokens - max_length :])
-
-
-_BEHIND_END = 8
+_AFTER_END = 8
 """Tokens of white space, at most, that a template puts after the end of reasoning that it writes itself."""
 
 
@@ -318,7 +312,7 @@ class ThinkingEnd:
 
     def has_ended(self, prompt: Sequence[int]) -> bool:
         """Whether the reasoning has ended in the prompt, as templates write it for answers without any."""
-        tail = self.tokenizer.decode(prompt[-len(self._marker) - _BEHIND_END :], skip_special_tokens=False)
+        tail = self.tokenizer.decode(prompt[-len(self._marker) - _AFTER_END :], skip_special_tokens=False)
         text = self._written if isinstance(self.end, int) else self.end.strip()
         return bool(text) and tail.rstrip().endswith(text)
 

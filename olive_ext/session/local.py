@@ -1,11 +1,13 @@
-"""Opens a resolved model in this process: its texts, its runner, and with a reference the tap that compares them.
+"""Opens a resolved model in this process: its texts (tokenizer, stop ids, an encoder-decoder's source, pictures and
+sounds), its runner, and with a reference the tap that compares them.
 
 The reference is resident, or its records are read, or the model is one and writes them. Knows no step and no graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +18,108 @@ from pydantic import BeforeValidator, Field
 from olive_ext.config import Strict
 from olive_ext.engine.opening import engine_on, open_runner
 from olive_ext.engine.reference.kernels import DivergenceKernels, comparable_tokens, vocab_size_of
-from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap
-from olive_ext.engine.requests import NUMBERS
+from olive_ext.engine.reference.tap import ReadingTap, ResidentTap, Tap, WritingTap, key_of, known_result
+from olive_ext.engine.requests import NUMBERS, Counters, KeyedRequest, KeyedResult, Request, Result
 from olive_ext.engine.runners.runner import OpenedRunner, Runner
-from olive_ext.errors import ModelError
-from olive_ext.media.items import Source
+from olive_ext.errors import ModelError, RecordsError
+from olive_ext.media.items import ItemLimit, Source
+from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.sound import tell_other_features
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import also_read, reading_noted
 from olive_ext.records import Form, Records
-from olive_ext.session.placeholders import MediaText
+from olive_ext.records.journal import Journal
+from olive_ext.session.answer_journal import ChunkResults, Executor, RecordsElsewhere
+from olive_ext.session.generation_bounds import StopIds, read_stop_ids
+from olive_ext.session.placeholders import Encoding, MediaText, read_encoding, read_markers
 from olive_ext.session.session import Session
-from olive_ext.session.texts import Texts, read_texts
-from olive_ext.session.tokenizer_fit import refuse_other_tokenizer, tokenizer_traits
+from olive_ext.session.tokenizer import Rows, Tokenizer, load_tokenizer
+from olive_ext.session.tokenizer_fit import (
+    hold_to_files,
+    refuse_other_tokenizer,
+    refuse_smaller_vocabulary,
+    tokenizer_traits,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How requests of texts become requests of tokens for one model."""
+
+    model: ResolvedModel
+    tokenizer: Tokenizer
+    stops: StopIds
+    """Tokens that end every generation."""
+
+    encoding: Encoding | None
+    """How an encoder-decoder's requests are converted; None for a decoder."""
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it, for errors."""
+        return self.model.settings.model
+
+    def media(self, limit: ItemLimit) -> MediaText | None:
+        """How pictures and sounds of at most `limit` tokens are put into prompts; None for a model without them."""
+        if self.model.media is None:
+            return None
+        files = self.model.processor_files
+        processor = MediaProcessor(self.model.media, files, self.model.settings.engine.threads)
+        return read_markers(processor, files, self.tokenizer, limit)
+
+    def session(
+        self,
+        executor: Executor,
+        media: MediaText | None,
+        *,
+        records: Records | RecordsElsewhere | None = None,
+        beside: Session | None = None,
+    ) -> Session:
+        """A session whose requests `executor` runs."""
+        facts = {"model": self.model.name, "tokenizer": self.tokenizer.where, **self.stops.facts}
+        if self.tokenizer.note:
+            facts["tokenizer_note"] = self.tokenizer.note
+        return Session(
+            executor,
+            self.tokenizer,
+            stop_ids=self.stops.ids,
+            facts=facts,
+            encoding=self.encoding,
+            records=records,
+            model=self.model,
+            media=media,
+            beside=beside,
+        )
+
+
+def read_texts(model: ResolvedModel, tokenizer: Tokenizer | None = None) -> Texts:
+    """Tokenizer (or the one that is open already), stop ids and encoding. Raises `ModelError` and `ConfigError` for all
+    that opening the model refuses of its tokenizer and of the configurations of a generation."""
+    tokenizer = tokenizer or open_tokenizer(model)
+    stops = read_stop_ids(model.processor_files, tokenizer.eos_token_id)
+    return Texts(model, tokenizer, stops, read_encoding(tokenizer, model, model.source or (None, None)))
+
+
+def open_tokenizer(model: ResolvedModel) -> Tokenizer:
+    """The tokenizer. Raises `ModelError` where it has tokens that the model does not, and where transformers encode
+    otherwise than its files say."""
+    settings = model.settings
+    tokenizer = load_tokenizer(
+        model.files.tokenizer,
+        add_bos_token=settings.add_bos_token,
+        prefix_token_id=settings.prefix_token_id,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    tokenizer.rows = Rows.of(model)
+    if model.runtime.runs_graph:
+        refuse_smaller_vocabulary(tokenizer, model.spec.vocab_size, str(model.files.decoder))
+    tokenizer.note = hold_to_files(tokenizer, settings.add_bos_token)
+    if tokenizer.note:
+        logger.warning("%s", tokenizer.note)
+    return tokenizer
+
 
 RecordTo = str | Path | Mapping[str, Any]
 """Where a session's distributions are recorded: a folder, or the keys of `RecordSettings`."""
@@ -162,3 +253,63 @@ def _facts_of(local: LocalModel) -> dict[str, Any]:
         deciding["also_read"] = more
     tokenizer = tokenizer_traits(local.texts.tokenizer)
     return {"model": digest, "tokenizer": tokenizer, "deterministic": model.settings.deterministic is True, **deciding}
+
+
+class RecordedAnswers:
+    """An executor that knows what is in `records`, and computes nothing: `RecordsError` for all else."""
+
+    num_slots, at_work = 1, ""
+
+    def __init__(self, records: Records, context_length: int) -> None:
+        self._records = records
+        self.context_length = context_length
+        self.counters = Counters()
+
+    def run_slices(self, slices: Iterable[Sequence[KeyedRequest]]) -> Iterator[KeyedResult]:
+        """Answers each request as it is read."""
+        return self.run_continuous(item for items in slices for item in items)
+
+    def run_chunks(self, chunks: Iterable[Sequence[Request]]) -> Iterator[ChunkResults]:
+        """Answers each chunk as it is read."""
+        yield from ((number, list(map(self._answer, chunk))) for number, chunk in enumerate(chunks))
+
+    def run_continuous(self, items: Iterable[KeyedRequest | None]) -> Iterator[KeyedResult]:
+        """Answers each item as it is read."""
+        yield from ((item[0], self._answer(item[1])) for item in items if item is not None)
+
+    def reset(self) -> None:
+        """Nothing is resident."""
+
+    release_memory = close = reset
+
+    def describe(self) -> dict[str, Any]:
+        """The records' facts."""
+        return {"records": self._records.describe()}
+
+    def _answer(self, request: Request) -> Result:
+        result = known_result(self._records, key_of(request)) if request.generation is None else None
+        if result is None:
+            what = "scores" if request.generation is None else "generated answer"
+            raise RecordsError(
+                f"the records in '{self._records.folder}' hold no {what} of a request: record the reference on the "
+                "same tasks, with the same limit, template, gen_kwargs, seed and max_length"
+            )
+        return result
+
+
+def replayed(
+    own: Session, records: Records, context_length: int, answers: Mapping[str, Any], stop_ids: Iterable[int]
+) -> Session:
+    """A session that answers as the recorded model did, beside the session `own` of a model with the same tokenizer.
+    `answers`: by the name of a journal in the records' folder, its facts; `stop_ids`: where that model ended them."""
+    session = Session(
+        RecordedAnswers(records, context_length),
+        own.tokenizer,
+        stop_ids=stop_ids,
+        encoding=own.encoding,
+        media=own.media,
+        beside=own,
+    )
+    for name, facts in answers.items():
+        session.journal = Journal(Path(records.folder, name), facts)
+    return session

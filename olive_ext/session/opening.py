@@ -12,10 +12,9 @@ from olive_ext.errors import ContradictionError, meant
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.records import Records
-from olive_ext.session.executor import RecordsElsewhere
-from olive_ext.session.local import RecordTo, open_local
+from olive_ext.session.answer_journal import RecordsElsewhere
+from olive_ext.session.local import RecordTo, Texts, open_local, read_texts
 from olive_ext.session.session import Session
-from olive_ext.session.texts import Texts, read_texts
 from olive_ext.session.workers.pool import WorkerPool, open_crew
 from olive_ext.session.workers.worker import OWN, REFERENCE
 

@@ -29,12 +29,10 @@ from olive_ext.errors import (
 from olive_ext.model import ResolvedModel
 from olive_ext.records import Records
 from olive_ext.records.journal import Journal
-from olive_ext.session.answer_journal import in_chunks, journal_of
+from olive_ext.session.answer_journal import Executor, RecordsElsewhere, in_chunks, journal_of
 from olive_ext.session.conversion import Call, Window, naming
-from olive_ext.session.encoder_decoder import Encoding
-from olive_ext.session.executor import Executor, RecordsElsewhere
 from olive_ext.session.generation_bounds import TextStream
-from olive_ext.session.placeholders import MediaText
+from olive_ext.session.placeholders import Encoding, MediaText
 from olive_ext.session.requests import (
     GenerationOutput,
     GenerationRequest,

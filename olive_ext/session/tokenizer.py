@@ -376,13 +376,13 @@ class Tokenizer:
         stripped = context.rstrip()
         context, target = stripped, context[len(stripped) :] + target
         if not context:
-            return self.behind_prefix(self.encode(target, add_special_tokens=False))
+            return self.after_prefix(self.encode(target, add_special_tokens=False))
         joint, alone = self.encode(context + target), self.encode(context)
         cut = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(joint, alone, strict=False)))
         cut = min(cut, len(joint) - 1)
-        return (joint[:cut], joint[cut:]) if cut > 0 else self.behind_prefix(joint)
+        return (joint[:cut], joint[cut:]) if cut > 0 else self.after_prefix(joint)
 
-    def behind_prefix(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    def after_prefix(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """`ids` as a target after the prefix token, which is not doubled where `ids` already start with it."""
         if not ids:
             raise TaskError("the target has no tokens: there is nothing to score")

@@ -29,8 +29,7 @@ from olive_ext.engine.requests import NUMBERS
 from olive_ext.errors import ModelError, OliveExtError
 from olive_ext.model import resolve
 from olive_ext.model.files.content import digest_of
-from olive_ext.model.files.folders import GENAI_CONFIG
-from olive_ext.model.files.package_config import read_json
+from olive_ext.model.files.package_config import GENAI_CONFIG, read_json
 from olive_ext.registry import hooks
 from olive_ext.report import from_json, write
 from olive_ext.run.task_fit import is_onnx_model

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from olive_ext.backends.chosen_documents import AnsweredRequests, ChosenDocuments
 from olive_ext.backends.lm_eval import OrtLM
-from olive_ext.backends.lm_eval_run import run_tasks
+from olive_ext.backends.lm_eval_run import AnsweredRequests, ChosenDocuments, run_tasks
 from olive_ext.backends.task_loading import LoadedTasks, Seeds, load_tasks
 from olive_ext.config import EvaluationConfig
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks

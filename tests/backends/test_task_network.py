@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from olive_ext.backends.code_eval import network_calls, warn_of_network
 from olive_ext.backends.task_loading import load_tasks
-from olive_ext.backends.task_network import network_calls, warn_of_network
 
 PYTHON = """
 import datasets
@@ -64,7 +64,7 @@ def test_task_is_told_with_file_and_line_once_it_is_loaded(folder: Path, caplog:
         tasks = load_tasks(["asks_the_network"], str(folder)).tasks
         warn_of_network(tasks)
     assert not [record for record in caplog.records if "--metadata" in record.getMessage()]
-    told = [record.getMessage() for record in caplog.records if record.name.endswith("task_network")]
+    told = [record.getMessage() for record in caplog.records if record.name.endswith("code_eval")]
     assert told == [
         f"asks_the_network: functions of '{folder / 'needs.py'}' need the network: "
         "evaluate.load (line 14), datasets.load_dataset (line 17), urllib.request.urlopen (line 18)"

@@ -15,7 +15,7 @@ from onnx import helper
 import olive_ext
 from olive_ext.config import ModelSettings
 from olive_ext.engine.engine import Engine
-from olive_ext.engine.forms import graph_form, packed
+from olive_ext.engine.forms import kv_store, packed
 from olive_ext.engine.forms.packed import PLAIN_RUNS
 from olive_ext.engine.opening import open_engine, open_runner
 from olive_ext.engine.requests import Generation, Request
@@ -30,7 +30,7 @@ from tests.refusals import refused
 
 pytestmark = [pytest.mark.cuda_stub, pytest.mark.slow]
 
-UNHEARD = graph_form.disagreement
+UNHEARD = kv_store.disagreement
 """As it is where this module is imported: before its verdict is left unheard."""
 
 
@@ -106,7 +106,7 @@ def test_longer_requests_capture_anew() -> None:
 def test_trial_refuses_kernels_that_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores that are equal in all steps prove no replay: "auto" says so and runs plainly, true is an error."""
     monkeypatch.setattr(packed, "check_packed_steps", lambda *_: None)
-    for module in (graph_form, packed):
+    for module in (kv_store, packed):
         monkeypatch.setattr(module, "disagreement", UNHEARD)
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine={"graph_capture": "auto"}) as session:
         facts = session.describe_execution()

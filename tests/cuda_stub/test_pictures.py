@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import olive_ext
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import ScoringRequest
 from tests.cuda_stub.counts import Counts, counts

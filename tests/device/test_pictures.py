@@ -12,7 +12,7 @@ from olive_ext.errors import ProviderError, RunError
 from olive_ext.media.items import MediaRun
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session.requests import ScoringRequest
 from tests.device.open import LIBRARY, open_on
 from tests.exports.media import media_export, plain_items_export

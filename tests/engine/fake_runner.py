@@ -23,7 +23,7 @@ from olive_ext.engine.forms.tree import TreeForm
 from olive_ext.engine.requests import FinishReason, Generation, Request, Result
 from olive_ext.engine.runners.runner import Capacity, Runner, Traits
 from olive_ext.engine.scheduling.blocks import BlockCopy, BlockTables
-from olive_ext.engine.scheduling.overlapped_steps import with_tokens
+from olive_ext.engine.scheduling.planned_step import with_tokens
 from olive_ext.engine.step import Candidates, Columns, Row, Step, StepOutput
 from olive_ext.errors import LostItemError, MemoryShortageError
 from olive_ext.media.items import Media, Source, runs_within

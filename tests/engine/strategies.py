@@ -16,7 +16,7 @@ from olive_ext.engine.forms.returned import AlikeRows
 from olive_ext.engine.requests import Generation, Request, Result, ThinkingBudget
 from olive_ext.engine.scheduling.blocks import BlockTables
 from olive_ext.media.items import MediaItem, MediaRun, Source
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from tests.engine.fake_runner import ALIKE, FORMS, PACKED, POOL, RANGE, SINGLE, VOCAB, FakeRunner, oracle
 
 TOKENS = st.integers(0, 3)

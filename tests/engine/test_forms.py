@@ -20,8 +20,7 @@ from olive_ext.config import ModelSettings
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, joined
-from olive_ext.engine.forms.graph_form import OpenedDecoder
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.kv_store import KvPlace, KvStore, OpenedDecoder
 from olive_ext.engine.forms.packed import PackedOnGraph, PackedSteps, longest_step
 from olive_ext.engine.forms.registry import FORMS, choose
 from olive_ext.engine.forms.returned import AlikeRows, ReturnedKv

@@ -27,7 +27,7 @@ from olive_ext.media.items import MediaItem, token_bucket, token_buckets
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import LENGTHS, pictures
 from tests.agreement.packages import package as package_of

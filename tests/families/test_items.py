@@ -23,7 +23,7 @@ from olive_ext.config import EvaluationConfig, ModelSettings
 from olive_ext.errors import ConfigError, LostRequestsError, OliveExtError, TaskError
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session import Session
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.asked import items, marker, pictures, sounds, with_items

@@ -17,8 +17,7 @@ from olive_ext.errors import LostItemError, ModelError, TaskError
 from olive_ext.media.items import token_bucket, token_buckets
 from olive_ext.media.processor import MediaProcessor
 from olive_ext.media.processors import load_feature_extractor, load_image_processor, load_sound_processor, refuse_sizes
-from olive_ext.model.spec.media_types import MediaEncoderSpec, MediaSpec, Modality
-from olive_ext.model.types import GraphFiles, ModelFiles, TensorSpec
+from olive_ext.model.types import GraphFiles, MediaEncoderSpec, MediaSpec, Modality, ModelFiles, TensorSpec
 from tests.families.pictures import picture
 from tests.refusals import refused
 

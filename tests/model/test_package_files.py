@@ -16,7 +16,7 @@ import pytest
 from olive_ext.config import ModelSettings
 from olive_ext.errors import NOT_TRUSTED, ModelError, ProviderError
 from olive_ext.media.processors import load_image_processor
-from olive_ext.model.providers.package_trust import operators_library
+from olive_ext.model.providers.resolution import operators_library
 from olive_ext.model.providers.table import TABLE
 from olive_ext.model.resolve import resolve
 from tests.check.tiny import put_model

@@ -15,7 +15,7 @@ from olive_ext.model import resolve
 from olive_ext.report import Report
 from olive_ext.run import evaluate, export
 from olive_ext.run.export import exported
-from olive_ext.session.texts import read_texts
+from olive_ext.session.local import read_texts
 from tests.backends.local_tasks import NAMES, write_tasks
 from tests.exports import genai_export, hf_model
 from tests.strangers import put_scaled

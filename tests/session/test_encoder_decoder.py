@@ -17,8 +17,8 @@ import transformers
 import olive_ext
 from olive_ext.errors import ConfigError, LostRequestsError, TaskError
 from olive_ext.session import Session
-from olive_ext.session.encoder_decoder import Encoding
 from olive_ext.session.generation_bounds import read_start
+from olive_ext.session.placeholders import Encoding
 from olive_ext.session.requests import GenerationRequest, ScoringRequest
 from tests.agreement.references import features, noise
 from tests.exports import genai_export, hf_model

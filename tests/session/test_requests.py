@@ -17,7 +17,7 @@ from olive_ext.engine.requests import Request
 from olive_ext.errors import ConfigError, TaskError
 from olive_ext.media.items import ItemLimit
 from olive_ext.media.processor import MediaProcessor
-from olive_ext.model.spec.media_types import MediaInput, MediaSpec, Modality
+from olive_ext.model.types import MediaInput, MediaSpec, Modality
 from olive_ext.session.conversion import target_windows
 from olive_ext.session.placeholders import MediaText, read_markers
 from olive_ext.session.requests import GenerationRequest, RollingRequest, ScoringRequest

@@ -44,10 +44,10 @@ from olive_ext.backends.workload import Work, forecast, work_of
 from olive_ext.errors import MediaError, SessionError, TaskError, UnfitTaskError, counted
 from olive_ext.media.pictures import read_picture
 from olive_ext.model import ResolvedModel
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session import Session
-from olive_ext.session.encoder_decoder import decoder_tokens
 from olive_ext.session.opening import open_model
+from olive_ext.session.placeholders import decoder_tokens
 from olive_ext.session.requests import RollingRequest, ScoringRequest, checked_ids
 from olive_ext.session.tokenizer import Tokenizer
 
@@ -366,16 +366,12 @@ class TaskMedia:
             )
         if self.is_speech and "audio" not in media:
             raise UnfitTaskError("the task gives text only; the encoder of this model takes sound ('doc_to_audio')")
-        fields = {"images": self._images(media.get("visual")), "audio": as_list(media.get("audio"))}
-        return {name: tuple(items) for name, items in fields.items() if items}
-
-    def _images(self, given: Any) -> list[Any]:
-        """The pictures, as many and as large as the arguments allow."""
-        images = as_list(given)
+        images = as_list(media.get("visual"))
         sizes = self._arguments.image_width, self._arguments.image_height, self._arguments.image_max_side
         if any(sizes):
             images = [_resized(image, sizes) for image in images]
-        return images[: self._arguments.max_images]
+        fields = {"images": images[: self._arguments.max_images], "audio": as_list(media.get("audio"))}
+        return {name: tuple(items) for name, items in fields.items() if items}
 
     def prompt(self, args: Sequence[Any]) -> str:
         """The context of a request, with the model's marker for each picture and sound that it is given. (Where a chat

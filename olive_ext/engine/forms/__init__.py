@@ -1,3 +1,3 @@
 """Ways of sharing a step, one file each: which rows a step has, and what that needs of a graph, of memory and of trials
-at opening. `base` is what the planner sees, `graph_form` what opens a model.
+at opening. `base` is what the planner sees, `kv_store` what opens a model.
 """

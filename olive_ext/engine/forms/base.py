@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from olive_ext.config import ExecutionSettings
 from olive_ext.engine.capacity import UNLIMITED, Capacity
+from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
-from olive_ext.engine.scheduling.tree_batches import TreeBatches
 from olive_ext.engine.step import IDLE_TOKEN, Row, Step, StepOutput
 from olive_ext.media.items import chunk_end
 

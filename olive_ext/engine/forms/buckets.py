@@ -23,7 +23,7 @@ import onnxruntime as ort
 from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
-from olive_ext.engine.forms.graph_form import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
+from olive_ext.engine.forms.kv_store import TARGETS, disagreement, read_end, score, score_one_by_one, targets_of
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.step import FloatArray, LogitsRow, Row, Step, StepOutput, halve, joined
 from olive_ext.errors import MemoryShortageError, RunError

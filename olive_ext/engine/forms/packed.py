@@ -28,15 +28,18 @@ from olive_ext.engine.capacity import UNLIMITED, Blocks
 from olive_ext.engine.forms.attention_trial import AttentionTrial, attends_otherwise, attention_trials
 from olive_ext.engine.forms.base import MIN_FORK, ReadySequences, ScoredSteps, ScoringRule, StepForm
 from olive_ext.engine.forms.buckets import PADDING, Capture, Shape, filled, shape_of
-from olive_ext.engine.forms.graph_form import (
+from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     STEM,
     SUFFIX,
     TARGETS,
     GraphForm,
+    KvPlace,
+    KvStore,
     NotCapturedError,
     NotFittingError,
     OpenedDecoder,
+    Pool,
     Text,
     decoder_graph,
     disagreement,
@@ -44,7 +47,6 @@ from olive_ext.engine.forms.graph_form import (
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore, Pool
 from olive_ext.engine.forms.paged_attention import (
     KERNELS,
     PackedInputs,
@@ -64,9 +66,8 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import BLOCK_SIZE, Decision, against_buckets, against_capture, planned_positions
 from olive_ext.model.providers.bindings import KeptBinding
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.spec.media_types import EmbeddingSpec
 from olive_ext.model.spec.role_inputs import ceiling
-from olive_ext.model.types import DecoderSpec, Role
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, Role
 
 IDLE_SLOT = -2
 """The slot of rows that a step is filled up with, after the others: they write into a block that no slot names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from olive_ext.engine.forms.graph_form import GraphForm
+from olive_ext.engine.forms.kv_store import GraphForm
 from olive_ext.engine.forms.packed import PackedOnGraph
 from olive_ext.engine.forms.returned import ReturnedOnGraph
 from olive_ext.engine.forms.rows import RowsOnGraph

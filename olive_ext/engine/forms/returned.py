@@ -24,8 +24,7 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import UNLIMITED
 from olive_ext.engine.forms.base import ONE_ROW, ReadySequences, StepForm
-from olive_ext.engine.forms.graph_form import TARGETS, OpenedDecoder, Text, disagreement, targets_of
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.kv_store import TARGETS, KvPlace, KvStore, OpenedDecoder, Text, disagreement, targets_of
 from olive_ext.engine.forms.rows import RowsOnGraph
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence

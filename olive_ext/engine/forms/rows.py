@@ -33,8 +33,17 @@ from typing_extensions import override
 
 from olive_ext.engine.forms.base import OneRow, ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
 from olive_ext.engine.forms.buckets import with_buckets
-from olive_ext.engine.forms.graph_form import STEM, GraphForm, OpenedDecoder, Text, score, targets_of, two_ends_problem
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore
+from olive_ext.engine.forms.kv_store import (
+    STEM,
+    GraphForm,
+    KvPlace,
+    KvStore,
+    OpenedDecoder,
+    Text,
+    score,
+    targets_of,
+    two_ends_problem,
+)
 from olive_ext.engine.runners.runner import Runner
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Move, Row, Step

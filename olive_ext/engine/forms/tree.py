@@ -1,6 +1,6 @@
 """Tree batches: many texts that are scored in one row of the graph, after the prefix that they share. First when they
 pay, then the graph's inputs for them, then the form on ONNX Runtime. It is for the CPU, because cells are moved in the
-host's memory. `scheduling.tree_batches` says which rows the next step holds.
+host's memory. `scheduling.prefix_tree` says which rows the next step holds.
 
 GroupQueryAttention takes several tokens after a past in one row only, and there each token sees all cells before its
 own. With a bias that hides cells, and positions that are an input instead of counted, the tokens of that row form a
@@ -30,32 +30,24 @@ from typing_extensions import override
 
 from olive_ext.engine.capacity import Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps, ScoringRule, StepForm, StepTarget
-from olive_ext.engine.forms.graph_form import (
+from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     STEM,
     SUFFIX,
     GraphForm,
+    KvPlace,
+    KvStore,
     OpenedDecoder,
     Text,
     targets_of,
     two_ends_problem,
 )
-from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.forms.rows import NeighbouringSlots, ViewKv
 from olive_ext.engine.requests import integers
 from olive_ext.engine.runners.runner import Runner
+from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRows, Sequence
-from olive_ext.engine.scheduling.tree_batches import TreeBatches
-from olive_ext.engine.step import (
-    FIRST_CELL,
-    SHARED_PREFIX,
-    FloatArray,
-    LogitsRow,
-    Move,
-    Row,
-    Step,
-    visible_cells,
-)
+from olive_ext.engine.step import FIRST_CELL, SHARED_PREFIX, FloatArray, LogitsRow, Move, Row, Step, visible_cells
 from olive_ext.graph.edits import WHOLE_LENGTH
 from olive_ext.graph.nodes import all_names, attribute, makers_of, reads, take_attribute
 from olive_ext.graph.onnx_file import ModelProto

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -38,8 +37,9 @@ KEPT_ITEMS = 64
 Items = Sequence[KeyedRequest]
 
 
-class Tap(ABC):
-    """Listens to the steps of requests that are scored only; what is generated does not come here."""
+class Tap:
+    """Listens to the steps of requests that are scored only; what is generated does not come here. This one notes
+    nothing, and leaves the traits of the steps as they are."""
 
     longest_step = UNLIMITED
     """Tokens of a prompt that a step may hold at most."""
@@ -55,23 +55,23 @@ class Tap(ABC):
         """Bytes that were copied from the device to the host for the notes."""
         return sum(one.host_bytes for one in (*self.runners, self.kernels) if one is not None)
 
-    @abstractmethod
     def note(self, step: Step, output: StepOutput) -> Notes | None:
         """Notes [T] on the step's targets. Raises `MemoryShortageError` where memory does not suffice for the step: the
         two parts that the step is then split into, which come without its copies and moves, may still be noted."""
+        return None
 
     def traits(self, runner: Runner) -> Traits:
         """What noted steps of `runner` can do: all but overlap, since a step is noted before the next one runs."""
-        return replace(runner.traits, overlaps_steps=False)
+        return runner.traits if type(self) is Tap else replace(runner.traits, overlaps_steps=False)
 
     def own_media(self, media: Media) -> Media:
         """The pictures and sounds of a request as the tap's `runners` take them."""
         return media
 
-    def miss(self, step: Step) -> None:  # noqa: B027 (most taps have no model of their own)
+    def miss(self, step: Step) -> None:
         """The runner has made the copies and moves of `step`, then ran out of memory; the step's two parts follow."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:
         """Drops what is known of the slots: the tokens resident in them count no more."""
 
     def prepare(self, items: Items) -> tuple[Mapping[Hashable, Result], Items]:
@@ -82,24 +82,12 @@ class Tap(ABC):
         """The complete `result` of the request with this key of those that were prepared last."""
         return result
 
-    def flush(self) -> None:  # noqa: B027
+    def flush(self) -> None:
         """The run has ended, however it did: what is complete is kept."""
 
     def describe(self) -> Mapping[str, Any]:
         """Facts for `describe_execution`."""
         return {}
-
-
-class NoTap(Tap):
-    """Notes nothing, and leaves the traits of the steps as they are."""
-
-    @override
-    def note(self, step: Step, output: StepOutput) -> None:
-        return None
-
-    @override
-    def traits(self, runner: Runner) -> Traits:
-        return runner.traits
 
 
 class ResidentTap(Tap):

@@ -14,8 +14,7 @@ from olive_ext.engine.step import Side, Step, StepOutput
 from olive_ext.errors import OliveExtError
 from olive_ext.media.items import ItemLimit, Media, MediaItem, Source
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.spec.media_types import WORDS
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.types import WORDS, SourceKind, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from olive_ext.engine.forms.graph_form import TARGETS, Text, disagreement, targets_of
+from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, targets_of
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
 from olive_ext.errors import RunError

@@ -22,11 +22,10 @@ from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.base import ReadySequences, ScoredSteps
 from olive_ext.engine.requests import Counters, source_key
 from olive_ext.engine.runners.runner import Traits
-from olive_ext.engine.scheduling.overlapped_steps import with_tokens
-from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores
+from olive_ext.engine.scheduling.planned_step import BeamGroup, NonFinite, PlannedStep, planned, put_scores, with_tokens
+from olive_ext.engine.scheduling.prefix_tree import TreeBatches
 from olive_ext.engine.scheduling.sequences import ChosenRows, PendingAnswer, Sequence
 from olive_ext.engine.scheduling.slots import Slots
-from olive_ext.engine.scheduling.tree_batches import TreeBatches
 from olive_ext.engine.step import IDLE_TOKEN, ONE_SIDE, Candidates, IntArray, Row, Side, Step, StepOutput
 
 

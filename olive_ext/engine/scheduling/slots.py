@@ -123,7 +123,9 @@ class Slots:
         if shared[giver] >= shared[slot] + self.min_copy:
             slot = oldest
             copy = self._copied(Copy(giver, slot, shared[giver]))
-            self._note_use(giver)
+            if giver in self._free:
+                del self._free[giver]
+                self._free[giver] = None
         length = shared[giver] if copy else shared[slot]
         self._checkpoints[slot] = [length] if copy else [one for one in self._checkpoints[slot] if one <= length]
         self._tokens_SP[slot, :length] = tokens[:length]
@@ -241,11 +243,6 @@ class Slots:
     def _seize(self, slot: int) -> None:
         del self._free[slot]
         self._busy.add(slot)
-
-    def _note_use(self, slot: int) -> None:
-        if slot in self._free:
-            del self._free[slot]
-            self._free[slot] = None
 
     def _giver(self, tokens: TokenArray, source: str, likely: int) -> tuple[int, int]:
         """A slot that shares most of `tokens`, where each may be cut back anywhere, and how many: `likely`, or the

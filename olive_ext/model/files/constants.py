@@ -1,7 +1,7 @@
 """The constants of a graph on disk, and those of two graphs compared where they should be equal.
 
 Knows graphs and checkpoints as files; not what runs them. Nothing is loaded as a whole: numbers are mapped from their
-files and compared `CHUNK` at a time (1.07 GB of float32 take 0.3 s against themselves, 1.8 s against float16).
+files and compared `AT_A_TIME` at a time (1.07 GB of float32 take 0.3 s against themselves, 1.8 s against float16).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from olive_ext.graph.nodes import attribute, nested_graphs
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import external_data_plan
-from olive_ext.model.files.package_files import json_object
+from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.attention import rotary_nodes
 
 Array: TypeAlias = npt.NDArray[Any]
 
-CHUNK = 1 << 22
+AT_A_TIME = 1 << 22
 """Numbers that are in memory at a time."""
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -318,7 +318,7 @@ def _layer(name: str) -> tuple[str, int]:
 def _blocks(array: Array) -> Iterator[tuple[int, Array]]:
     """The first row and the numbers of parts of an array, as rows [R, N]; a vector is one row."""
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
-    step = max(1, CHUNK // max(1, rows.shape[1]))
+    step = max(1, AT_A_TIME // max(1, rows.shape[1]))
     yield from ((first, rows[first : first + step]) for first in range(0, len(rows), step))
 
 
@@ -424,7 +424,7 @@ def quantized_weights(constants: Constants) -> dict[str, Grid]:
             name, is_turned = part_name(node, part), _is_turned(node)
             if len(inputs) > 1:
                 stored = constants.packed(node, inputs)
-                grids |= {name: _packed(node, *stored)} if stored is not None else {}
+                grids |= {name: packed_grid(node, *stored)} if stored is not None else {}
                 continue
             maker = constants.maker.get(node.input[inputs[0]] if inputs[0] < len(node.input) else "")
             if maker is not None and maker.op_type == "Transpose":
@@ -480,9 +480,12 @@ class Grid(NamedTuple):
         return numbers.reshape(len(steps), -1)[:, : self.num_inputs], np.abs(steps)
 
 
-def _packed(node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None) -> Grid:
+def packed_grid(
+    node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | None, groups: Array | None = None
+) -> Grid:
     """As MatMulNBits, GatherBlockQuantized and QMoE (its experts' rows one after the other) take it: without zero
-    points that of bytes is the middle of the grid, that of integers of 4 bits is 0."""
+    points that of bytes is the middle of the grid, that of integers of 4 bits is 0. `groups`: the block of each of K
+    numbers, where they are not in order."""
     bits = int(attribute(node, "expert_weight_bits" if node.op_type == "QMoE" else "bits", 4))
     bits = bits if stored.dtype == np.uint8 else 0
     num_rows = len(stored) * (stored.shape[1] if node.op_type == "QMoE" else 1)
@@ -490,6 +493,10 @@ def _packed(node: onnx.NodeProto, stored: Array, scales: Array, zeros: Array | N
     num_inputs = int(attribute(node, "K", stored.shape[1] * (8 // bits if bits else 1)))
     points = zeros.reshape(num_rows, -1) if zeros is not None else 2 ** (bits - 1) if bits else 0
     block = int(attribute(node, "block_size", 0)) or -(-num_inputs // scales.shape[1])
+    if groups is not None:
+        if isinstance(points, np.ndarray):
+            points = (unpacked(points, bits).astype(np.float32) if points.dtype == np.uint8 else points)[:, groups]
+        return Grid(stored, scales[:, groups], points, num_inputs, 1, bits)
     return Grid(stored, scales, points, num_inputs, block, bits)
 
 

@@ -19,8 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from olive_ext.errors import DamagedError, MismatchError, ModelError, NotFoundError, first_line, understood
-from olive_ext.model.files.folders import GENAI_CONFIG
-from olive_ext.model.files.package_files import named_files, within
+from olive_ext.model.files.package_config import GENAI_CONFIG, named_files, within
 from olive_ext.model.spec.tensor_names import Outline
 from olive_ext.model.types import ModelFiles
 

@@ -37,7 +37,7 @@ from olive_ext.model.files.constants import (
     quantized_weights,
 )
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.package_files import json_object
+from olive_ext.model.files.package_config import json_object
 from olive_ext.model.spec.checkpoint import entries, read_length
 from olive_ext.model.types import ModelFiles
 

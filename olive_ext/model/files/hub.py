@@ -17,8 +17,7 @@ from types import ModuleType
 from urllib.parse import urlsplit
 
 from olive_ext.errors import ModelError
-from olive_ext.model.files.folders import is_hub_name
-from olive_ext.model.files.package_config import HfConfig, read_json
+from olive_ext.model.files.package_config import HfConfig, is_hub_name, read_json
 from olive_ext.model.types import ModelFiles
 
 logger = logging.getLogger(__name__)

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from olive_ext.errors import MismatchError, ModelError, NotFoundError, counted, listed
 from olive_ext.model.files.content import hf_weights, read_outline, refuse_short, weight_files
-from olive_ext.model.files.folders import (
+from olive_ext.model.files.model_package import ASSET, asset, choose, is_package
+from olive_ext.model.files.package_config import (
     GENAI_CONFIG,
     MEDIA_SECTIONS,
     OLIVE_RECORD,
+    GenaiConfig,
+    HfConfig,
     contents,
+    inside,
     is_hub_name,
     olive_record,
+    read_json,
     real_path,
-)
-from olive_ext.model.files.model_package import ASSET, asset, choose, is_package
-from olive_ext.model.files.package_config import GenaiConfig, HfConfig, read_json
-from olive_ext.model.files.package_files import (
-    inside,
     refuse_names_outside,
     refuse_shards_outside,
     refuse_strangers,

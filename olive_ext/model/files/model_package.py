@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.errors import DamagedError, ModelError, NotFoundError, listed
-from olive_ext.model.files.folders import GENAI_CONFIG
-from olive_ext.model.files.package_config import ComponentFile, GenaiConfig, Manifest, read_json
-from olive_ext.model.files.package_files import inside
+from olive_ext.model.files.package_config import GENAI_CONFIG, ComponentFile, GenaiConfig, Manifest, inside, read_json
 
 MANIFEST, COMPONENT = "manifest.json", "component.json"
 ASSETS, ASSET = "shared_assets", "sha256:"

@@ -1,22 +1,166 @@
-"""The JSON files of a model's folder: what this package reads of them, with the type of each value. Knows no graph.
+"""A model's folder: which files it may have this package open, and what is read of its JSON files, with the type of
+each value; the paths that users write, and what Olive wrote down. Knows no graph.
 
-A file may hold more than is declared here: other programs read it, too.
+A JSON file may hold more than is declared here: other programs read it, too. A file is one of the folder's where it
+lies in it once every symbolic link on the way is followed, or among the blobs of Hugging Face's cache, to which all
+names of a snapshot are links.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool
 
 from olive_ext.config.base import Strict, not_bool
-from olive_ext.errors import ConfigError, DamagedError
-from olive_ext.model.files.package_files import json_object
+from olive_ext.errors import (
+    ConfigError,
+    DamagedError,
+    ModelError,
+    NotFoundError,
+    first_line,
+    keys_once,
+    listed,
+    special_kind,
+)
 from olive_ext.model.types import ModelFiles
+
+LARGEST = 16 * 2**20
+"""Bytes of a configuration; chat templates, the longest part of any, have some ten thousand."""
+
+_LARGEST_INDEX = 2**28
+"""Bytes of an index of weights: some hundred for each tensor, of which models of experts have 200,000."""
+
+_INDICES = {"*.index.json": "weight_map", "tokenizer_config.json": "fast_tokenizer_files"}
+"""Files of a Hugging Face model that name others, and the key under which they do."""
+
+_NAMES_FILE = re.compile(r"(file|filename|folder|dir|directory|path)$")
+
+_SUB_FOLDERS = ("additional_chat_templates",)
+"""Folders of a model's in which transformers look for files, too."""
+
+
+def inside(folder: Path, name: str, key: str) -> Path:
+    """The file or folder that a configuration in `folder` names under `key`. Raises `ModelError` for an absolute path,
+    for one with "..", and for a symbolic link that leads out of the folder."""
+    written = PurePosixPath(name.replace("\\", "/"))
+    if written.is_absolute() or Path(name).is_absolute() or ".." in written.parts or "\0" in name:
+        raise ModelError(f"'{folder}' names '{name}' for {key}, which is not inside of the folder", code="untrusted")
+    if _leads_out(folder / name, folder):
+        raise ModelError(f"'{folder}' names '{name}' for {key}, a link that leads out of the folder", code="untrusted")
+    return folder / name
+
+
+def within(path: Path, *folders: Path) -> Path:
+    """`path`, a file or folder that was found in a model's folder by its name. Raises `ModelError` where it leads out
+    of all `folders`, which are by default the one that it lies in, and where it is a pipe, a socket or a device."""
+    if _leads_out(path, *(folders or (path.parent,))):
+        raise ModelError(f"'{path}' leads out of the model's folder, to '{path.resolve()}': put the file itself there")
+    if kind := special_kind(path):
+        raise ModelError(f"'{path}' is {kind}: a model consists of files and folders", code="no_access")
+    return path
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raises `ModelError` as `within` does for any file of a folder that is given to transformers or onnxruntime-genai,
+    which open each name that they know. Links to folders, hidden files and graphs may lie there: they open none of
+    these by its name alone."""
+    try:
+        for inner in (folder, *(within(folder / name, folder) for name in _SUB_FOLDERS if (folder / name).is_dir())):
+            for path in sorted(inner.iterdir()):
+                if not (path.name.startswith(".") or ".onnx" in path.name or stat.S_ISDIR(_mode(path))):
+                    within(path, folder)
+    except OSError as error:
+        raise ModelError(f"cannot read the folder '{folder}': {error.strerror or error}", code="no_access") from error
+
+
+def json_object(path: Path, *, largest: int = LARGEST, is_strict: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; with `is_strict` one that has no key twice.
+
+    Raises `ModelError` where the file leads out of its folder, has more bytes than `largest`, holds something else, or
+    is not JSON.
+    """
+    within(path)
+    try:
+        size = path.stat().st_size
+        if size > largest:
+            raise ModelError(f"'{path}' has {size:,} bytes: at most {largest:,} are read", code="too_large")
+        text = path.read_text(encoding="utf-8-sig")
+        value = json.loads(text, object_pairs_hook=keys_once if is_strict else None)
+        if "\\ud" in text.lower():  # half of a character, which names no file
+            json.dumps(value, ensure_ascii=False).encode()
+    except ModelError:
+        raise
+    except RecursionError as error:
+        raise DamagedError(f"'{path}' is not readable JSON: it is nested too deeply") from error
+    except (OSError, ValueError) as error:
+        raise DamagedError(f"'{path}' is not readable JSON: {first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise DamagedError(f"'{path}' holds a {type(value).__name__}, not a JSON object")
+    return value
+
+
+def refuse_names_outside(folder: Path, genai_config: Mapping[str, Any]) -> None:
+    """Raises `ModelError` for a file that genai_config.json in `folder` names and that is not inside of the folder:
+    onnxruntime-genai opens those of sections that this package does not know."""
+    for key, name in named_files(genai_config):
+        inside(folder, name, key)
+
+
+def named_files(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The files that genai_config.json names, each with its dotted key; `session_options` are not looked at."""
+    for key, item in (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        if isinstance(item, str) and isinstance(key, str) and _NAMES_FILE.search(key):
+            yield f"{prefix}{key}", item
+        elif key != "session_options":
+            yield from named_files(item, f"{prefix}{key}.")
+
+
+def refuse_shards_outside(folder: Path) -> None:
+    """Raises `ModelError` for a file outside of `folder` that an index of a model or tokenizer in it names."""
+    for pattern, key in _INDICES.items():
+        for file in folder.glob(pattern):
+            try:
+                named = json_object(file, largest=_LARGEST_INDEX).get(key)
+            except ModelError:
+                continue  # whoever needs it says why it cannot be read
+            names = named.values() if isinstance(named, Mapping) else named if isinstance(named, list) else ()
+            for name in {name for name in names if isinstance(name, str)}:
+                inside(folder, name, f"{file.name}'s {key}")
+
+
+def _mode(path: Path) -> int:
+    """The mode of the file at the end of all links; 0 for a file that cannot be reached, and so cannot be opened."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
+
+
+def _leads_out(path: Path, *folders: Path) -> bool:
+    if not _mode(path):
+        return False
+    real = path.resolve()
+    return not any(real.is_relative_to(root) for folder in folders for root in _own_roots(folder.resolve()))
+
+
+def _own_roots(folder: Path) -> Iterator[Path]:
+    """The roots below which the files of a folder lie: the folder itself, and where it is a snapshot of Hugging Face's
+    cache, or in one, the blobs of the same model."""
+    yield folder
+    for above in (folder, *folder.parents):
+        if above.parent.name == "snapshots":
+            yield above.parent.parent / "blobs"
+
 
 LONGEST = 2**31 - 1
 """Positions of a context, which kernels count in 32 bits."""
@@ -253,3 +397,76 @@ def input_window(files: ModelFiles) -> int:
     """Tokens that a graph of static shape takes (0: any); `slide_inputs` is true where it is not written."""
     window = (files.genai_config.get("model") or {}).get("decoder", {}).get("sliding_window") or {}
     return int(window.get("window_size", 0)) if window.get("slide_inputs", True) else 0
+
+
+GENAI_CONFIG = "genai_config.json"
+OLIVE_RECORD = "model_config.json"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+MEDIA_SECTIONS = {"vision": "vision", "speech": "audio"}
+"""Sections of genai_config.json whose graph only pictures or sound need, and the part's name here."""
+
+
+def real_path(path: str | Path) -> Path:
+    """`path` as an absolute path with its folders resolved. A symlinked *file* keeps its name: in a Hugging Face cache
+    the names lie in the links and the blobs have none. Raises `ModelError` where there is nothing."""
+    expanded = Path(path).expanduser()
+    if not expanded.exists():
+        reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
+        raise NotFoundError(f"model path '{path}' {reason}")
+    if kind := special_kind(expanded):
+        raise ModelError(f"model path '{path}' is {kind}: give a file or a folder", code="no_access")
+    return expanded.resolve() if expanded.is_dir() else expanded.parent.resolve() / expanded.name
+
+
+def contents(folder: Path) -> str:
+    """What is in `folder`, for an error message."""
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
+    return f"it holds {listed(names)}" if names else "it is empty"
+
+
+def is_hub_name(name: str, *, needs_owner: bool = False) -> bool:
+    """True for what may be a model on the Hugging Face hub ("owner/name", or "name") and is no path here: a mistyped
+    path into a folder that exists is a mistyped path."""
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".onnx") or Path(name).exists():
+        return False
+    owner, slash, _ = name.partition("/")
+    return not Path(owner).is_dir() if slash else not needs_owner
+
+
+def why_missing(kind: str, path: Any, onnx_file_name: str | None) -> str:
+    """Why a recipe's input model, of Olive's type `kind` in lower case, is not there; empty where it is, or may be.
+
+    Olive takes a path that does not exist for a name on the hub, and looks there.
+    """
+    if not isinstance(path, str) or path.startswith("azureml:"):
+        return ""
+    if not Path(path).exists() and (kind == "onnxmodel" or not is_hub_name(path)):
+        return f"'input_model.model_path' = '{path}': no such file or folder"
+    if onnx_file_name and Path(path).is_dir() and not (Path(path) / onnx_file_name).is_file():
+        return f"'input_model.onnx_file_name' = '{onnx_file_name}' is not in '{path}': {contents(Path(path))}"
+    return ""
+
+
+def olive_record(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Type (in lower case) and config of the model that Olive saved in `folder`; ("", {}) where it saved none."""
+    path = folder / OLIVE_RECORD
+    record = read_json(path) if path.is_file() else {}
+    kind, config = record.get("type"), record.get("config")
+    return (kind.lower(), config) if isinstance(kind, str) and isinstance(config, dict) else ("", {})
+
+
+def missing_encoder(files: ModelFiles) -> str:
+    """Which encoder that genai_config.json names does not exist, and nothing else stands for; empty for none."""
+    for section, part in MEDIA_SECTIONS.items():
+        name = (files.genai_config.get("model", {}).get(section) or {}).get("filename")
+        if name and part not in files.companions:
+            file = files.directory / name
+            return f"genai_config.json names '{name}' for model.{section}.filename; '{file}' does not exist"
+    return ""
+
+
+def is_same_path(one: str, other: str) -> bool:
+    """Whether two paths, or names of models that are not here, mean one file or folder, through links, too."""
+    first, second = Path(one), Path(other)
+    return first == second or (first.exists() and second.exists() and first.samefile(second))

@@ -211,7 +211,11 @@ def _open(
         arguments["providers"] = [(provider.name, dict(provider.options)) for provider in providers]
     if any(provider.device == "cuda" for provider in providers):
         os.environ.setdefault(*_NO_CUDNN_ATTENTION)
-        _preload_cuda(onnxruntime)
+        printed = io.StringIO()  # the loader does not find the libraries of the nvidia-* packages by itself
+        with contextlib.redirect_stdout(printed):
+            onnxruntime.preload_dlls()
+        if printed.getvalue():
+            logger.debug("%s", printed.getvalue().strip())
     try:
         if custom_operators is not None:
             options.register_custom_ops_library(str(custom_operators))
@@ -237,15 +241,6 @@ def _add_devices(options: Any, providers: Sequence[Provider], plugins: Mapping[s
             names = ", ".join(plugins)
             raise ProviderError(f"{provider.name} cannot be combined with a provider from a plugin library ({names})")
         options.add_provider_for_devices([device], dict(provider.options))
-
-
-def _preload_cuda(onnxruntime: Any) -> None:
-    """Loads the CUDA libraries of the nvidia-* packages, which the loader does not find by itself."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        onnxruntime.preload_dlls()
-    if printed.getvalue():
-        logger.debug("%s", printed.getvalue().strip())
 
 
 def _refusal(error: Exception, providers: Sequence[Provider], name: str) -> OliveExtError:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from olive_ext.errors import ModelError
-from olive_ext.model.spec.media_types import PLACEHOLDER_KEYS, MediaInput, MediaSpec, Modality
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.types import PLACEHOLDER_KEYS, MediaInput, MediaSpec, Modality, SourceKind, TensorSpec
 
 POSITIONS = (
     "max_target_positions",

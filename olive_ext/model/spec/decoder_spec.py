@@ -21,10 +21,18 @@ from olive_ext.model.spec import attention, checkpoint, tensor_names
 from olive_ext.model.spec.attention import AttentionNodes, refuse_rotary, rotary_rows
 from olive_ext.model.spec.encoder_spec import TOKEN_TYPES, read_cross_inputs
 from olive_ext.model.spec.media_spec import compared_ids, read_item_masks
-from olive_ext.model.spec.media_types import EmbeddingSpec
 from olive_ext.model.spec.step_choices import choice_notes, read_step_choices
 from olive_ext.model.spec.tensor_names import Names
-from olive_ext.model.types import DecoderSpec, InputSpec, ItemMasks, KvTensor, Role, StateTensor, TensorSpec
+from olive_ext.model.types import (
+    DecoderSpec,
+    EmbeddingSpec,
+    InputSpec,
+    ItemMasks,
+    KvTensor,
+    Role,
+    StateTensor,
+    TensorSpec,
+)
 
 logger = logging.getLogger(__name__)
 

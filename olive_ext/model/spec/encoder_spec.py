@@ -16,9 +16,17 @@ from onnx import TensorProto
 from olive_ext.errors import MismatchError, ModelError, listed
 from olive_ext.model.spec import tensor_names
 from olive_ext.model.spec.attention import graph_inputs
-from olive_ext.model.spec.media_types import MEDIA_PARTS, Modality, modalities_of, modality_of
 from olive_ext.model.spec.tensor_names import EMBEDDING_NAMES, STATES_OUTPUTS, Outline
-from olive_ext.model.types import CrossInputs, Role, SourceKind, TensorSpec
+from olive_ext.model.types import (
+    MEDIA_PARTS,
+    CrossInputs,
+    Modality,
+    Role,
+    SourceKind,
+    TensorSpec,
+    modalities_of,
+    modality_of,
+)
 
 _FEATURES = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16})
 TOKEN_TYPES = frozenset({TensorProto.INT64, TensorProto.INT32})

@@ -19,18 +19,22 @@ from olive_ext.errors import ModelError, listed
 from olive_ext.graph.nodes import makers_of, reads
 from olive_ext.model.spec.attention import graph_inputs, tensor_spec
 from olive_ext.model.spec.encoder_spec import width_fits
-from olive_ext.model.spec.media_types import (
+from olive_ext.model.spec.step_choices import on_host, repeats
+from olive_ext.model.spec.tensor_names import GATES
+from olive_ext.model.types import (
     MEDIA_PARTS,
     PLACEHOLDER_KEYS,
+    DecoderSpec,
     EmbeddingSpec,
+    GraphFiles,
+    ItemMasks,
     MediaEncoderSpec,
     MediaSpec,
     Modality,
+    Role,
+    TensorSpec,
     modality_of,
 )
-from olive_ext.model.spec.step_choices import on_host, repeats
-from olive_ext.model.spec.tensor_names import GATES
-from olive_ext.model.types import DecoderSpec, GraphFiles, ItemMasks, Role, TensorSpec
 
 Array = npt.NDArray[Any]
 
@@ -176,7 +180,17 @@ def read_media(
     is not understood, or that contradicts the embedding graph or a configuration.
     """
     graph, interface = embedding
-    _refuse_gates(graph.graph, spec)
+    # A graph sets the switches of adapters by the tokens of a step, right for text; where a request has pictures they
+    # are on for all of it, text before them and answers, too.
+    gates = sorted(GATES & {*spec.embeddings, *(value.name for value in graph.graph.output)})
+    if gates and gates[0] in spec.embeddings:
+        raise ModelError(
+            f"the decoder's '{gates[0]}' is set by the tokens of one step, and switches an adapter for a request"
+        )
+    if gates:
+        raise ModelError(
+            f"the embedding graph returns '{gates[0]}', and the decoder takes no such input: the adapter is missing"
+        )
     specs = []
     for part, (files, proto) in encoders.items():
         modality = MEDIA_PARTS[part]
@@ -192,20 +206,6 @@ def read_media(
     positions = next((entry.tensor for entry in spec.inputs if entry.role is Role.POSITION_IDS), None)
     notes = known_faults({one.part: (encoders[one.part][1], one.outputs) for one in specs}, configs, spec.item_masks)
     return MediaSpec(tuple(specs), positions is not None and len(positions.shape) == 3, tuple(notes))
-
-
-def _refuse_gates(graph: onnx.GraphProto, spec: DecoderSpec) -> None:
-    """Raises `ModelError` for switches of adapters. The graph sets them by the tokens of a step, and they are right for
-    text; where a request has pictures they are on for all of it, text before them and answers, too."""
-    gates = sorted(GATES & {*spec.embeddings, *(value.name for value in graph.output)})
-    if gates and gates[0] in spec.embeddings:
-        raise ModelError(
-            f"the decoder's '{gates[0]}' is set by the tokens of one step, and switches an adapter for a request"
-        )
-    if gates:
-        raise ModelError(
-            f"the embedding graph returns '{gates[0]}', and the decoder takes no such input: the adapter is missing"
-        )
 
 
 def _outputs(files: GraphFiles, proto: onnx.ModelProto, features: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

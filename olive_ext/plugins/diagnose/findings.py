@@ -32,7 +32,7 @@ from olive_ext.errors import (
 from olive_ext.graph.nodes import quantizing_operator
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.folders import is_same_path
+from olive_ext.model.files.package_config import is_same_path
 from olive_ext.model.providers.table import CPU
 from olive_ext.report import Report
 from olive_ext.report.comparison import Certainty, Comparison
@@ -232,7 +232,7 @@ def with_place(report: Report, models: Models, observer: Observer | None, refere
     comparison, sample = report.comparison, observer.sample if observer is not None else None
     if comparison is None or sample is None or observer is None:
         return report
-    from olive_ext.plugins.diagnose.places.judge import Places, judged
+    from olive_ext.plugins.diagnose.places.judge import Places, located
 
     rows = [observer.rows(task) for task in observer.tasks]
     file = models.records_file
@@ -242,7 +242,7 @@ def with_place(report: Report, models: Models, observer: Observer | None, refere
     places = Places(models.own, other, names, int(report.model["max_length"]), recorded_in)
     apart = [np.abs(one["logprobs"].astype(np.float64) - one["reference_logprobs"]) for one in rows]
     fed = int(report.engine.get("tokens_fed", 0))
-    place, where = judged(places, sample, np.concatenate([np.empty(0), *apart]), fed)
+    place, where = located(places, sample, np.concatenate([np.empty(0), *apart]), fed)
     if where is not None and place.first is not None:
         place = _looked_into(place, place.first, places, *where, models.config.reference)
     return replace(report, comparison=replace(comparison, place=_with_answers(place, comparison, observer, reference)))

@@ -19,7 +19,7 @@ from olive_ext.config.work import NEEDS_ONNX
 from olive_ext.errors import UnsupportedError
 from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model.files.content import load_graph, weight_files
-from olive_ext.model.files.folders import GENAI_CONFIG
+from olive_ext.model.files.package_config import GENAI_CONFIG
 from olive_ext.plugins.diagnose.remedy.bill import refuse_broken, show
 from olive_ext.plugins.diagnose.remedy.locate import locate
 from olive_ext.plugins.diagnose.remedy.loss_map import write_loss_map

@@ -26,7 +26,7 @@ from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.word_errors import word_errors
 from olive_ext.errors import ConfigError, MissingError, OliveExtError, TaskError, all_in_one, first_line, listed
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.folders import is_same_path
+from olive_ext.model.files.package_config import is_same_path
 from olive_ext.plugins.speech.generated_answers import (
     Answers,
     answered,

@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from olive_ext.config.base import not_bool
 from olive_ext.errors import ConfigError, ModelError, NotFoundError
-from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, mistakes_in, read_json
-from olive_ext.model.files.package_files import inside
+from olive_ext.model.files.package_config import ConfigSection, PositiveSize, Vocabulary, inside, mistakes_in, read_json
 
 TYPES = ("nemotron_speech",)
 """Types of model in genai_config.json."""

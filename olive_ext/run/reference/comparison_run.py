@@ -25,7 +25,7 @@ import psutil
 from olive_ext.config import INPUT_MODEL, ReferenceConfig
 from olive_ext.errors import ContradictionError, RecordsError, UnsupportedError
 from olive_ext.model import ResolvedModel
-from olive_ext.model.files.folders import is_same_path
+from olive_ext.model.files.package_config import is_same_path
 from olive_ext.registry import hook
 from olive_ext.report.comparison import Comparison
 from olive_ext.report.metrics import NON_FINITE

@@ -27,8 +27,7 @@ from olive_ext.stats.sampling_design import Population, difference_population, m
 from olive_ext.stats.stopping import Claim, Sampler
 
 if TYPE_CHECKING:
-    from olive_ext.backends.chosen_documents import ChosenDocuments
-    from olive_ext.backends.lm_eval_run import LM
+    from olive_ext.backends.lm_eval_run import LM, ChosenDocuments
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -237,14 +236,14 @@ class SampledRun:
 
     @cached_property
     def _chosen(self) -> ChosenDocuments:
-        from olive_ext.backends.chosen_documents import ChosenDocuments
+        from olive_ext.backends.lm_eval_run import ChosenDocuments
 
         return ChosenDocuments(self.tasks)
 
     def run(self, lm: LM, observer: Observer | None) -> tuple[dict[str, Any], Drawn]:
         """lm-eval's results over the documents drawn, with samples, and the draws. `observer` sees the model's
         positions."""
-        from olive_ext.backends.chosen_documents import AnsweredRequests
+        from olive_ext.backends.lm_eval_run import AnsweredRequests
 
         sampler = Sampler(self.question.population, self.question.claim, self.config.seed or 0)
         samples: dict[str, list[Any]] = defaultdict(list)

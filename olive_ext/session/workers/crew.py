@@ -16,7 +16,7 @@ from typing import Any
 from olive_ext.engine.requests import Counters, Lost, Request, Result
 from olive_ext.engine.scheduling.prefix_tree import predicted_tokens
 from olive_ext.errors import OliveExtError, RunError, WorkerError, counted, one_line
-from olive_ext.session.executor import ChunkResults
+from olive_ext.session.answer_journal import ChunkResults
 from olive_ext.session.workers.worker import Reply, Served, Worker, WorkerLostError, to_send
 
 logger = logging.getLogger(__name__)

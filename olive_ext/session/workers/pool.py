@@ -19,8 +19,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, serve, usable_processors
 from olive_ext.records import Records
 from olive_ext.registry import hook
-from olive_ext.session.answer_journal import in_chunks
-from olive_ext.session.executor import ChunkResults
+from olive_ext.session.answer_journal import ChunkResults, in_chunks
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.worker import (
     OWN,

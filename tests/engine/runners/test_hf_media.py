@@ -18,7 +18,7 @@ from olive_ext.errors import LostRequestsError, ModelError, OliveExtError, Recor
 from olive_ext.model.files.hub import with_configs
 from olive_ext.model.files.locate import locate_hf
 from olive_ext.model.spec.checkpoint import read_media
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from olive_ext.session.requests import GenerationRequest, ScoringRequest, SourceInput
 from tests.agreement import asked
 from tests.agreement.packages import package

@@ -16,7 +16,7 @@ from olive_ext.media.processor import MediaProcessor
 from olive_ext.model import resolve
 from olive_ext.model.providers.compiled import Compiled
 from olive_ext.model.providers.devices import Device
-from olive_ext.model.spec.media_types import Modality
+from olive_ext.model.types import Modality
 from tests.exports.media import plain_encoder_export
 from tests.families.pictures import picture
 

@@ -19,7 +19,7 @@ from olive_ext.engine.engine import Engine
 from olive_ext.engine.forms.base import StepForm
 from olive_ext.engine.requests import Beams, FinishReason, Generation, Ids, Request, Sampling, ThinkingBudget
 from olive_ext.engine.scheduling import sequences
-from olive_ext.engine.scheduling.overlapped_steps import THREAD_NAME
+from olive_ext.engine.scheduling.planned_step import THREAD_NAME
 from olive_ext.engine.scheduling.prefix_tree import make_plan
 from olive_ext.engine.step import Step, StepOutput
 from olive_ext.errors import MemoryShortageError, RunError

@@ -30,15 +30,14 @@ from olive_ext.engine.runners.hf.hf_model import (
     new_cache,
 )
 from olive_ext.engine.runners.runner import OpenedRunner, Runner, Traits
-from olive_ext.engine.step import FIRST_CELL, Row, Step, StepOutput, visible_cells
+from olive_ext.engine.step import FIRST_CELL, Step, StepOutput, visible_cells
 from olive_ext.errors import ModelError, RunError, first_line
 from olive_ext.media.items import Media, Source, filled_up, refuse_other_source, rotary_positions
 from olive_ext.model import ResolvedModel
 from olive_ext.model.decisions import choose_chunk_size
 from olive_ext.model.files.package_config import Suppressed, read_suppressed
 from olive_ext.model.spec.checkpoint import read_rotary_lengths, read_source
-from olive_ext.model.spec.media_types import MediaSpec, Modality
-from olive_ext.model.types import SourceKind, TensorSpec
+from olive_ext.model.types import MediaSpec, Modality, SourceKind, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -373,9 +372,16 @@ class HfSharedPrefix:
             positions = [row.past + place for row in step.rows for place in range(len(row.tokens))]
             starts = np.cumsum([0, *(len(row.tokens) for row in step.rows)])
             rows = torch.tensor([int(starts[found.row]) + found.offset for found in step.logits_rows] or [0])
+            import torch
+
+            visible_ST = visible_cells(step.rows, step.first_cell, None)[0, 0, :, FIRST_CELL:]
+            fresh = step.first_cell - FIRST_CELL
+            visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
+            hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
+            bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
             logits_RV: torch.Tensor = self._model(
                 input_ids=ids,
-                attention_mask=self._mask(step.rows, step.first_cell),
+                attention_mask=bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None],
                 position_ids=torch.tensor([positions], device=self._model.device),
                 past_key_values=self._cache,
                 use_cache=True,
@@ -401,14 +407,3 @@ class HfSharedPrefix:
         elif stale < 0:  # anything goes into cells that were never written: steps are tried and timed on any cache
             ids = torch.zeros((1, -stale), dtype=torch.long, device=self._model.device)
             self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-
-    def _mask(self, rows: Sequence[Row], first_cell: int) -> torch.Tensor:
-        """[1, 1, S, T], added to scores."""
-        import torch
-
-        visible_ST = visible_cells(rows, first_cell, None)[0, 0, :, FIRST_CELL:]
-        fresh = first_cell - FIRST_CELL
-        visible_ST[:, fresh:] &= np.tri(len(visible_ST), dtype=np.bool_)
-        hidden_ST = torch.from_numpy(~visible_ST).to(self._model.device)
-        bias_ST = torch.zeros(hidden_ST.shape, dtype=self._model.dtype, device=self._model.device)
-        return bias_ST.masked_fill_(hidden_ST, torch.finfo(self._model.dtype).min)[None, None]

@@ -15,19 +15,18 @@ from typing import Any
 import onnxruntime as ort
 
 from olive_ext.engine.forms.buckets import Capture
-from olive_ext.engine.forms.graph_form import (
+from olive_ext.engine.forms.kv_store import (
     ONE_BY_ONE,
     GraphForm,
+    KvPlace,
     NotCapturedError,
     NotFittingError,
     OpenedDecoder,
     decoder_graph,
 )
-from olive_ext.engine.forms.kv_store import KvPlace
 from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
 from olive_ext.engine.forms.registry import choose
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
-from olive_ext.engine.runners.ort.inputs import Adapters
+from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, StepStates
 from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.engine.runners.runner import OpenedRunner
@@ -48,8 +47,7 @@ from olive_ext.model.providers.devices import Device, Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.spec.decoder_spec import read_embedding
 from olive_ext.model.spec.encoder_spec import read_encoder
-from olive_ext.model.spec.media_types import EmbeddingSpec, MediaEncoderSpec
-from olive_ext.model.types import DecoderSpec, Role, TensorSpec
+from olive_ext.model.types import DecoderSpec, EmbeddingSpec, MediaEncoderSpec, Role, TensorSpec
 
 logger = logging.getLogger(__name__)
 

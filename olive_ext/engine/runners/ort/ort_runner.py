@@ -21,8 +21,7 @@ from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.requests import integers
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights, StepStates
-from olive_ext.engine.runners.ort.inputs import Adapters, Layout
+from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout, StepStates
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, understood
@@ -414,23 +413,19 @@ class OrtRunner(Runner):
         else:
             self._bind(binding, self._feed, layout, step)
             self._session.run_with_iobinding(binding, self._run_options)
-            found = self._taken_in(binding, step)
+            num_caches = len(self._spec.caches)
+            outputs = binding.get_outputs_as_ortvaluevector()
+            if not self._kv.is_in_place:
+                self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
+            states, end = self._parts.states, len(outputs)
+            if states is not None and states.left:
+                end -= len(states.left)
+                states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
+            found = [ort.OrtValue(outputs[i]) for i in range(num_caches, end)]
         output = self._head.read(found, given)
         self.host_bytes += output.scores_nbytes
         self._found = output.greedy_ids
         return output
-
-    def _taken_in(self, binding: ort.IOBinding, step: Step) -> list[ort.OrtValue]:
-        """The outputs of the head; the store and the states have taken theirs."""
-        num_caches = len(self._spec.caches)
-        outputs = binding.get_outputs_as_ortvaluevector()
-        if not self._kv.is_in_place:
-            self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
-        states, end = self._parts.states, len(outputs)
-        if states is not None and states.left:
-            end -= len(states.left)
-            states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
-        return [ort.OrtValue(outputs[i]) for i in range(num_caches, end)]
 
     def _bind(self, binding: ort.IOBinding | Captured, feed: InputFeed, layout: Layout, step: Step) -> None:
         """Binds every input but the caches, and the outputs of the scoring head."""

@@ -29,10 +29,10 @@ from olive_ext.plugins.diagnose.places.place import (
     FACTOR,
     FACTOR_ALIKE,
     Array,
+    Deviation,
     HeldError,
-    Judged,
     NotLocatedError,
-    Place,
+    PlacedDecoder,
     Runs,
     judge,
     last_row,
@@ -136,7 +136,7 @@ def first_difference(
     if repro is not None and repro.exists() and (not repro.is_dir() or any(repro.iterdir())):
         raise ConfigError(f"'repro' = '{repro}' exists already: give a new or an empty folder", "repro", code="exists")
     runs = Runs()
-    own, theirs = (Place(settings, tokens[: position + 1], runs) for settings in (candidate, other))
+    own, theirs = (PlacedDecoder(settings, tokens[: position + 1], runs) for settings in (candidate, other))
     (mine, unit), (other_one, other_unit) = own.plain(), theirs.plain()
     apart, last_bit = float(np.abs(mine - other_one).max()), max(unit, other_unit)
     if apart <= last_bit and distance is not None and distance <= 2 * last_bit:
@@ -161,7 +161,7 @@ def first_difference(
     return replace(result, repro=repro)
 
 
-def _difference(search: Search, found: Found, places: tuple[Place, Place]) -> FirstDifference:
+def _difference(search: Search, found: Found, places: tuple[PlacedDecoder, PlacedDecoder]) -> FirstDifference:
     place, level = search.own, search.level(found)
     part, arrays = place.part(search.known_before(found.begin), [found.value])
     node = place.graph.nodes[place.graph.makers[found.value]]
@@ -172,17 +172,17 @@ def _difference(search: Search, found: Found, places: tuple[Place, Place]) -> Fi
         output=found.value,
         layer=layer_of(node.name or found.value),
         shapes={**{name: array.shape for name, array in arrays.items()}, found.value: found.shape},
-        largest_error=found.judged.error,
-        tolerance=found.judged.tolerance,
+        largest_error=found.deviation.error,
+        tolerance=found.deviation.tolerance,
         providers=(places[0].provider, places[1].provider),
-        runs=place.runs.whole,
+        runs=place.runs.rounded_up,
         optimization_level=level,
         explained=found.explained,
     )
 
 
 def _write_repro(
-    folder: Path, places: tuple[Place, Place], given: Mapping[str, Array], value: str, tolerance: float, what: str
+    folder: Path, places: Sequence[PlacedDecoder], given: Mapping[str, Array], value: str, tolerance: float, what: str
 ) -> None:
     """Fills `folder`, all or nothing: the part of the graph after `given` values that makes `value`, in both places.
     Raises `OSError`."""
@@ -206,7 +206,7 @@ def _write_repro(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _write_part(graph: Path, inputs: Path, place: Place, given: Mapping[str, Array], value: str) -> None:
+def _write_part(graph: Path, inputs: Path, place: PlacedDecoder, given: Mapping[str, Array], value: str) -> None:
     part, arrays = place.part(given, [value])
     model = place.graph.model_of(part)
     load_external_data_for_model(model, str(place.folder))
@@ -231,7 +231,7 @@ def _arrays(path: Path) -> dict[str, tuple[Any, ...]]:
         return {name: (array.dtype, array.shape, array.tobytes()) for name, array in file.items()}
 
 
-def _result(name: str, graph: str, inputs: str, place: Place) -> str:
+def _result(name: str, graph: str, inputs: str, place: PlacedDecoder) -> str:
     """The lines that compute it."""
     engine, provider = place.model.settings.engine, place.model.providers[0]
     lines = ["options = ort.SessionOptions()"]
@@ -248,7 +248,7 @@ def _result(name: str, graph: str, inputs: str, place: Place) -> str:
     return "\n".join(lines)
 
 
-def _libraries(places: Sequence[Place]) -> str:
+def _libraries(places: Sequence[PlacedDecoder]) -> str:
     """The lines that register plugin providers."""
     found = {name: written for place in places for name, written in place.model.settings.provider_libraries.items()}
     paths = {
@@ -284,7 +284,7 @@ class Found(NamedTuple):
 
     begin: int
     value: str
-    judged: Judged
+    deviation: Deviation
     shape: tuple[int, ...]
     explained: float
     """The share of the logits' difference that is there with this output alone as the candidate has it."""
@@ -297,7 +297,7 @@ class VanishedError(NotLocatedError):
 class Search:
     """`own`'s values are judged by `other`'s, which it is given."""
 
-    def __init__(self, own: Place, other: Place, mine: Array, theirs: Array, most: int = 0) -> None:
+    def __init__(self, own: PlacedDecoder, other: PlacedDecoder, mine: Array, theirs: Array, most: int = 0) -> None:
         """`mine`, `theirs`: the last token's logits [V] in plain passes; `most`: bytes that are read in one run,
         0 for a share of the free memory. Raises `ModelError` where the graphs have no values of one name."""
         self._most = most or int(MEMORY * memory_of("cpu").free / 4)
@@ -317,7 +317,7 @@ class Search:
         self._makers, sizes = own.graph.makers, own.sizes()
         self._sizes = {name: sizes[name] for name in self._values}
         self._known: dict[str, Array] = {}
-        self._closest = Judged(0.0, 1.0), ""
+        self._closest = Deviation(0.0, 1.0), ""
         self._harmless = ""
 
     def found(self) -> Found:
@@ -337,9 +337,9 @@ class Search:
         )
 
     def _findings(self) -> str:
-        judged, name = self._closest
+        deviation, name = self._closest
         said = "no output leaves its tolerance on equal inputs"
-        said += f"; the nearest is '{name}' at {judged.ratio:.2g} of it" if name else ""
+        said += f"; the nearest is '{name}' at {deviation.ratio:.2g} of it" if name else ""
         if self._harmless:
             said = f"'{self._harmless}' leaves its tolerance, but does not move the logits; else {said}"
         return said
@@ -368,15 +368,15 @@ class Search:
             read = last_row(self._known[own.logits])
             if np.abs(read - self._mine).max() < self._whole / FACTOR:
                 raise VanishedError("the difference is gone where values between nodes are read")
-        values, judged = self._judged(self._known, wanted, are_alike=self._are_alike and not borders)
+        values, deviations = self._judged(self._known, wanted, are_alike=self._are_alike and not borders)
         if not borders:
-            return self._first_node(values, judged)
+            return self._first_node(values, deviations)
         pieces = list(zip([begin, *borders], [*borders, end], strict=True))
         worst = [
             max(
-                (one for name, one in judged.items() if first <= self._makers[name] < last),
+                (one for name, one in deviations.items() if first <= self._makers[name] < last),
                 key=lambda one: one.ratio,
-                default=Judged(0.0, 1.0),
+                default=Deviation(0.0, 1.0),
             )
             for first, last in pieces
         ]
@@ -384,7 +384,7 @@ class Search:
             piece = pieces[number]
             found = self._in_piece(*piece)
             if found is None and worst[number].ratio > 1 and (self._is_one_provider or not self._quantizes(*piece)):
-                found = self._fused(*piece, [name for name in judged if judged[name].ratio > 1])
+                found = self._fused(*piece, [name for name in deviations if deviations[name].ratio > 1])
             if found is not None:
                 return found
         return None
@@ -415,7 +415,7 @@ class Search:
         *,
         are_alike: bool = False,
         **how: Any,
-    ) -> tuple[dict[str, Array], dict[str, Judged]]:
+    ) -> tuple[dict[str, Array], dict[str, Deviation]]:
         """Own values on given inputs, and what is to be thought of them. `expected`: those of the other place, where
         they are not among the given; `are_alike`: one kernel runs each node in both places."""
         own, other = self.own, self.other
@@ -427,25 +427,25 @@ class Search:
         coarse = max(own.coarse, other.coarse, inner)  # what is rounded within the part cannot be moved there
         units = {name: max(coarse, kernels.get(name, 0.0), unit_of(arrays[at], given[name])) for at, name in taken}
         response = other.run(given | moved({name: given[name] for name in units}, units), wanted, **how)
-        judged, factor = {}, FACTOR_ALIKE if are_alike else FACTOR
+        deviations, factor = {}, FACTOR_ALIKE if are_alike else FACTOR
         for name in wanted:
             unit = max(unit_of(values[name], expected[name]), coarse if values[name].dtype.kind == "f" else 0.0)
             steps = int(own.graph.nodes[self._makers[name]].op_type in _QUANTIZERS)
-            judged[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
-        return values, judged
+            deviations[name] = judge(values[name], expected[name], response[name], unit, steps=steps, factor=factor)
+        return values, deviations
 
-    def _first_node(self, values: dict[str, Array], judged: dict[str, Judged]) -> Found | None:
+    def _first_node(self, values: dict[str, Array], deviations: dict[str, Deviation]) -> Found | None:
         """The first of single nodes that differs, and moves the logits."""
-        for name in sorted(judged, key=lambda name: self._makers[name]):
-            if judged[name].ratio > 1:
+        for name in sorted(deviations, key=lambda name: self._makers[name]):
+            if deviations[name].ratio > 1:
                 index = self._makers[name]
                 outputs = {one: array for one, array in values.items() if self._makers[one] == index}
                 if (explained := self._explained(index, outputs)) is not None:
-                    worst = max(outputs, key=lambda one: judged[one].ratio)
-                    return Found(index, worst, judged[worst], values[worst].shape, explained)
+                    worst = max(outputs, key=lambda one: deviations[one].ratio)
+                    return Found(index, worst, deviations[worst], values[worst].shape, explained)
                 self._harmless = self._harmless or name
-            elif judged[name].ratio > self._closest[0].ratio:
-                self._closest = judged[name], name
+            elif deviations[name].ratio > self._closest[0].ratio:
+                self._closest = deviations[name], name
         return None
 
     def _explained(self, index: int, outputs: dict[str, Array]) -> float | None:
@@ -469,19 +469,19 @@ class Search:
         last = _first(inside[: inside.index(last) + 1], lambda name: self._differ(begin, name))
         starts = list(range(self._makers[last], begin - 1, -1))
         start = _first(starts, lambda place: self._differ(place, last))
-        values, judged = self._region(start, last)
+        values, deviation = self._region(start, last)
         explained = self._explained(self._makers[last], values)
-        return None if explained is None else Found(start, last, judged, values[last].shape, explained)
+        return None if explained is None else Found(start, last, deviation, values[last].shape, explained)
 
     def _differ(self, begin: int, value: str, level: str | None = None) -> bool:
         return self._region(begin, value, level)[1].ratio > 1
 
-    def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Judged]:
+    def _region(self, begin: int, value: str, level: str | None = None) -> tuple[dict[str, Array], Deviation]:
         given = self.known_before(begin)
         expected = self.other.run(given, [value], level)
         are_alike = self._are_alike and self._makers[value] == begin
-        values, judged = self._judged(given, [value], expected, are_alike=are_alike, level=level)
-        return values, judged[value]
+        values, deviations = self._judged(given, [value], expected, are_alike=are_alike, level=level)
+        return values, deviations[value]
 
     def level(self, found: Found) -> str:
         """The lowest level of optimizations at which it shows."""

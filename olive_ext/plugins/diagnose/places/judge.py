@@ -373,7 +373,7 @@ class _Run:
     apart: list[FloatArray]
 
 
-def judged(
+def located(
     places: Places, sample: Sample, everywhere: FloatArray, tokens_fed: int
 ) -> tuple[Place, tuple[Kept, int] | None]:
     """The finding, and the request and target where the places part for the first time, or where they are farthest

@@ -49,7 +49,7 @@ since `FACTOR` is large for a rounding that is no sum. WebGPU and the CPU are 0.
 
 
 @dataclass(frozen=True)
-class Judged:
+class Deviation:
     """One value in two places."""
 
     error: float
@@ -87,13 +87,13 @@ def unit_of(*arrays: Array) -> float:
 
 def judge(
     found: Array, expected: Array, response: Array, unit: float, *, steps: int = 0, factor: int = FACTOR
-) -> Judged:
+) -> Deviation:
     """`found` against `expected`; `response` is what came of moved inputs where `expected` did of the given ones, and
     `unit` the rounding of the type. Integers are equal, or as far apart as moved inputs bring them and `steps`."""
     if found.shape != expected.shape:
-        return Judged(float("inf"), 0.0)
+        return Deviation(float("inf"), 0.0)
     if not expected.size:
-        return Judged(0.0, 0.0)
+        return Deviation(0.0, 0.0)
     wide = np.float64 if expected.dtype.kind == "f" else np.int64
     if expected.dtype.kind == "f":
         ends = [np.finfo(array.dtype).max for array in (found, expected)]
@@ -106,12 +106,12 @@ def judge(
     size_R = np.where(np.isfinite(sizes_RC), sizes_RC, 0).max(axis=1)
     if wide is np.int64:
         worst = int(error_R.argmax())
-        return Judged(float(error_R[worst]), float(response_R.max() + steps))
+        return Deviation(float(error_R[worst]), float(response_R.max() + steps))
     tolerance_R = factor * (response_R + unit * size_R)
     with np.errstate(all="ignore"):
         ratio_R = np.where(error_R > 0, error_R / tolerance_R, 0)
     worst = int(np.nan_to_num(ratio_R, nan=np.inf, posinf=np.inf).argmax())
-    return Judged(float(error_R[worst]), float(tolerance_R[worst]))
+    return Deviation(float(error_R[worst]), float(tolerance_R[worst]))
 
 
 def _distances(one: Array, other: Array) -> Array:
@@ -157,12 +157,12 @@ class Runs:
         self.spent += share
 
     @property
-    def whole(self) -> int:
+    def rounded_up(self) -> int:
         """Rounded up."""
         return math.ceil(self.spent)
 
 
-class Place:
+class PlacedDecoder:
     """The decoder that some settings name, where and as they say."""
 
     def __init__(self, settings: ModelSettings, tokens: Sequence[int], runs: Runs) -> None:

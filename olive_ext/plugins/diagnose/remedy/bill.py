@@ -229,22 +229,17 @@ def bill_texts(bill: Bill) -> dict[Path, str]:
     return {
         Path(FILE_NAME): to_json({**plain(bill), "verdict": bill.verdict}),
         Path(TABLE_NAME): to_markdown(bill),
-        Path(PAGE_NAME): bill_page(bill),
+        Path(PAGE_NAME): filled(
+            "bill.html.j2",
+            TEMPLATES,
+            bill=bill,
+            tone=_TONES[bill.verdict],
+            picture=picture_of(bill),
+            changed=changes_table(bill),
+            points=points_table(bill),
+        ),
         Path(SETTINGS_NAME): to_json(bill.olive),
     }
-
-
-def bill_page(bill: Bill) -> str:
-    """The page of a bill: the sentences, bytes against loss, and what changed."""
-    return filled(
-        "bill.html.j2",
-        TEMPLATES,
-        bill=bill,
-        tone=_TONES[bill.verdict],
-        picture=picture_of(bill),
-        changed=changes_table(bill),
-        points=points_table(bill),
-    )
 
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 340, 70, 28, 24

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from olive_ext.engine.reference.kernels import DivergenceKernels
 from olive_ext.engine.reference.tap import ReadingTap
-from olive_ext.engine.runners.ort.bound_weights import BoundWeights, OpenAbove, StepStates
+from olive_ext.engine.runners.ort.inputs import BoundWeights, OpenAbove, StepStates
 from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.engine.runners.runner import OpenedRunner
 from olive_ext.engine.step import Step
@@ -36,9 +36,8 @@ from olive_ext.plugins.diagnose.remedy.documents import Document, asked
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import Matrix
 from olive_ext.records import Records
-from olive_ext.session.local import LocalModel
+from olive_ext.session.local import LocalModel, read_texts
 from olive_ext.session.session import Session
-from olive_ext.session.texts import read_texts
 
 Values: TypeAlias = dict[str, Any]
 """Values on their device (`onnxruntime.OrtValue`) by name."""

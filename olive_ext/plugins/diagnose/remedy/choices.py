@@ -22,20 +22,18 @@ from scipy import optimize, sparse
 
 from olive_ext.graph.nodes import attribute
 from olive_ext.plugins.diagnose.remedy.mended_graph import alternative, mended_alone
-from olive_ext.plugins.diagnose.remedy.pairing import Target
-from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
-from olive_ext.plugins.diagnose.remedy.sources import Sources
-from olive_ext.plugins.diagnose.remedy.weights import WeightUse
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
+from olive_ext.plugins.diagnose.remedy.weights import FLOAT, Precision, WeightUse
 
 CANDIDATES = (Precision(4, 64), Precision(4, 32), Precision(8, 128), Precision(8, 32), FLOAT)
 """What ONNX Runtime has kernels for on CPU, CUDA and WebGPU (MatMulNBits of 4 and 8 bits), coarse to fine."""
 
-Answer: TypeAlias = tuple[int, ...]
+Selection: TypeAlias = tuple[int, ...]
 """The number of the choice of each weight."""
 
 _BITS: dict[int, int] = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.INT8: 8, TensorProto.UINT8: 8}
 
-WHOLE = 1 << 30
+UNCUT = 1 << 30
 """Block size of a weight with one scale a channel, or one alone."""
 
 
@@ -103,64 +101,64 @@ class Menu:
         self._choices[number][choice] = replace(self._choices[number][choice], kl=max(0.0, kl), is_measured=True)
 
     @property
-    def unchanged(self) -> Answer:
+    def unchanged(self) -> Selection:
         """Every weight as it is."""
         return (0,) * len(self.targets)
 
     @property
-    def cured(self) -> Answer:
+    def cured(self) -> Selection:
         """Every weight as it is, but what is damaged in the smallest other form."""
         return self._cured(self.unchanged)
 
-    def _cured(self, answer: Answer) -> Answer:
-        cured = list(answer)
+    def _cured(self, selection: Selection) -> Selection:
+        cured = list(selection)
         for number, offered in enumerate(self._choices):
-            if self.targets[number].name in self._damaged and len(offered) > 1 and not answer[number]:
+            if self.targets[number].name in self._damaged and len(offered) > 1 and not selection[number]:
                 cured[number] = 1 + int(np.argmin([one.bytes for one in offered[1:]]))
         return tuple(cured)
 
-    def smallest(self, most_kl: float) -> Answer:
+    def smallest(self, most_kl: float) -> Selection:
         """The choice of each weight with the fewest bytes whose losses sum up to at most `most_kl`; the least loss
         where none has so little."""
         return self._cured(cheapest(self._bytes, self._kl, most_kl) or self.finest)
 
-    def best(self, most_bytes: float) -> Answer:
-        """The answer with the least loss in at most so many bytes; every weight as it is where nothing fits."""
+    def best(self, most_bytes: float) -> Selection:
+        """The selection with the least loss in at most so many bytes; every weight as it is where nothing fits."""
         return self._cured(cheapest(self._kl, self._bytes, most_bytes) or self.unchanged)
 
-    def front(self, num_points: int) -> list[Answer]:
+    def front(self, num_points: int) -> list[Selection]:
         """Choices that nothing beats in both bytes and loss, small to large."""
         return front(self._kl, self._bytes, num_points)
 
-    def uniform(self, precision: Precision | None) -> Answer:
+    def uniform(self, precision: Precision | None) -> Selection:
         """All weights in one precision, as they are where they cannot have it."""
         return tuple(
             next((n for n, one in enumerate(choices) if one.precision == precision), 0) for choices in self._choices
         )
 
     @property
-    def finest(self) -> Answer:
+    def finest(self) -> Selection:
         """The choice of each weight with the least loss."""
         return tuple(int(np.argmin(losses)) for losses in self._kl)
 
-    def kl(self, answer: Sequence[int]) -> float:
+    def kl(self, selection: Sequence[int]) -> float:
         """The sum of the losses, with what is charged for kernels."""
-        return total(self._kl, answer)
+        return total(self._kl, selection)
 
-    def num_bytes(self, answer: Sequence[int]) -> int:
+    def num_bytes(self, selection: Sequence[int]) -> int:
         """The bytes of all weights together."""
-        return int(total(self._bytes, answer))
+        return int(total(self._bytes, selection))
 
     @property
-    def least(self) -> Answer:
+    def least(self) -> Selection:
         """The choice of each weight with the fewest bytes."""
         return tuple(int(np.argmin(sizes)) for sizes in self._bytes)
 
-    def precisions(self, answer: Sequence[int]) -> dict[Target, Precision | None]:
+    def precisions(self, selection: Sequence[int]) -> dict[Target, Precision | None]:
         """By weight, or by weight with its table, None for one that stays."""
         return {
             choices[choice].together or target: choices[choice].precision
-            for target, choices, choice in zip(self.targets, self._choices, answer, strict=True)
+            for target, choices, choice in zip(self.targets, self._choices, selection, strict=True)
         }
 
     @property
@@ -214,11 +212,11 @@ def form_of(use: WeightUse, sources: Sources) -> tuple[int, int]:
     """Bits and block size of a quantized weight; no bits for one in floating point."""
     if use.is_packed:
         bits = attribute(use.node, "expert_weight_bits" if use.part else "bits", 4)
-        return int(bits), int(attribute(use.node, "block_size", 0)) or WHOLE
+        return int(bits), int(attribute(use.node, "block_size", 0)) or UNCUT
     for node in sources.quantized.makers(use.value):
         stored = sources.quantized.initializers.get(node.input[0])
         if node.op_type == "DequantizeLinear" and stored is not None:
-            return _BITS.get(stored.data_type, 0), int(attribute(node, "block_size", 0)) or WHOLE
+            return _BITS.get(stored.data_type, 0), int(attribute(node, "block_size", 0)) or UNCUT
     return 0, 0
 
 
@@ -235,17 +233,17 @@ def _float_bytes(target: Target, sources: Sources) -> int:
 
 
 def _width(own: WeightUse, sources: Sources) -> int:
-    """The length of the axis that is cut into blocks; `WHOLE` for a weight that cannot be cut."""
+    """The length of the axis that is cut into blocks; `UNCUT` for a weight that cannot be cut."""
     numbers = sources.floats.view(own.value)
     is_last = own.part or own.node.op_type == "Gather" or own.is_transposed
-    return WHOLE if numbers is None else int(numbers.shape[-1 if is_last else 0])
+    return UNCUT if numbers is None else int(numbers.shape[-1 if is_last else 0])
 
 
 Table: TypeAlias = Sequence[Sequence[float]]
 """By item and option."""
 
 SLACK = 1e-5
-"""Share of the limit that is left free where an answer breaks it: HiGHS tolerates 1e-6."""
+"""Share of the limit that is left free where a selection breaks it: HiGHS tolerates 1e-6."""
 
 SMALLEST = 1e-8
 """Share of the limit, or of the largest cost, below which a number counts as none: HiGHS drops such coefficients."""
@@ -253,7 +251,7 @@ SMALLEST = 1e-8
 STDOUT = 1
 
 SECONDS = 60.0
-"""Time after which the best answer so far is taken; 800 options took 0.1 s."""
+"""Time after which the best selection so far is taken; 800 options took 0.1 s."""
 
 
 def cheapest(costs: Table, burdens: Table, limit: float) -> tuple[int, ...] | None:
@@ -280,9 +278,9 @@ def cheapest(costs: Table, burdens: Table, limit: float) -> tuple[int, ...] | No
         if result.x is None:
             break
         parts = (result.x[start : start + size] for start, size in zip(starts, sizes, strict=True))
-        answer = tuple(int(np.argmax(part)) for part in parts)
-        if total(burdens, answer) <= limit:
-            return answer
+        selection = tuple(int(np.argmax(part)) for part in parts)
+        if total(burdens, selection) <= limit:
+            return selection
     return tuple(int(np.argmin(options)) for options in burdens)  # nothing else fits within the solver's tolerance
 
 
@@ -291,25 +289,25 @@ def front(costs: Table, burdens: Table, num_points: int) -> list[tuple[int, ...]
     those that another one beats in both sums."""
     least = sum(min(options) for options in burdens)
     most = sum(burden[int(np.argmin(cost))] for cost, burden in zip(costs, burdens, strict=True))
-    answers = {cheapest(costs, burdens, limit) for limit in np.linspace(least, max(least, most), num_points).tolist()}
-    points = sorted((total(burdens, one), total(costs, one), one) for one in answers if one is not None)
+    every = {cheapest(costs, burdens, limit) for limit in np.linspace(least, max(least, most), num_points).tolist()}
+    points = sorted((total(burdens, one), total(costs, one), one) for one in every if one is not None)
     kept: list[tuple[int, ...]] = []
     best = np.inf
-    for _, cost, answer in points:
+    for _, cost, selection in points:
         if cost < best:
-            kept.append(answer)
+            kept.append(selection)
             best = cost
     return kept
 
 
-def total(table: Table, answer: Sequence[int]) -> float:
-    """The sum over all items of the option that an answer takes."""
-    return float(sum(options[choice] for options, choice in zip(table, answer, strict=True)))
+def total(table: Table, selection: Sequence[int]) -> float:
+    """The sum over all items of the option that a selection takes."""
+    return float(sum(options[choice] for options, choice in zip(table, selection, strict=True)))
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Where HiGHS repairs an answer it prints a line of its own, past Python: stdout leads nowhere meanwhile."""
+    """Where HiGHS repairs a selection it prints a line of its own, past Python: stdout leads nowhere meanwhile."""
     library = ctypes.CDLL("ucrtbase" if os.name == "nt" else None)
     sys.stdout.flush()
     library.fflush(None)

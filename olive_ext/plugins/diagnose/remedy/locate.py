@@ -18,17 +18,25 @@ from onnx import helper
 
 from olive_ext.backends.package_versions import runtimes
 from olive_ext.backends.progress import progress_bar
-from olive_ext.backends.task_names import refuse_unknown, task_folders
+from olive_ext.backends.task_files import refuse_unknown, task_folders
 from olive_ext.errors import ConfigError, ContradictionError, ModelError, NotComparableError
 from olive_ext.graph.nodes import NodeWriter, attribute, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import plain_name
 from olive_ext.model.files.hub import asked_where_it_answers
-from olive_ext.model.spec.media_types import MEDIA_PARTS
+from olive_ext.model.types import MEDIA_PARTS
 from olive_ext.plugins.diagnose.remedy.documents import answered
 from olive_ext.plugins.diagnose.remedy.loss_map import Entry, LossMap, write_loss_map
 from olive_ext.plugins.diagnose.remedy.mended_package import refuse_inside
-from olive_ext.plugins.diagnose.remedy.pairing import Pairing, Target, pair, refuse_nothing
+from olive_ext.plugins.diagnose.remedy.pairing import (
+    Pairing,
+    Sources,
+    Target,
+    pair,
+    refuse_nothing,
+    whole_experts,
+    with_tables,
+)
 from olive_ext.plugins.diagnose.remedy.race import Race, estimate
 from olive_ext.plugins.diagnose.remedy.roundings import (
     OUTPUT,
@@ -39,14 +47,7 @@ from olive_ext.plugins.diagnose.remedy.roundings import (
     quantized_cache,
     with_cache,
 )
-from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.variants import (
-    Group,
-    Material,
-    Variants,
-    grouped,
-    nats_by_document,
-)
+from olive_ext.plugins.diagnose.remedy.variants import Group, Material, Variants, grouped, nats_by_document
 from olive_ext.plugins.diagnose.remedy.weights import HOST, GraphWeights, Matrix, WeightUse, computed
 from olive_ext.plugins.diagnose.settings import LocationConfig
 from olive_ext.records.journal import Journal, facts_key

@@ -22,7 +22,7 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import size_on_disk
 from olive_ext.model.files.locate import locate as locate_files
 from olive_ext.plugins.diagnose.remedy.bill import Bill, Line, Measured, Point, Priced, Trial, bill_texts, with_interval
-from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Answer, Menu
+from olive_ext.plugins.diagnose.remedy.choices import CANDIDATES, Menu, Selection
 from olive_ext.plugins.diagnose.remedy.documents import Document, document_key
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
 from olive_ext.plugins.diagnose.remedy.mended_graph import alternative
@@ -34,11 +34,10 @@ from olive_ext.plugins.diagnose.remedy.mended_package import (
     refuse_filled,
     refuse_inside,
 )
-from olive_ext.plugins.diagnose.remedy.pairing import Target
-from olive_ext.plugins.diagnose.remedy.precision import PackedWeight, Precision
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.race import Estimate, Floats, estimate
-from olive_ext.plugins.diagnose.remedy.sources import Sources
 from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
+from olive_ext.plugins.diagnose.remedy.weights import PackedWeight, Precision
 from olive_ext.plugins.diagnose.settings import MendingConfig
 from olive_ext.report import numbers
 from olive_ext.report.report_files import write_texts
@@ -137,14 +136,14 @@ class Mender:
         menu, drafts, before = self.menu, self.drafts, self._map.model_kl
         unchanged = Measured(before, drafts.loss(menu.unchanged, self.held_out))
         if self._most_kl is not None:
-            answer = self.search.smallest(self._most_kl, self._size, before)
+            selection = self.search.smallest(self._most_kl, self._size, before)
         else:
             assert self._size is not None  # `MendingConfig`
-            answer = self.search.best_in(self._size)
+            selection = self.search.best_in(self._size)
         loss = unchanged
-        if any(answer):
-            loss = Measured(drafts.loss(answer, self.choosing), drafts.loss(answer, self.held_out))
-        draft = drafts.place(answer)
+        if any(selection):
+            loss = Measured(drafts.loss(selection, self.choosing), drafts.loss(selection, self.held_out))
+        draft = drafts.place(selection)
         uniform = [(precision.name, menu.uniform(precision)) for precision in CANDIDATES]
         bill = Bill(
             model=self.model.name,
@@ -152,26 +151,26 @@ class Mender:
             tasks=self._map.tasks,
             goal=self._goal,
             bound=self._most_kl,
-            lines=tuple(self._lines(answer)),
+            lines=tuple(self._lines(selection)),
             front=tuple(self._point("", one) for one in menu.front(FRONT_POINTS)),
             uniform=tuple(self._point(f"all {name}", one) for name, one in uniform if any(one)),
             unchanged=self._point("as it was", menu.unchanged),
             unchanged_loss=unchanged,
-            chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(answer)),
+            chosen=Point("mended", size_on_disk(copy_of(self.model, draft).files), menu.kl(selection)),
             chosen_loss=loss,
             trials=tuple(self.search.trials.values()),
             unpaired=dict(self.location.pairing.unpaired),
             beyond_rounding=self._map.beyond_rounding,
             damaged=self._map.damaged,
-            olive=self._settings(answer),
+            olive=self._settings(selection),
         )
         return draft, bill
 
-    def _point(self, name: str, answer: Answer) -> Point:
-        grown = self.menu.num_bytes(answer) - self.menu.num_bytes(self.menu.unchanged)
-        return Point(name, self.own_size + grown, self.menu.kl(answer))
+    def _point(self, name: str, selection: Selection) -> Point:
+        grown = self.menu.num_bytes(selection) - self.menu.num_bytes(self.menu.unchanged)
+        return Point(name, self.own_size + grown, self.menu.kl(selection))
 
-    def _lines(self, answer: Answer) -> list[Line]:
+    def _lines(self, selection: Selection) -> list[Line]:
         return [
             Line(
                 name=target.name,
@@ -181,13 +180,13 @@ class Mender:
                 choices=tuple(
                     Priced(one.name, one.bytes, one.kl, one.is_measured) for one in self.menu.of_target(number)
                 ),
-                chosen=answer[number],
+                chosen=selection[number],
             )
             for number, target in enumerate(self.menu.targets)
         ]
 
-    def _settings(self, answer: Answer) -> dict[str, Any]:
-        precisions = self.menu.precisions(answer)
+    def _settings(self, selection: Selection) -> dict[str, Any]:
+        precisions = self.menu.precisions(selection)
         own = {target: precision for target, precision in precisions.items() if not target.part}
         made = olive_settings(own, self.location.sources[""])
         others = sorted({target.part for target, precision in precisions.items() if precision and target.part})
@@ -386,19 +385,19 @@ class Search:
         """`own_size`: bytes of the quantized model; `choosing`: numbers of documents; `goal`: in words."""
         self._menu, self._drafts, self._choosing, self._goal = menu, drafts, choosing, goal
         self._others = own_size - menu.num_bytes(menu.unchanged)
-        self.trials: dict[Answer, Trial] = {}
+        self.trials: dict[Selection, Trial] = {}
 
-    def best_in(self, size: int) -> Answer:
+    def best_in(self, size: int) -> Selection:
         """The choices with the least loss in at most so many bytes; the model as it is where nothing fits."""
         room = size
         while True:
-            answer = self._priced(partial(self._menu.best, room - self._others))
-            over = self._drafts.num_bytes(answer) - size
-            if over <= 0 or answer == self._menu.cured:
-                return answer
+            selection = self._priced(partial(self._menu.best, room - self._others))
+            over = self._drafts.num_bytes(selection) - size
+            if over <= 0 or selection == self._menu.cured:
+                return selection
             room -= over
 
-    def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Answer:
+    def smallest(self, most_kl: float, size: int | None, before: Estimate) -> Selection:
         """The choices with the fewest bytes of a model that keeps the bound, and the size. `before`: what the quantized
         model loses. Raises `RequirementError` where none does."""
         menu = self._menu
@@ -409,51 +408,51 @@ class Search:
         for rounds in range(1, MOST_ROUNDS + 1):
             broken = [NEXT * menu.kl(one) for one, trial in self.trials.items() if trial.measured.high > most_kl]
             limit = min([most_kl / ratio, *broken])
-            answer = menu.finest
+            selection = menu.finest
             if rounds < MOST_ROUNDS or kept is not None:
-                answer = self._priced(partial(menu.smallest, limit), limit)
-            wanted = self._drafts.num_bytes(answer)
-            last = f"every weight in its finest precision ({numbers.size(wanted)})" if answer == menu.finest else ""
+                selection = self._priced(partial(menu.smallest, limit), limit)
+            wanted = self._drafts.num_bytes(selection)
+            last = f"every weight in its finest precision ({numbers.size(wanted)})" if selection == menu.finest else ""
             if size is not None and wanted > size:
-                answer = self.best_in(size)
+                selection = self.best_in(size)
                 last = f"the least loss in {numbers.size(size)} (the bound is predicted to take {numbers.size(wanted)})"
-            if kept is not None and menu.num_bytes(answer) >= WORTH_WRITING * menu.num_bytes(kept):
+            if kept is not None and menu.num_bytes(selection) >= WORTH_WRITING * menu.num_bytes(kept):
                 break
-            trial = self._tried(answer)
+            trial = self._tried(selection)
             if trial.measured.high <= most_kl:
-                kept = answer
+                kept = selection
             elif last:
                 measured = f"with {last} kl_mean is {with_interval(trial.measured)}"
-                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(answer)}")
-            ratio = _ratio(trial.measured, menu.kl(answer))
+                raise RequirementError(f"{self._goal}: not reached; {measured}{self._stuck(selection)}")
+            ratio = _ratio(trial.measured, menu.kl(selection))
         assert kept is not None  # the last round is of the finest
         return kept
 
-    def _stuck(self, answer: Answer) -> str:
+    def _stuck(self, selection: Selection) -> str:
         """The weight that loses most, where it has no other choice."""
-        chosen = [self._menu.of_target(number)[choice].kl for number, choice in enumerate(answer)]
+        chosen = [self._menu.of_target(number)[choice].kl for number, choice in enumerate(selection)]
         worst = max(range(len(chosen)), key=chosen.__getitem__)
         if len(self._menu.of_target(worst)) > 1 or not chosen[worst]:
             return ""
         target, lost = self._menu.targets[worst], numbers.nats(chosen[worst])
         return f"; '{target.name}', which loses {lost}, has no finer form that can be written"
 
-    def _tried(self, answer: Answer) -> Trial:
-        if answer not in self.trials:
-            loss = self._drafts.loss(answer, self._choosing)
-            self.trials[answer] = Trial(self._drafts.num_bytes(answer), self._menu.kl(answer), loss)
-        return self.trials[answer]
+    def _tried(self, selection: Selection) -> Trial:
+        if selection not in self.trials:
+            loss = self._drafts.loss(selection, self._choosing)
+            self.trials[selection] = Trial(self._drafts.num_bytes(selection), self._menu.kl(selection), loss)
+        return self.trials[selection]
 
-    def _priced(self, solve: Callable[[], Answer], limit: float | None = None) -> Answer:
-        """The answer, with the estimates that matter for it measured."""
+    def _priced(self, solve: Callable[[], Selection], limit: float | None = None) -> Selection:
+        """The selection, with the estimates that matter for it measured."""
         menu = self._menu
         while True:
-            answer = solve()
-            wanted = WORTH_MEASURING * (menu.kl(answer) if limit is None else limit)
-            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(answer)]
+            selection = solve()
+            wanted = WORTH_MEASURING * (menu.kl(selection) if limit is None else limit)
+            chosen = [(number, choice, menu.of_target(number)[choice]) for number, choice in enumerate(selection)]
             unsure = [(number, choice) for number, choice, one in chosen if not one.is_measured and one.kl > wanted]
             if not unsure:
-                return answer
+                return selection
             for number, choice in unsure:
                 self._drafts.learn(number, choice, self._choosing)
 
@@ -467,7 +466,7 @@ AS_IT_IS = "the quantized model"
 
 
 class Drafts:
-    """The models that a menu's answers give, in a working folder. What they lose is kept in the material's journal."""
+    """The models that a menu's selections give, in a working folder. What they lose is in the material's journal."""
 
     def __init__(
         self,
@@ -482,41 +481,41 @@ class Drafts:
         self._model, self._sources, self._menu, self._material = model, sources, menu, material
         self._folder, self._progress = folder, progress
         self._beside = size_on_disk(model.files) - mended(model, sources, {}).graph_bytes
-        self._places: dict[Answer, Path] = {}
+        self._places: dict[Selection, Path] = {}
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was ended by force
 
-    def package(self, answer: Answer) -> Package:
+    def package(self, selection: Selection) -> Package:
         """The model with these choices, not written yet."""
-        precisions = self._menu.precisions(answer)
+        precisions = self._menu.precisions(selection)
         chosen = {target: precision for target, precision in precisions.items() if precision is not None}
         return mended(self._model, self._sources, chosen)
 
-    def num_bytes(self, answer: Answer) -> int:
+    def num_bytes(self, selection: Selection) -> int:
         """The bytes of graph and weights, at most."""
-        return self._beside + self.package(answer).graph_bytes
+        return self._beside + self.package(selection).graph_bytes
 
-    def place(self, answer: Answer) -> Path:
+    def place(self, selection: Selection) -> Path:
         """The folder with this model, which is written where it is not there yet; the others are dropped."""
-        if answer not in self._places:
+        if selection not in self._places:
             for other in self._places.values():
                 shutil.rmtree(other, ignore_errors=True)  # a system may hold its files yet
-            package = self.package(answer)
+            package = self.package(selection)
             if self._progress:
                 say(f"writing {numbers.size(package.num_bytes)} to {self._folder}")
-            self._places = {answer: self._folder / str(len(list(self._folder.glob("*"))))}
-            package.write(self._places[answer])
-        return self._places[answer]
+            self._places = {selection: self._folder / str(len(list(self._folder.glob("*"))))}
+            package.write(self._places[selection])
+        return self._places[selection]
 
-    def loss(self, answer: Answer, numbers: Sequence[int]) -> Estimate:
+    def loss(self, selection: Selection, numbers: Sequence[int]) -> Estimate:
         """The loss of the model with these choices, run by its own kernels, on documents by their numbers."""
 
         def measure(documents: Sequence[Document]) -> Floats:
-            model = copy_of(self._model, self.place(answer)) if any(answer) else self._model
+            model = copy_of(self._model, self.place(selection)) if any(selection) else self._model
             return nats_by_document(self._material.variants.compared(model, documents), len(documents))
 
         changed = [
             f"{target.name} as {precision.name}"
-            for target, precision in self._menu.precisions(answer).items()
+            for target, precision in self._menu.precisions(selection).items()
             if precision is not None
         ]
         sums = self._material.kept(repr(sorted(changed) or AS_IT_IS), numbers, measure)

@@ -18,12 +18,10 @@ from olive_ext.graph.onnx_file import external_locations
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.constants import Constants
 from olive_ext.model.files.content import load_graph, weight_files
-from olive_ext.model.files.folders import OLIVE_RECORD, real_path
-from olive_ext.plugins.diagnose.remedy.graph_file import GraphFile, NewTensor
-from olive_ext.plugins.diagnose.remedy.mended_graph import Mending
-from olive_ext.plugins.diagnose.remedy.pairing import Target
-from olive_ext.plugins.diagnose.remedy.precision import Precision
-from olive_ext.plugins.diagnose.remedy.sources import Sources
+from olive_ext.model.files.package_config import OLIVE_RECORD, real_path
+from olive_ext.plugins.diagnose.remedy.mended_graph import GraphFile, Mending, NewTensor
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
+from olive_ext.plugins.diagnose.remedy.weights import Precision
 from olive_ext.report.numbers import size
 from olive_ext.report.report_files import check_writable
 

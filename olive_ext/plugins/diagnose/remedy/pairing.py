@@ -1,21 +1,26 @@
 """Pairs the weights of a quantized graph with those of the float graph that it was made of.
 
-By the names of the nodes, held against shapes and values; what has no counterpart is named, never guessed.
+By the names of the nodes, held against shapes and values; what has no counterpart is named, never guessed. Then what
+a weight's nodes may become, and which weights can be mended together alone (all of a node's experts, a head with the
+table that it is tied to).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+import onnx
 
 from olive_ext.errors import ModelError, counted
-from olive_ext.graph.nodes import LAYER, layer_of
-from olive_ext.model.files.constants import apart, broken, distances, meant_others, outliers, plain_name
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, WeightUse
+from olive_ext.graph.nodes import LAYER, layer_of, reads
+from olive_ext.model.files.constants import Array, apart, broken, distances, meant_others, outliers, plain_name
+from olive_ext.model.files.content import load_graph
+from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix, Precision, WeightUse
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Products that one export may have as one, and the parts that another has of it, in the order of their outputs."""
@@ -156,7 +161,8 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             continue
         owns, uses = _couple(name, floats.uses, quantized.uses)
         met |= {own.name for own in owns}
-        error = _error(owns, uses, floats, quantized)
+        alone: float | str = "the float graph has no node of that name with a constant weight" if uses else 0.0
+        error = _error(_columns(owns, floats), _columns(uses, quantized)) if owns else alone
         if isinstance(error, str):
             pairing.unpaired |= {use.node.name: error for use in uses}
         elif error:
@@ -181,7 +187,7 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
             why = f"the float graph has one weight for it and for '{other}', which is not quantized with it"
             pairing.unpaired |= {use.node.name: why for use in uses}
             continue
-        target = _target((uses if len(owns) > len(uses) else owns)[0].name, owns, uses, floats, quantized, part)
+        target = _target((uses if len(owns) > len(uses) else owns)[0].name, (owns, uses), floats, quantized, part)
         error = max(errors.get(use.name, 0.0) for use in uses)
         if any(use.name in strange for use in uses):
             pairing.damaged[target.name] = f"is not the float model's (relative error {error:.2g})"
@@ -194,16 +200,10 @@ def pair(floats: GraphWeights, quantized: GraphWeights, part: str = "") -> Pairi
     return pairing
 
 
-def _target(
-    name: str,
-    owns: Sequence[WeightUse],
-    uses: Sequence[WeightUse],
-    floats: GraphWeights,
-    quantized: GraphWeights,
-    part: str,
-) -> Target:
+def _target(name: str, couple: Couple, floats: GraphWeights, quantized: GraphWeights, part: str) -> Target:
+    owns, uses = map(tuple, couple)
     name += f", {part}" if part else ""
-    return Target(name, tuple(owns), tuple(uses), _bytes(floats, owns), _bytes(quantized, uses), part)
+    return Target(name, owns, uses, _bytes(floats, owns), _bytes(quantized, uses), part)
 
 
 def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pairing:
@@ -223,7 +223,7 @@ def _constants(floats: GraphWeights, quantized: GraphWeights, part: str) -> Pair
         alike = [(floats.uses.get(made.name), made) for made in quantized.uses.values() if made.roots == use.roots]
         owns = [own, *(first for first, _ in alike if first is not None and first.value != value)]
         uses = [use, *(second for first, second in alike if first is not None and first.value != value)]
-        pairing.targets.append(_target(name, owns, uses, floats, quantized, part))
+        pairing.targets.append(_target(name, (owns, uses), floats, quantized, part))
     return pairing
 
 
@@ -249,21 +249,18 @@ def _renamed(name: str, word: str, other: str) -> str:
     return re.sub(rf"(?<![^/.]){word}(?![^/.])", other, name)
 
 
-def _error(
-    owns: Sequence[WeightUse], uses: Sequence[WeightUse], floats: GraphWeights, quantized: GraphWeights
-) -> float | str:
-    """The relative error of two sides, 0 where they are one in the same precision, or why they are not one weight."""
-    if not uses:
-        return 0.0
-    if not owns:
-        return "the float graph has no node of that name with a constant weight"
-    sides = _columns(owns, floats), _columns(uses, quantized)
+def _error(*sides: Sequence[Matrix]) -> float | str:
+    """The relative error of two sides, 0 where they are one in the same precision, or why they are not one weight: root
+    mean square of the difference over that of the float weight."""
     if any(len({part.shape[:-1] for part in side}) > 1 for side in sides):
         return "its parts have different numbers of inputs"
     numbers, others = map(_joined, sides)
     if numbers.shape != others.shape:
         return f"its weight is {list(others.shape)}, the float graph's {list(numbers.shape)}"
-    return 0.0 if np.array_equal(numbers, others) else relative_error(numbers, others) or SMALLEST
+    if np.array_equal(numbers, others):
+        return 0.0
+    numbers = np.asarray(numbers, np.float32)
+    return float(np.linalg.norm(numbers - others)) / max(float(np.linalg.norm(numbers)), SMALLEST) or SMALLEST
 
 
 def _columns(uses: Sequence[WeightUse], weights: GraphWeights) -> list[Matrix]:
@@ -273,12 +270,6 @@ def _columns(uses: Sequence[WeightUse], weights: GraphWeights) -> list[Matrix]:
 
 def _joined(parts: Sequence[Matrix]) -> Matrix:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-
-
-def relative_error(floats: Matrix, others: Matrix) -> float:
-    """Root mean square of the difference over that of the float weight."""
-    difference = np.linalg.norm(np.asarray(floats, np.float32) - others)
-    return float(difference / max(float(np.linalg.norm(np.asarray(floats, np.float32))), SMALLEST))
 
 
 def _shared(
@@ -315,3 +306,166 @@ def refuse_nothing(pairing: Pairing, num_weights: int) -> None:
     name, why = next(iter(pairing.unpaired.items()))
     whole = counted(num_weights or len(pairing.unpaired), "weight")
     raise ModelError(f"no weight can be paired with the reference's: of {whole} '{name}': {why}", code="not_comparable")
+
+
+DATA = {"MatMul": 0, "Gemm": 0, "MatMulNBits": 0, "Gather": 1, "GatherBlockQuantized": 1}
+"""By operator the input that is not the weight."""
+
+BIAS = {"Gemm": 2, "MatMulNBits": 5}
+
+TABLES = ("Gather", "GatherBlockQuantized")
+
+_EXPERTS = (2, 5, 8)
+"""The inputs of QMoE that are numbers of weights."""
+
+_ROUTER_WEIGHTS = 14
+"""The input of QMoE that MoE does not have."""
+
+_ROWS = 1 << 12
+"""Rows of a table that are compared at a time."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The weights of one graph of a package, of the float model's and of the quantized one's."""
+
+    floats: GraphWeights
+    quantized: GraphWeights
+
+    @classmethod
+    def of(cls, reference: Path, model: Path) -> Sources:
+        """The sources of the graphs in two files."""
+        return cls(*(GraphWeights(load_graph(file), file) for file in (reference, model)))
+
+    def error(self, target: Target) -> float:
+        """The error of a target's numbers: root mean square of the difference over that of the float ones."""
+        lost = whole = 0.0
+        for own, use in zip(target.floats, target.quantized, strict=True):
+            numbers = np.asarray(self.floats.matrix(own), np.float32)
+            lost += float(np.linalg.norm(numbers - use.as_in(own, self.quantized.matrix(use)))) ** 2
+            whole += float(np.linalg.norm(numbers)) ** 2
+        return float(np.sqrt(lost / whole)) if whole else 0.0
+
+    def element_type(self, use: WeightUse) -> int:
+        """ONNX's type of the floating-point numbers that a node of the quantized graph computes with."""
+        return self.quantized.element_type(use.node.input[use.inputs[1]] if use.is_packed else use.value)
+
+    def is_symmetric(self, use: WeightUse) -> bool:
+        """Whether a quantized weight is stored without zero points."""
+        if use.is_packed:
+            return not _input(use.node, use.inputs[2])
+        makers = self.quantized.makers(use.value)
+        return not any(_input(node, 2) for node in makers if node.op_type == "DequantizeLinear")
+
+    def weight(self, own: WeightUse) -> Callable[[], Array] | None:
+        """A function that reads a float weight as [K, N], a table [V, H] as [H, V], experts as [E, N, K]; None where
+        its nodes do more than to transpose it."""
+        if self.floats.view(own.value) is None:
+            return None
+        is_turned = own.node.op_type in TABLES or own.is_transposed
+
+        def read() -> Array:
+            matrix = self.floats.view(own.value)
+            assert matrix is not None
+            return matrix.T if is_turned else matrix
+
+        return read
+
+    def offers(self, target: Target, precision: Precision) -> bool:
+        """Whether all nodes of a weight can be given this precision."""
+        if target.is_joined or target.is_constant:
+            return target.is_constant and not precision.bits
+        pairs = list(zip(target.floats, target.quantized, strict=True))
+        if target.is_of_experts:
+            return self._offers_experts(target, precision)
+        if any(use.node.op_type not in DATA for pair in pairs for use in pair):
+            return False
+        if not precision.bits:
+            return not any(bias_of(own.node) and not bias_of(use.node) for own, use in pairs)
+        if any(self.weight(own) is None or "Gemm" in (own.node.op_type, use.node.op_type) for own, use in pairs):
+            return False
+        widths = [self.floats.view(own.value) for own in target.floats if own.node.op_type in TABLES]
+        return not any(width is None or width.shape[1] % precision.block_size for width in widths)
+
+    def _offers_experts(self, target: Target, precision: Precision) -> bool:
+        """Whether a QMoE can be given this precision: all of its weights at once, in blocks that divide their rows."""
+        own, node = target.floats[0].node, target.quantized[0].node
+        if (own.op_type, node.op_type) != ("MoE", "QMoE") or len({use.node.name for use in target.quantized}) > 1:
+            return False
+        if {use.value for use in target.quantized} != {name for n in _EXPERTS if (name := _input(node, n))}:
+            return False
+        if not precision.bits:
+            return not _input(node, _ROUTER_WEIGHTS)
+        weights = [self.floats.view(use.value) for use in target.floats]
+        return not any(weight is None or weight.shape[2] % precision.block_size for weight in weights)
+
+
+def bias_of(node: onnx.NodeProto) -> str:
+    """The input of a node that is added to its product; empty where it has none."""
+    return _input(node, BIAS.get(node.op_type, -1))
+
+
+def _input(node: onnx.NodeProto, number: int) -> str:
+    return str(node.input[number]) if 0 <= number < len(node.input) else ""
+
+
+def whole_experts(targets: Sequence[Target]) -> list[Target]:
+    """The targets, the experts of one node as one: their number of bits is the node's."""
+    groups: dict[tuple[str, ...], list[Target]] = {}
+    for target in targets:
+        node = target.quantized[0].node
+        key = (target.part, *node.output) if target.is_of_experts and not target.is_joined else (target.name, "")
+        groups.setdefault(key, []).append(target)
+    return [_whole(group) if group[0].is_of_experts else group[0] for group in groups.values()]
+
+
+def _whole(parts: Sequence[Target]) -> Target:
+    first = parts[0]
+    return replace(
+        first,
+        name=first.name.removesuffix(first.what).removesuffix(f"/{first.floats[0].part}") + first.what,
+        floats=tuple(own for part in parts for own in part.floats),
+        quantized=tuple(use for part in parts for use in part.quantized),
+        float_bytes=sum(part.float_bytes for part in parts),
+        bytes=sum(part.bytes for part in parts),
+    )
+
+
+def with_tables(targets: Sequence[Target], sources: Mapping[str, Sources]) -> dict[Target, Target]:
+    """Quantized products, each with the table of the same weight; `sources` by part of the package."""
+    pairs = {target: _with_table(target, sources[target.part]) for target in targets}
+    return {target: pair for target, pair in pairs.items() if pair is not None}
+
+
+def _with_table(target: Target, sources: Sources) -> Target | None:
+    """A quantized product with the table of the same weight, which is float in the quantized graph and read by one
+    lookup alone; None where there is none. They are one weight where the float graph's are equal."""
+    own, use = target.floats[0], target.quantized[0]
+    if len(target.floats) > 1 or len(target.quantized) > 1 or use.node.op_type != "MatMulNBits":
+        return None
+    read = list(reads(sources.quantized.model.graph.node))
+    for name, lookup in sources.quantized.uses.items():
+        table = sources.floats.uses.get(name)
+        if lookup.node.op_type != "Gather" or table is None or table.node.op_type != "Gather":
+            continue
+        if all(read.count(root) == 1 for root in lookup.roots) and _is_one(table, own, sources):
+            return replace(
+                target,
+                name=f"{target.name} and its table",
+                floats=(own, table),
+                quantized=(use, lookup),
+                float_bytes=_bytes(sources.floats, (own, table)),
+                bytes=target.bytes + sources.quantized.num_bytes(lookup),
+            )
+    return None
+
+
+def _is_one(table: WeightUse, head: WeightUse, sources: Sources) -> bool:
+    """Whether a float table [V, H] has the numbers of a float product [H, V]."""
+    views = sources.weight(table), sources.weight(head)
+    if views[0] is None or views[1] is None or views[0]().shape != views[1]().shape:
+        return False
+    first, second = views[0](), views[1]()
+    return all(
+        np.array_equal(first[:, n : n + _ROWS], second[:, n : n + _ROWS]) for n in range(0, first.shape[1], _ROWS)
+    )

@@ -21,9 +21,8 @@ from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
 from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers
 from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
-from olive_ext.plugins.diagnose.remedy.pairing import Target
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
 from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding
-from olive_ext.plugins.diagnose.remedy.sources import Sources
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import deciding_facts

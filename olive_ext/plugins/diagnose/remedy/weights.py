@@ -1,14 +1,14 @@
 """The weights of one graph, in whatever form they are stored, as plain matrices.
 
-A stored form is never decoded here: ONNX Runtime's own kernels do it. A node that takes packed numbers is given the
-identity matrix, or every index, and constants are folded, each in a session of its own. Knows one graph at a time.
+Packed numbers are decoded as their kernels do it, and constants are folded by ONNX Runtime, each in a session of its
+own. Knows one graph at a time.
 Axes: K inputs and N outputs of a product, V rows of a table.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +23,15 @@ from onnx.external_data_helper import uses_external_data
 
 from olive_ext.errors import ModelError
 from olive_ext.graph.nodes import attribute
-from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, part_name, unpacked
+from olive_ext.model.files.constants import FLOATS, WEIGHTS, Constants, packed_grid, part_name
 from olive_ext.model.providers.devices import Provider
 from olive_ext.model.providers.ort_session import open_session
 from olive_ext.model.providers.table import CPU
 
 Matrix = npt.NDArray[Any]
 
-IDENTITY_ROWS = 1024
-"""Rows of the identity matrix that a product is given at a time: all of a product of 16,384 inputs are a gigabyte."""
+ROWS = 1024
+"""Rows of a packed weight that are decoded at a time."""
 
 _INPUTS = {**WEIGHTS, "MatMulNBits": {"": (1, 2, 3, 4)}}
 """By operator the parts that are weights, and the inputs of which each is made up; the first one has the numbers."""
@@ -121,15 +121,18 @@ class GraphWeights(Constants):
         """The matrix that the node computes with: [K, N], or [V, N] of a table; [N, K] for a Gemm that transposes it;
         [E, N, K] of E experts."""
         if not use.is_packed:
-            is_stored = use.value in self.initializers
-            return self._numbers(use.value) if is_stored else self._run([], {}, use.value)
+            return self._value(use.value)
+        names = [*use.node.input, *[""] * 14]
+        stored, scales, zeros, *more = (self._value(names[i]) if names[i] else None for i in use.inputs)
+        assert stored is not None
+        assert scales is not None
+        grid = packed_grid(use.node, stored, scales, zeros, *more)
+        rows = np.empty(grid.shape, scales.dtype)
+        for first in range(0, len(rows), ROWS):
+            rows[first : first + ROWS] = grid.rows(first, first + ROWS)[0]
         if use.part:
-            return self._experts(use)
-        node = deepcopy(use.node)
-        if node.op_type == "GatherBlockQuantized":  # [V, N], looked up row by row
-            indices = np.arange(self.initializers[node.input[2]].dims[0], dtype=np.int64)
-            return self._run([node], {node.input[1]: indices}, node.output[0])
-        return self._product(node)
+            return rows.reshape(len(stored), -1, grid.num_inputs)
+        return rows if use.node.op_type == "GatherBlockQuantized" else rows.T
 
     def product(self, use: WeightUse, rows: Matrix) -> Matrix:
         """The product [R, N] of `rows` [R, K] by the node of a weight on the host, without its bias."""
@@ -204,33 +207,9 @@ class GraphWeights(Constants):
             return None
         return self._roots_of_all([name for name in maker.input if name])
 
-    def _product(self, node: onnx.NodeProto) -> Matrix:
-        """[K, N]. Each sum of a row of the identity matrix has one term that is not zero, so it is exact; activations
-        are not rounded for it, whatever the node's accuracy level."""
-        del node.input[_BIAS[node.op_type] :]
-        for part in node.attribute:
-            if part.name == "accuracy_level":
-                part.i = 0
-        num_inputs, dtype = int(attribute(node, "K", 0)), self._numbers(node.input[2]).dtype
-        firsts = range(0, num_inputs, IDENTITY_ROWS)
-        blocks = [np.eye(min(IDENTITY_ROWS, num_inputs - k), num_inputs, k, dtype=dtype) for k in firsts]
-        return np.concatenate([self._run([node], {node.input[0]: block}, node.output[0]) for block in blocks])
-
-    def _experts(self, use: WeightUse) -> Matrix:
-        """[E, N, K]: packed along K, two numbers a byte where these have 4 bits, blocks along K, or none."""
-        numbers, scales, *zeros = (
-            self._numbers(use.node.input[i]) for i in use.inputs if i < len(use.node.input) and use.node.input[i]
-        )
-        bits = attribute(use.node, "expert_weight_bits", 4)
-        scales = scales.reshape(*numbers.shape[:2], -1)
-        num_inputs, num_blocks = numbers.shape[2] * 8 // bits, scales.shape[2]
-        points = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
-        if zeros:
-            points = unpacked(zeros[0].reshape(*scales.shape[:2], -1), bits)[..., :num_blocks]
-        stored = {"numbers": unpacked(numbers, bits), "scales": scales, "points": points}
-        node = helper.make_node("DequantizeLinear", [*stored], ["y"], axis=2, block_size=-(-num_inputs // num_blocks))
-        tensors = [onnx.numpy_helper.from_array(array, name) for name, array in stored.items()]
-        return computed([node], tensors, {}, "y", [helper.make_opsetid("", 21)], 10)
+    def _value(self, name: str) -> Matrix:
+        """A constant's numbers, computed where nodes make them."""
+        return onnx.numpy_helper.to_array(self.tensor(name)) if name in self.initializers else self._run([], {}, name)
 
     def _run(self, nodes: Sequence[onnx.NodeProto], feeds: dict[str, Matrix], output: str) -> Matrix:
         """The value `output` of `nodes`, and of those before them that make constants, with `feeds` as inputs."""
@@ -254,9 +233,6 @@ class GraphWeights(Constants):
             del tensor.external_data[:]
         return tensor
 
-    def _numbers(self, name: str) -> Matrix:
-        return onnx.numpy_helper.to_array(self.tensor(name))
-
 
 def computed(
     nodes: Sequence[onnx.NodeProto],
@@ -274,3 +250,78 @@ def computed(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     (value,) = open_session(model.SerializeToString(), [HOST]).run([output], feeds)
     return np.asarray(value)
+
+
+SLAB_BYTES = 1 << 26
+"""Float numbers that are in memory at a time while a weight is quantized."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the numbers of a weight are stored: floating point as in the rest of the graph, or integers in blocks."""
+
+    bits: int = 0
+    """The bits of the integers; 0 for floating point."""
+
+    block_size: int = 0
+
+    @property
+    def name(self) -> str:
+        """ "float", or e.g. "int8 in blocks of 32"."""
+        return f"int{self.bits} in blocks of {self.block_size}" if self.bits else "float"
+
+
+FLOAT = Precision()
+
+
+class PackedWeight:
+    """A weight [K, N] as MatMulNBits takes it, by ONNX Runtime's own tool: each column in blocks along K."""
+
+    def __init__(
+        self, weight: Callable[[], Matrix], dtype: np.dtype[Any], precision: Precision, *, is_symmetric: bool
+    ) -> None:
+        """`weight` gives the matrix, as a view on a file where it is large; `dtype` is that of the scales."""
+        self._weight, self._dtype, self._precision, self._is_symmetric = weight, dtype, precision, is_symmetric
+        self._num_inputs, self._num_outputs = num_inputs, num_outputs = weight().shape
+        blocks, bits = -(-num_inputs // precision.block_size), precision.bits
+        self.packed_shape = (num_outputs, blocks, precision.block_size * bits // 8)
+        self.scales_shape = (num_outputs, blocks)
+        self.zeros_shape = (num_outputs, -(-blocks * bits // 8))
+        self._scales: list[Matrix] = []
+        self._zeros: list[Matrix] = []
+
+    def packed(self) -> Iterator[Matrix]:
+        """The integers [N, B, bytes of a block], by rows; scales and zero points are kept for after them."""
+        self._scales, self._zeros = [], []
+        for packed, scales, zeros in self._slabs():
+            self._scales.append(scales.astype(self._dtype))
+            self._zeros.append(zeros)
+            yield packed
+
+    def scales(self) -> Iterator[Matrix]:
+        """[N, B]."""
+        self._finish()
+        yield from self._scales
+
+    def zeros(self) -> Iterator[Matrix]:
+        """Zero points [N, bytes of B of them], uint8."""
+        self._finish()
+        yield from self._zeros
+
+    def _finish(self) -> None:
+        if sum(len(slab) for slab in self._scales) < self._num_outputs:
+            for _ in self.packed():
+                pass
+
+    def _slabs(self) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
+        from onnxruntime.quantization import matmul_nbits_quantizer as nbits  # imported here: it takes seconds
+
+        config = nbits.DefaultWeightOnlyQuantConfig(
+            block_size=self._precision.block_size, is_symmetric=self._is_symmetric, bits=self._precision.bits
+        )
+        quantizer = nbits.DefaultWeightOnlyQuantizer(config)
+        in_tool = self._dtype if self._dtype in (np.float32, np.float16) else np.dtype(np.float32)
+        columns = max(1, SLAB_BYTES // (self._num_inputs * in_tool.itemsize))
+        for first in range(0, self._num_outputs, columns):
+            slab = self._weight()[:, first : first + columns]
+            yield quantizer.qbits_block_quant(np.ascontiguousarray(slab.astype(self._dtype).astype(in_tool)))

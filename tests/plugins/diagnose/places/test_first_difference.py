@@ -19,7 +19,7 @@ from olive_ext.plugins.diagnose.places.place import (
     MOST_RUNS,
     HeldError,
     NotLocatedError,
-    Place,
+    PlacedDecoder,
     ProbedGraph,
     Runs,
     judge,
@@ -170,10 +170,10 @@ def test_values_that_are_read_at_once_stay_within_the_memory(tmp_path: Path) -> 
     assert hit.value == f"{name}/0"
     across = [sizes for place in places for names, sizes in place.read if "logits" not in names]
     assert max(across) <= most
-    assert runs.whole <= MOST_RUNS
+    assert runs.rounded_up <= MOST_RUNS
 
 
-class _Watched(Place):
+class _Watched(PlacedDecoder):
     """Notes what each run returns: names, and bytes but for the KV caches."""
 
     def __init__(self, *given: Any) -> None:

@@ -12,11 +12,9 @@ import pytest
 from onnx import numpy_helper
 
 from olive_ext.plugins.diagnose.remedy.choices import Choice, Menu, cheapest, front, total
-from olive_ext.plugins.diagnose.remedy.pairing import Target, pair
-from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
+from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target, pair, whole_experts, with_tables
 from olive_ext.plugins.diagnose.remedy.race import Race, estimate
-from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts, with_tables
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from olive_ext.plugins.diagnose.remedy.weights import FLOAT, GraphWeights, Precision
 from tests.graph import quantized as graphs
 from tests.plugins.diagnose.remedy.test_mended_graph import tied
 

@@ -14,10 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from olive_ext.errors import ModelError
 from olive_ext.model.files.constants import Array
 from olive_ext.plugins.diagnose.remedy.mended_graph import Mending
-from olive_ext.plugins.diagnose.remedy.pairing import Pairing, pair
-from olive_ext.plugins.diagnose.remedy.precision import FLOAT, Precision
-from olive_ext.plugins.diagnose.remedy.sources import Sources, whole_experts
-from olive_ext.plugins.diagnose.remedy.weights import GraphWeights
+from olive_ext.plugins.diagnose.remedy.pairing import Pairing, Sources, pair, whole_experts
+from olive_ext.plugins.diagnose.remedy.weights import FLOAT, GraphWeights, Precision
 from tests.graph import quantized as graphs
 from tests.refusals import refused
 
@@ -35,7 +33,7 @@ def mended(
     mending = Mending(edited, sources)
     mending.apply(dict.fromkeys(whole_experts(pairing.targets), precision))
     for new in mending.tensors.values():
-        numbers = np.concatenate([part.reshape(-1) for part in new.chunks()]).reshape(new.dims)
+        numbers = np.concatenate([part.reshape(-1) for part in new.pieces()]).reshape(new.dims)
         assert numbers.nbytes == new.num_bytes
         edited.graph.initializer.append(numpy_helper.from_array(numbers, new.name))
     return edited, pairing, sources

@@ -246,6 +246,21 @@ def test_stored_weight_is_read_to_the_bit(stored: graphs.Stored, tmp_path: Path)
     np.testing.assert_array_equal(matrix, stored.matrix)
 
 
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_numbers_have_the_scale_and_zero_point_of_the_block_that_the_node_names(
+    has_zeros: bool, tmp_path: Path
+) -> None:
+    stored = graphs.nbits(4, 32, has_zero_points=has_zeros)
+    (node,) = (node for node in stored.model.graph.node if node.op_type == "MatMulNBits")
+    natural = np.arange(graphs.NUM_INPUTS) // 32
+    order = np.random.default_rng(0).permutation(natural).astype(np.int32)
+    stored.model.graph.initializer.append(numpy_helper.from_array(order, "groups"))
+    node.input.extend([""] * (4 - len(node.input)) + ["groups"])
+    weights = GraphWeights(stored.model, tmp_path)
+    is_same = (weights.matrix(weights.uses[NAME]) == stored.matrix).mean(axis=1) == 1
+    assert is_same.tolist() == (order == natural).tolist()
+
+
 def test_weight_of_a_gemm_stays_as_the_node_reads_it(tmp_path: Path) -> None:
     stored = graphs.qdq(None, transposed=True)
     weights = GraphWeights(stored.model, tmp_path)
