@@ -24,10 +24,10 @@ from olive_ext.report.page import (
     short_names,
 )
 from olive_ext.run.models import stops_of
-from olive_ext.run.reference.answers import Answers
+from olive_ext.run.reference.answers import Answers, Sample
 from olive_ext.run.reference.packed_answers import unpacked
 from olive_ext.run.reference.pairing import compare_answers
-from olive_ext.run.sample_logs import Logs, read_logs
+from olive_ext.run.sample_logs import read_logs
 
 REPORT_FILE = "report.json"
 _MOST_IN_TITLE = 4
@@ -52,7 +52,7 @@ class Named:
             ) from error
 
     @cached_property
-    def logs(self) -> Logs:
+    def logs(self) -> tuple[list[Answers], dict[str, list[Sample]]]:
         """The same with the texts of sample logs. Raises `ConfigError` for those of another run."""
         return read_logs(self.folder, self.answers)
 
@@ -195,11 +195,12 @@ def _matters(item: Named) -> float:
 
 def _paired(first: Named, other: Named) -> dict[str, Any]:
     """Outcomes, flips and lengths of the documents that both have answered, by field of a `Comparison`."""
-    logs, theirs = other.logs, {(item.task, item.filter): item for item in first.logs.answers}
-    both = [item for item in logs.answers if (item.task, item.filter) in theirs]
+    theirs = {(item.task, item.filter): item for item in first.logs[0]}
+    answers, samples = other.logs
+    both = [item for item in answers if (item.task, item.filter) in theirs]
     pair = [theirs[item.task, item.filter] for item in both], both
     try:
-        outcomes, flips, lengths = compare_answers(*pair, logs.samples, logs.tasks, _matters(other))
+        outcomes, flips, lengths = compare_answers(*pair, samples, {}, _matters(other))
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
     return {"outcomes": outcomes, "flips": flips, "lengths": lengths}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,34 +87,17 @@ def log_path(folder: Path, task: str) -> Path:
     return folder / f"samples_{name}.jsonl"
 
 
-class LoggedTask:
-    """Stands in for lm-eval's task object where a flip takes its texts from a log."""
-
-    def doc_to_text(self, own: Mapping[str, Any]) -> str:
-        """The question without examples, from our own fields of a line."""
-        return str(own.get("question", ""))
-
-
-@dataclass(frozen=True)
-class Logs:
-    """A report's answers, with the texts of those that are logged beside it; and the logged samples by task, as far as
-    flips need them."""
-
-    answers: Sequence[Answers]
-    samples: Mapping[str, Sequence[Sample]]
-    tasks: Mapping[str, LoggedTask]
-
-
-def read_logs(folder: Path, answers: Sequence[Answers]) -> Logs:
-    """The logs in `folder` beside a report's `answers`. Raises `ConfigError` for a broken file, and for one with other
-    values than the report's, as a later run's has."""
+def read_logs(folder: Path, answers: Sequence[Answers]) -> tuple[list[Answers], dict[str, list[Sample]]]:
+    """A report's `answers` with the texts of those that are logged in its `folder`, and the logged samples by task, as
+    far as flips need them. Raises `ConfigError` for a broken file, and for one with other values than the report's, as
+    a later run's has."""
     samples: dict[str, list[Sample]] = {}
     for task in dict.fromkeys(item.task for item in answers):
         if (file := log_path(folder, task)).is_file():
             lines = file.read_text(encoding="utf-8").split("\n")  # JSON holds other separators as they are
             samples[task] = [_line(file, number, text) for number, text in enumerate(filter(None, lines), 1)]
     logged = [_with_texts(item, samples.get(item.task, ()), log_path(folder, item.task)) for item in answers]
-    return Logs(logged, samples, {task: LoggedTask() for task in samples})
+    return logged, samples
 
 
 def _with_texts(answers: Answers, lines: Sequence[Sample], file: Path) -> Answers:
@@ -124,17 +107,17 @@ def _with_texts(answers: Answers, lines: Sequence[Sample], file: Path) -> Answer
         values = {} if number not in known else known[number].values
         if number not in known or any(is_value(line.get(name)) and line[name] != values.get(name) for name in values):
             raise NotComparableError(f"'{file}' is of another run than the report beside it (document {number})")
-        texts[number] = replace(known[number], text=line["doc"].get("answer", ""))
+        texts[number] = replace(known[number], text=line[OWN].get("answer", ""))
     return replace(answers, by_document={**known, **texts})
 
 
 def _line(file: Path, number: int, text: str) -> Sample:
-    """A logged sample, with our own fields in place of its document and its target."""
+    """A logged sample, with the question in place of its prompts, and its target as a text."""
     try:
         line = json.loads(text)
         own = line.get(OWN, {})
-        read = {**line, "doc_id": int(line["doc_id"]), "filter": line["filter"], "doc": own, "arguments": ()}
-        return {**read, "target": own.get("target", line["target"])}
+        read = {**line, OWN: own, "doc_id": int(line["doc_id"]), "filter": line["filter"]}
+        return {**read, "arguments": ((own.get("question", ""),),), "target": own.get("target", line["target"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"'{file}', line {number}: not lm-eval's sample ({one_line(error)})", code="damaged"

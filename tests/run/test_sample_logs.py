@@ -84,11 +84,10 @@ def test_texts_of_a_log_are_read_back(tmp_path: Path) -> None:
     write_samples(SAMPLES, 1, tmp_path, sample_fields({TASK: task}, answers))
     kept = unpacked(packed(answers))
     assert {item.text for each in kept for item in each.by_document.values()} == {""}
-    logs = read_logs(tmp_path, kept)
-    assert [[item.text for item in each.by_document.values()] for each in logs.answers] == [["green", "", ""]] * 2
-    (first, _) = logs.samples[TASK]
-    assert question_of(logs.tasks[TASK], first) == "Which?"
-    assert target_of(logs.tasks[TASK], first) == "green"
+    logged, samples = read_logs(tmp_path, kept)
+    assert [[item.text for item in each.by_document.values()] for each in logged] == [["green", "", ""]] * 2
+    (first, _) = samples[TASK]
+    assert (question_of(None, first), target_of(None, first)) == ("Which?", "green")
 
 
 def test_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
