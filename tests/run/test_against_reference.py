@@ -30,8 +30,7 @@ from olive_ext.report.verdict import verdict
 from olive_ext.run import evaluate
 from olive_ext.run.models import Models
 from tests.backends.local_tasks import NAMES, write_tasks
-from tests.exports import genai_export, hf_model
-from tests.plugins.diagnose import edited
+from tests.exports import edited, genai_export, hf_model
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow

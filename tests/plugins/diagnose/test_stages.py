@@ -34,7 +34,7 @@ from olive_ext.run.reference.comparison_run import Comparer
 from tests.backends.local_tasks import write_tasks
 from tests.device.open import LIBRARY, why_no_webgpu
 from tests.exports import export, genai_export, hf_model
-from tests.plugins.diagnose.edited import change, edited, weight
+from tests.exports.edited import change, edited, weight
 from tests.refusals import refused
 from tests.report.test_comparison import divergence, outcome
 from tests.report.test_verdict import SAFE

@@ -26,7 +26,7 @@ from olive_ext.plugins.diagnose import conversion
 from olive_ext.plugins.diagnose.conversion import Agreement, Hypothesis, hold_against
 from olive_ext.run.export import LARGEST_DIFFERENCE
 from tests.exports import export, genai_export, hf_model
-from tests.plugins.diagnose.edited import change, edited, weight
+from tests.exports.edited import change, edited, weight
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 from olive_ext.graph.nodes import take_attribute
 from olive_ext.report import Report
 from olive_ext.run import evaluate
+from tests.exports.edited import edited
 from tests.exports.quickstart import TASKS, exported
-from tests.plugins.diagnose.edited import edited
 
 WORK: dict[str, Any] = {"tasks": ["quickstart_choice"], "include_path": str(TASKS), "limit": 16, "bootstrap_iters": 0}
 

@@ -20,8 +20,8 @@ from olive_ext.engine.step import Step, StepOutput
 from olive_ext.report.place import Place
 from olive_ext.run.recording import record
 from tests.exports.cache import once
+from tests.exports.edited import changed, edited
 from tests.exports.quickstart import TASKS, exported, quantized
-from tests.plugins.diagnose.edited import changed, edited
 from tests.plugins.diagnose.places.planted import WORK, compared, planted
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

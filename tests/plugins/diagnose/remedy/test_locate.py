@@ -20,7 +20,7 @@ from olive_ext.plugins.diagnose.remedy.loss_map import LossMap, interval, write_
 from olive_ext.plugins.diagnose.remedy.race import Estimate
 from olive_ext.report.verdict import verdict
 from tests.exports import quickstart
-from tests.plugins.diagnose.edited import change, changed, edited
+from tests.exports.edited import change, changed, edited
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
