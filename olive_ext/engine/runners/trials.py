@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from olive_ext.engine.forms.buckets import FEW_READS
 from olive_ext.engine.forms.kv_store import TARGETS, Text, disagreement, targets_of
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import Copy, FloatArray, LogitsRow, Row, Step
@@ -278,10 +279,15 @@ class _PartsTrial:
         return self._run(Step(rows, (LogitsRow(0, 0),), targets_of(1)))
 
     def _fed(self, text: Text, start: int, stop: int, *, slot: int = 0, copies: tuple[Copy, ...] = ()) -> _Found:
+        """Of a step with more targets than shapes are run with beforehand, in several that read other places."""
         indices = [index for index, place in enumerate(self._places) if start <= place < stop]
-        logits_rows = tuple(LogitsRow(0, self._places[index] - start) for index in indices)
-        rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(indices))
-        return indices, self._run(Step(rows, logits_rows, targets, copies=copies))
+        most = max(stop - start, FEW_READS) // len(TARGETS)
+        found = []
+        for begin in range(0, max(1, len(indices)), most):
+            logits_rows = tuple(LogitsRow(0, self._places[at] - start) for at in indices[begin : begin + most])
+            rows, targets = (Row(slot, start, text[start:stop]),), targets_of(len(logits_rows))
+            found.append(self._run(Step(rows, logits_rows, targets, copies=copies)))
+        return indices, np.concatenate(found)
 
     def _run(self, step: Step) -> FloatArray:
         found = self._runner.run(replace(step, whole_length=self._side)).target_logprobs
