@@ -25,7 +25,7 @@ _STEPS: Mapping[str, str] = {
     "cannot_tell": "`olive-ext check MODEL --verify` runs a few texts and names the first layer without finite numbers",
     "damaged": "make the model again, or have `olive-ext mend` replace what is damaged",
     "distance_open": 'evaluate all documents (`documents: "all"`)',
-    "no_values": "add a task with a value for each document (`mmlu`), or read both scores beside each other",
+    "no_values": "add a task with a value for each document, or read both scores beside each other",
     "nothing_compared": "add a task with a value for each document (`mmlu`)",
     "claim_open": _AGAIN,
     **dict.fromkeys(
@@ -130,4 +130,4 @@ def _measures(comparison: Comparison) -> str:
     texts = [f"{one.task} {perplexity_change(one).value}" for one in own]
     perplexity = f" and perplexity ({joined(texts)})" if texts else ""
     value = f"{numbers.nats(overall.kl.mean)} nats, {band.words}"
-    return f"decide by KL ({value}: `require: kl_mean<={band.most_kl:g}`){perplexity}"
+    return f"judge by KL ({value}){perplexity}"

@@ -407,7 +407,7 @@ def test_sentences(name: str) -> None:
 
 ALL_OF_IT = "400 documents are all that choice has: add tasks (`mmlu` has 14,042) and decide over all tasks together"
 OVER_ALL = "decide over all tasks together (`fail_on_loss: 1`)"
-BY_KL = "decide by KL (0.0123 nats, as with weights of 4 to 5 bits: `require: kl_mean<=0.09`)"
+BY_KL = "judge by KL (0.0123 nats, as with weights of 4 to 5 bits)"
 NEXT_STEPS = {
     "not excluded": f"{ALL_OF_IT} (`fail_on_loss: 1`), or accept a loss of 1.2 (`matters: 1.2`)",
     "one of eleven by 14": f"{OVER_ALL}, or accept a loss of 13 (`matters: 13`)",

@@ -20,7 +20,6 @@ from olive_ext.errors import ModelError, UnsupportedError, first_line
 from olive_ext.graph.nodes import few_bits, half_type, quantizing_operator
 from olive_ext.model import ResolvedModel
 from olive_ext.model.files.content import load_graph
-from olive_ext.model.files.package_config import read_json
 from olive_ext.run.export import LARGEST_DIFFERENCE, logprobs
 from olive_ext.session.opening import open_model
 from olive_ext.session.tokenizer import load_tokenizer
@@ -64,7 +63,7 @@ class _Scored:
         if len(sizes) > 1 and num_tokens > min(sizes):
             problem = f"'{model.name}' has {model.spec.vocab_size} tokens, '{checkpoint.name}' {plain.vocab_size}"
             raise ModelError(problem, code="not_comparable")
-        texts = _texts(model, checkpoint, plain, min(num_tokens, *sizes))
+        texts = _texts(model, plain, min(num_tokens, *sizes))
         with open_model(model) as session:
             given, parts = logprobs(session, texts), session.describe_execution().get("parts_failure", "")
         expected = [plain.logprobs(text) for text in texts]
@@ -168,16 +167,14 @@ def _refuse(model: ResolvedModel, checkpoint: ResolvedModel) -> None:
         raise ModelError(f"'{model.name}' has an encoder: only models of text alone are held against a checkpoint")
 
 
-def _texts(model: ResolvedModel, checkpoint: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
+def _texts(model: ResolvedModel, plain: PlainPass, num_tokens: int) -> list[Text]:
     """Random ones of growing length, among them one beyond each number of tokens in the checkpoint's configuration.
     Tokens that stand for pictures and sounds are not among theirs, also where a checkpoint has no tower for them."""
     context = min(plain.context_length, model.spec.context_length)
     longest = min(context, model.settings.max_length or LONGEST)
     doubled = [SHORTEST << power for power in range(longest.bit_length())]
     lengths = sorted({min(number, longest) for number in (*doubled, *plain.lengths_beyond)})
-    config = read_json(checkpoint.files.directory / "config.json")
-    media = {config.get(f"{kind}_token_{form}") for kind in ("image", "video", "audio") for form in ("id", "index")}
-    random, ids = np.random.default_rng(0), [token for token in range(num_tokens) if token not in media]
+    random, ids = np.random.default_rng(0), [token for token in range(num_tokens) if token not in plain.media_tokens]
     return [tuple(random.choice(ids, length).tolist()) for length in lengths]
 
 

@@ -152,6 +152,8 @@ class PlainPass:
         self.vocab_size = int(self._text.vocab_size)
         self.config: Mapping[str, Any] = self._text.to_dict()
         """The decoder's configuration."""
+        keys = (f"{kind}_token_{form}" for kind in ("image", "video", "audio") for form in ("id", "index"))
+        self.media_tokens = {getattr(self._model.config, key, None) for key in keys}
 
     @property
     def lengths(self) -> dict[str, int]:

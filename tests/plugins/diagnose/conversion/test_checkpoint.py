@@ -309,13 +309,21 @@ def test_command_ends_with_the_difference_and_status_2(tmp_path: Path, capsys: p
     assert "options are for models" in capsys.readouterr().err
 
 
-def test_checkpoint_without_a_tokenizer_is_held_against_as_well(tmp_path: Path) -> None:
-    """Its own files say where answers end; no text is encoded."""
-    hf = shutil.copytree(hf_model("llama"), tmp_path / "hf")
+def test_checkpoint_without_a_tokenizer_is_held_against_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own files say where answers end; no text is encoded. In a folder, and by its name on the hub."""
+    kept = tmp_path / "models--some--model"
+    hf = shutil.copytree(hf_model("llama"), kept / "snapshots" / "abc")
     for file in hf.glob("*token*"):
         file.unlink()
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc", encoding="utf-8")
+    for name, value in (("HF_HUB_CACHE", str(tmp_path)), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     config = EvaluationConfig.parse({"model": {"path": str(genai_export("llama"))}, "tasks": ["a"], "max_length": 16})
-    assert check_model(config, against=str(hf)).problems == []
+    for checkpoint in (str(hf), "some/model"):
+        assert check_model(config, against=checkpoint).problems == []
 
 
 @pytest.mark.parametrize(
