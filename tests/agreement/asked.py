@@ -416,11 +416,11 @@ def pictures_of_one_size(made: Export, count: int) -> Calls:
     return ([ScoringRequest("<image> and", " stone", images=[picture(at, 32, 32)]) for at in range(count)],)
 
 
-def sounds_that_grow(made: Export) -> Calls:
-    """Seven of many lengths, one in each prompt."""
+def sounds_that_grow(made: Export, by: int = 4000) -> Calls:
+    """Seven, each longer by so many samples than the one before, one in each prompt."""
     from tests.families.sounds import sound
 
-    own = [sound(at, 9000 + 4000 * at) for at in range(7)]
+    own = [sound(at, 9000 + by * at) for at in range(7)]
     return ([ScoringRequest(f"{marker(made)} and", " stone", audio=[one]) for one in own],)
 
 

