@@ -87,8 +87,7 @@ def unknown_keys(recipe: Mapping[str, Any]) -> Iterator[ConfigError]:
 def undrivable_builder(pass_type: str, where: str) -> Iterator[UnsupportedError]:
     """An error where the installed Olive's pass ModelBuilder cannot drive the installed onnxruntime-genai: its modules
     were others when that Olive was released. There is none where either is not installed."""
-    spec = find_spec(_BUILDER.package) if pass_type.lower() == "modelbuilder" else None
-    folder = Path((spec.submodule_search_locations or [""])[0]) if spec is not None else None
+    folder = next(iter(_folders(_BUILDER.package)), None) if pass_type.lower() == "modelbuilder" else None
     used = {text for tree in _trees(_DRIVER) for text in _names(tree)} if folder is not None else set()
     if folder is None or not used:
         return

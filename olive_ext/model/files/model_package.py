@@ -70,9 +70,12 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     decoders = next(iter(parts.values())) if len(parts) == 1 else parts.get("decoder")
     if decoders is None:
         raise ModelError(f"'{root}' has no component that is the decoder: it has {listed(components)}")
-    chosen, rule = _chosen(root, decoders, name, provider)
-    others = {} if len(parts) == 1 else {part: variants for part, variants in parts.items() if part != "decoder"}
-    graphs = {part: _graph(_like(root, part, variants, chosen), part) for part, variants in others.items()}
+    chosen, rule = _chosen(root, "decoder", decoders, name, *filter(None, [provider]))
+    graphs = {}
+    for part, variants in parts.items():
+        if variants is not decoders:
+            same = chosen.name if any(one.name == chosen.name for one in variants) else None
+            graphs[part] = _graph(_chosen(root, part, variants, same, chosen.provider, _CPU)[0], part)
     return chosen, graphs, f"{rule}, of {', '.join(one.words for one in decoders)}"
 
 
@@ -90,36 +93,25 @@ def asset(folder: Path, uri: str, key: str) -> Path:
     return found
 
 
-def _chosen(root: Path, variants: Sequence[Variant], name: str | None, provider: str | None) -> tuple[Variant, str]:
-    there = f"'{root}' has {', '.join(one.words for one in variants)}"
+def _chosen(
+    root: Path, part: str, variants: Sequence[Variant], name: str | None, *providers: str
+) -> tuple[Variant, str]:
+    """The variant of a part with the name; without one that for the first of `providers` that has any, and the rule."""
+    there = f"'{root}' has of its {part} {', '.join(one.words for one in variants)}"
     if name is not None:
         named = next((one for one in variants if one.name == name), None)
         if named is None:
             raise NotFoundError(there, "variant", name)
         return named, "the setting 'variant'"
-    fit, rule = list(variants), "the only variant"
-    if provider is not None or len(fit) > 1:
-        wanted = provider or _CPU
-        fit = [one for one in variants if one.provider == wanted] or [one for one in variants if not one.provider]
-        rule = f"the variant for {wanted}"
-        if not fit:
-            raise NotFoundError(f"no variant is for {wanted}: {there}; name one, or its provider", "variant")
+    if not providers and len(variants) == 1:
+        return variants[0], "the only variant"
+    wanted = providers or (_CPU,)
+    fit = next(filter(None, ([v for v in variants if v.provider == one] for one in (*wanted, ""))), [])
+    if not fit:
+        raise NotFoundError(f"no variant is for {wanted[0]}: {there}; name one, or its provider", "variant")
     if len(fit) > 1:
         raise ModelError(f"several variants fit: {there}; set 'variant' to one", "variant", code="missing")
-    return fit[0], rule
-
-
-def _like(root: Path, part: str, variants: Sequence[Variant], chosen: Variant) -> Variant:
-    """The variant of another component that goes with the decoder's: of its name, else of its provider, else the one
-    for the CPU."""
-    by_name = [one for one in variants if one.name == chosen.name]
-    fit = by_name or next(
-        filter(None, ([v for v in variants if v.provider == p] for p in (chosen.provider, _CPU, ""))), []
-    )
-    if len(fit) != 1:
-        there = ", ".join(one.words for one in variants)
-        raise ModelError(f"'{root}': the component '{part}' has no variant like {chosen.words}: it has {there}")
-    return fit[0]
+    return fit[0], f"the variant for {wanted[0]}"
 
 
 def _graph(variant: Variant, part: str) -> Path:
