@@ -27,7 +27,6 @@ from olive_ext.model.files.content import size_on_disk
 from olive_ext.plugins.diagnose.remedy.locate import Location, opened_location
 from olive_ext.plugins.diagnose.remedy.mend import Mender
 from olive_ext.plugins.diagnose.remedy.mended_package import copy_of
-from olive_ext.plugins.diagnose.remedy.pairing import relative_error
 from olive_ext.plugins.diagnose.remedy.race import Floats, estimate
 from olive_ext.plugins.diagnose.remedy.variants import Material, nats_by_document
 from olive_ext.plugins.diagnose.settings import MendingConfig
@@ -79,7 +78,7 @@ class Losses:
     def _orders(self) -> Iterator[tuple[str, list[int]]]:
         floats, quantized, targets = self._location.floats, self._location.quantized, self._menu.targets
         pairs = [(floats.matrix(one.floats[0]), quantized.matrix(one.quantized[0])) for one in targets]
-        errors = [relative_error(*pair) for pair in pairs]
+        errors = [float(np.linalg.norm(own - other) / np.linalg.norm(own)) for own, other in pairs]
         yield BY_ERROR, sorted(range(len(errors)), key=lambda number: -errors[number])
         for seed in range(RANDOM):
             yield f"random {seed}", random.Random(seed).sample(range(len(errors)), len(errors))

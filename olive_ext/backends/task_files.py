@@ -240,7 +240,7 @@ def _python_file(path: Path, function: str) -> Path:
 
 def helpers_of(file: Path) -> list[Path]:
     """The Python files below the folder of `file` that it imports, and that these import; nothing is run."""
-    found, waiting = {file}, [file]
+    found, waiting = {file}, [file] if file.is_file() else []  # to read a pipe may never end
     while waiting:
         names = set[str]()
         with suppress(OSError, SyntaxError, ValueError, RecursionError):

@@ -71,7 +71,9 @@ def check_recipe(path: str | Path, *, verify: bool = False) -> Findings:
             valid.append(settings)
         inputs += _check_block(recipe, block, settings, findings, is_onnx=gets_onnx(recipe, block, passes))
     if ours and not any(mapping(keys).get("user_script") for keys in mapping(recipe.get("evaluators")).values()):
-        section.add("command", "olive-ext run", "plain `olive run` would need 'user_script' to know these types")
+        section.add(
+            "command", "olive-ext run", "plain `olive run` knows evaluators by their 'user_script' alone, and no pass"
+        )
     _check_input_model(recipe, valid, inputs, findings, verify=verify)
     return findings
 
@@ -134,6 +136,10 @@ def _inputs(settings: PassSettings, where: str) -> list[TaskInputs]:
         raise error.inside(f"'{where}.tasks'").about(f"{where}.tasks", error.value) from error
 
 
+_OF_REFERENCE = {"reference", "fail_on_loss", "documents", "certain"}
+"""Settings of a reference, which the recipe may yet have to make."""
+
+
 def _check_input_model(
     recipe: Mapping[str, Any],
     valid: Sequence[EvaluationSettings],
@@ -154,7 +160,7 @@ def _check_input_model(
     is_onnx, own = kind == "onnxmodel", valid[0].model_fields_set & set(EvaluationSettings.model_fields)
     if not is_onnx and (kind != "hfmodel" or not Path(path).exists() or keys.get("load_kwargs")):
         return
-    values = {name: getattr(valid[0], name) for name in own - {"reference"}}  # which the recipe may yet have to find
+    values = {name: getattr(valid[0], name) for name in own - _OF_REFERENCE}
     model = {"path": path, "kind": "onnx", "onnx_file_name": name} if is_onnx else {"path": path, "kind": "hf"}
     from olive_ext.run.task_fit import refuse_arguments, refuse_generations, refuse_misfits, refuse_texts
 

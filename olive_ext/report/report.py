@@ -6,8 +6,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Set
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import Enum
+from io import StringIO
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -92,6 +94,14 @@ class Report:
     def verdict(self) -> Verdict | None:
         """The verdict on the comparison; None without one. report.json has its `_JUDGED`."""
         return None if self.comparison is None else verdict(self.comparison)
+
+    def __str__(self) -> str:
+        """The terminal's table and verdict."""
+        from olive_ext.report.plain_text import print_table
+
+        with redirect_stdout(StringIO()) as text:
+            print_table(self)
+        return text.getvalue().rstrip("\n")
 
 
 def has_several_filters(report: Report, task: str) -> bool:

@@ -136,6 +136,9 @@ class Verdict:
         next_step = f"next: {self.next_step}" if self.next_step else ""
         return (self.headline, *filter(None, (*self.evidence, figures if self.figures else "", next_step)))
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
 
 def sentence(reasons: Sequence[Reason], matters: float = Comparison.matters) -> str:
     """The sentence for reasons of one code."""

@@ -70,8 +70,15 @@ def test_good_recipe_has_no_problems_and_its_blocks_are_named(tmp_path: Path) ->
     findings = check_recipe(put(tmp_path, RECIPE))
     assert findings.problems == []
     assert "evaluators.ours  OrtLMEvaluator, tasks: arc_easy" in findings.text()
-    assert "command          olive-ext run  (plain `olive run` would need 'user_script'" in findings.text()
+    assert (
+        "command          olive-ext run  (plain `olive run` knows evaluators by their 'user_script'" in findings.text()
+    )
     assert "passes.measure   ortlmevaluation, tasks: mine" in findings.text()
+
+
+@pytest.mark.parametrize("keys", [{"fail_on_loss": 1}, {"documents": "enough", "certain": {"within": 0.01}}])
+def test_what_needs_a_reference_may_have_one_that_the_recipe_names(tmp_path: Path, keys: dict[str, Any]) -> None:
+    assert problems(tmp_path, of_onnx(tmp_path, reference="input_model", **keys)) == []
 
 
 def test_key_of_a_yaml_recipe_that_is_there_twice_is_named(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_markdown_shows_facts_and_escapes_cells() -> None:
 def test_terminal_ends_with_notes_the_verdict_and_the_page() -> None:
     spent = {"seconds": 9.0, "seconds_load": 1.0, "seconds_reference": 2.5, "seconds_candidate": 4.0}
     model = {"path": "m", "journal": {"answers_known": 2000, "answers_used": 1240}}
-    lines = printed(print_table, replace(REPORT, engine=spent, model=model), Path("out/report.html")).splitlines()
+    report = replace(REPORT, engine=spent, model=model)
+    lines = printed(print_table, report, Path("out/report.html")).splitlines()
+    assert str(report).splitlines() == lines[:-1]
     notes, headline, figures, step, page = lines[-5:]
     assert step.startswith("  next: ")
     assert notes == "1,240 answers from an earlier run"

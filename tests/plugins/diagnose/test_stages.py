@@ -163,10 +163,10 @@ def test_drawn_documents_are_those_of_every_stage(tmp_path: Path, mode: str) -> 
     evaluated: list[tuple[str, set[int]]] = []
     original = Comparer.finish
 
-    def noted(self: Comparer, lm: Any, results: Any) -> Any:
+    def noted(self: Comparer, lm: Any, results: Any, own: Any) -> Any:
         samples = {int(line["doc_id"]) for line in results["samples"]["many_choice"]}
         evaluated.append((self._models.config.documents, samples))
-        return original(self, lm, results)
+        return original(self, lm, results, own)
 
     claim = {"metric": "kl_mean", "above": 0.01}
     with pytest.MonkeyPatch.context() as patch:
