@@ -236,7 +236,7 @@ def changed_documents(contrast: Contrast) -> Iterator[str]:
             if own := [str(flip.doc_id) for flip in flips if flip.direction == direction]:
                 more = len(own) - _MOST_NAMED
                 texts.append(f"{word} {', '.join(own[:_MOST_NAMED])}" + f" and {more} more" * (more > 0))
-        yield f"documents of {task}: {'; '.join(texts)}"
+        yield f"documents of {task} by number: {'; '.join(texts)}"
 
 
 def divergences(contrasts: Iterable[Contrast]) -> list[list[tuple[str, Divergence]]]:

@@ -26,7 +26,7 @@ from olive_ext.report.page import (
 from olive_ext.run.models import stops_of
 from olive_ext.run.reference.answers import Answers, Sample
 from olive_ext.run.reference.packed_answers import unpacked
-from olive_ext.run.reference.pairing import compare_answers
+from olive_ext.run.reference.pairing import compare_answers, compare_texts
 from olive_ext.run.sample_logs import read_logs
 
 REPORT_FILE = "report.json"
@@ -163,15 +163,18 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
         own, compared, notes = item.report.comparison or Comparison({}), _paired(first, item), []
         keys = [key for key in ("content_hash", "path") if own.reference.get(key) and model.get(key)]
         is_same = bool(keys) and own.reference[keys[0]] == model[keys[0]]
+        if is_same and own.divergences:
+            compared["texts"] = ()
         if is_same and not compared["outcomes"]:
             compared |= {"outcomes": own.outcomes, "flips": own.flips, "lengths": own.lengths}
         if own.divergences and not is_same:
             notes.append(f"divergence is from {own.reference.get('path', 'its own reference')}, not from {first.name}")
         if own.certainty is not None:
             notes.append("of the drawn documents alone, which do not stand for all alike")
-        if compared["outcomes"] or own.divergences:
+        if compared["outcomes"] or compared["texts"] or own.divergences:
             kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
             more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
+            more["is_of_another"] = not is_same
             more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
             yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
 
@@ -203,4 +206,4 @@ def _paired(first: Named, other: Named) -> dict[str, Any]:
         outcomes, flips, lengths = compare_answers(*pair, samples, {}, _matters(other))
     except TaskError as error:
         raise NotComparableError(f"cannot compare '{first.name}' and '{other.name}': {error}") from error
-    return {"outcomes": outcomes, "flips": flips, "lengths": lengths}
+    return {"outcomes": outcomes, "flips": flips, "lengths": lengths, "texts": tuple(compare_texts(*pair))}

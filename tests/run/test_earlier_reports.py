@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from olive_ext.report.html.render import render
 from olive_ext.report.report import plain
 from olive_ext.report.verdict import verdict
 from olive_ext.run import compare
-from olive_ext.run.reference.answers import read_answers
+from olive_ext.run.reference.answers import NATS, UNITS, Answers, DocumentAnswer, read_answers
 from olive_ext.run.reference.packed_answers import packed
 from olive_ext.run.sample_logs import sample_fields, write_samples
 from tests.refusals import refused
@@ -168,6 +169,33 @@ def test_report_with_a_reference_keeps_its_divergences(tmp_path: Path) -> None:
     assert contrast.note.startswith("divergence is from models/quickstart-135m, not from float")
 
 
+@pytest.mark.parametrize(("change", "status"), [(1.0, "ok"), (1.3, "loss")])
+def test_texts_are_compared_between_the_reports_and_not_with_another_reference(
+    tmp_path: Path, change: float, status: str
+) -> None:
+    """Whose own reference, a float model, is far better."""
+    found = json.loads(to_json(report(found=comparison(40))))["comparison"]
+
+    def of_texts(name: str, ratio: float) -> str:
+        nats = [-50.0 - number for number in range(20)]
+        values = [{NATS: one - 20 * math.log(ratio), UNITS: 20.0} for one in nats]
+        texts = {number: DocumentAnswer(f"d{number} p{number}", one, "") for number, one in enumerate(values)}
+        answers = packed([Answers("colours", "none", {}, texts, "word_perplexity")])
+        folder = place(tmp_path, name, [], lambda kept: kept.update(comparison=found))
+        kept = json.loads((folder / "report.json").read_text())
+        metric = {"task": "colours", "metric": "word_perplexity", "filter": "none", "value": 9.0, "stderr": None}
+        kept |= {"answers": plain(answers), "metrics": [{**metric, "n": 20, "higher_is_better": False}]}
+        (folder / "report.json").write_text(json.dumps(kept))
+        return str(folder)
+
+    (contrast,) = compare([of_texts("first", 1.0), of_texts("second", change)]).contrasts
+    judged = verdict(contrast.comparison)
+    assert contrast.comparison.divergences
+    (text,) = contrast.comparison.texts
+    assert (text.num_documents, text.perplexity_ratio) == (20, pytest.approx(change))
+    assert judged.status == status, judged.lines
+
+
 def test_missing_answers_and_broken_outputs_stay_against_a_model(tmp_path: Path) -> None:
     def lossy(values: dict[str, Any]) -> None:
         values["missing"] = [{"task": "colours", "doc_id": number, "reason": "crashed"} for number in range(3)]
@@ -305,7 +333,7 @@ def test_command_prints_the_table_and_writes_the_page(tmp_path: Path, capsys: py
     assert "0.70 ± 0.10" in out
     assert "(\N{MINUS SIGN}0.10)" in out
     assert "int4: not decided: " in out
-    assert "  documents of colours: lost 0, 1; won 7" in out
+    assert "  documents of colours by number: lost 0, 1; won 7" in out
     assert (tmp_path / "out" / "compare.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
