@@ -168,8 +168,9 @@ def mistakes(
     except ConfigError as error:
         yield error
     yield from unknown_keys(recipe)
+    known = passes or (None if "package_config" in recipe else passes_in_source())
     for block in blocks(recipe):
-        yield from _mistakes_of_type(block, passes)
+        yield from _mistakes_of_type(block, known)
         if block.is_ours:
             try:
                 settings = block.parsed()

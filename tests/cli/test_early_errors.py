@@ -63,6 +63,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["check", "recipe.json"], {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
+    (IN_RECIPE, {"passes": {"int4": {"type": "ModelBuildr"}}}, "'passes.int4.type' = 'ModelBuildr': did you mean"),
     (IN_RECIPE, {"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise'"),
 ]
 
