@@ -238,7 +238,7 @@ def test_sigterm_ends_the_command_with_one_line_and_its_workers_and_nothing_that
         if is_running:
             driver.send_signal(signal.SIGTERM)
         _, lines = driver.communicate(timeout=120)
-        assert lines.splitlines()[-1].startswith("olive-ext: terminated: the same command goes on with the answers in ")
+        assert lines.splitlines()[-1].startswith("olive-ext: terminated: the same command goes on with what is in ")
         assert driver.returncode == 143
         assert "Traceback" not in lines
         deadline = time.monotonic() + 60
