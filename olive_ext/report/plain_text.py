@@ -3,6 +3,7 @@ the Hugging Face Hub. Knows where cells stand, not how they are made."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -139,11 +140,20 @@ def to_eval_results(report: Report) -> str:
     found: dict[str, dict[str, Any]] = {}
     is_whole = not report.missing and not non_finite_requests(report.metrics)
     for item in report.metrics if is_whole else ():
-        config = configs.get(next(iter(groups.get(item.task) or [item.task])), {})
+        leaves = [item.task]
+        for name in leaves:  # grows by the members of groups
+            leaves += [one for one in groups.get(name, ()) if one not in leaves]
+        of_leaves = [configs[name] for name in leaves if name in configs]
+        datasets, config = {str(one.get("dataset_path")) for one in of_leaves}, (of_leaves or [{}])[0]
         dataset, part = str(config.get("dataset_path")), config.get("dataset_name")
-        is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) and not Path(dataset).exists()
-        if is_on_hub and item.n is not None and item.task not in {*of_groups, *found}:
-            task = part if part not in (None, "main", "default") and item.task in configs else item.task
+        is_on_hub = re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", dataset) and not Path(dataset).exists()
+        is_of_it = len(datasets) == 1 and item.n is not None and math.isfinite(item.value)
+        if is_on_hub and is_of_it and item.task not in {*of_groups, *found}:
+            task = (
+                part
+                if part not in (None, "main", "default") and item.task in configs and isinstance(part, str)
+                else item.task
+            )
             notes = f"{item.metric}, {config.get('num_fewshot') or 0}-shot, {item.documents} documents"
             of_dataset = {"id": dataset, "task_id": task}
             found[item.task] = {"dataset": of_dataset, "value": item.value, "date": report.created, "notes": notes}

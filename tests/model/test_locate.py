@@ -438,6 +438,18 @@ def test_others_are_named(variants: Any, asked: Any, kind: Any, code: str, holds
         locate(put_package(tmp_path, variants), **asked)
 
 
+GRAPH = {"variants": {"cpu": {"variant_directory": "model", "ep": CPU}}}
+
+
+def named(file: Any) -> dict[str, Any]:
+    """A package whose graph has this name."""
+    return {
+        "components": {
+            "model": {"variants": {"x": {"variant_directory": ".", "executor_info": {"ort": {"model_file": file}}}}}
+        }
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "code"),
     [
@@ -447,6 +459,10 @@ def test_others_are_named(variants: Any, asked: Any, kind: Any, code: str, holds
         ({"components": {"model": {"variants": {"x": {"variant_directory": "/etc"}}}}}, ModelError, "untrusted"),
         ({"components": {"model": {"variants": {"gone": {}}}}}, NotFoundError, "not_found"),
         ({"components": {"model": {"variants": [1]}}}, DamagedError, "damaged"),
+        (named("../elsewhere/model.onnx"), ModelError, "untrusted"),
+        (named("/etc/passwd"), ModelError, "untrusted"),
+        (named(3), DamagedError, "damaged"),
+        ({"components": dict.fromkeys(("decoder", "text"), GRAPH)}, ModelError, "unsupported"),
         ({"shared_assets": {f"sha256:{DIGEST}": "../elsewhere"}}, ModelError, "untrusted"),
         ({"shared_assets": {f"sha256:{DIGEST}": "elsewhere"}}, NotFoundError, "not_found"),
     ],
@@ -460,6 +476,9 @@ def test_variant_of_what_is_no_package_is_refused(tmp_path: Path) -> None:
     put_graph(tmp_path / "model.onnx")
     put_genai(put_tokenizer(tmp_path))
     put_json(tmp_path / "manifest.json", {"unrelated": True})
+    assert locate(tmp_path).decoder == tmp_path / "model.onnx"
+    (tmp_path / "genai_config.json").unlink()
+    assert locate(tmp_path).decoder == tmp_path / "model.onnx"
     with refused(MismatchError, "contradiction", "variant", "cpu"):
         locate(tmp_path, variant="cpu")
     assert locate(tmp_path).directory == tmp_path

@@ -106,6 +106,8 @@ HUB = Report(
         *(replace(ACC, task="gsm8k", metric=name, n=1319) for name in ("exact_match", "other")),
         GROUP,
         replace(ACC, task="json", n=None),
+        replace(ACC, task="of_two_datasets"),
+        replace(ACC, task="no_number", value=math.nan),
     ),
     results={
         "configs": {
@@ -113,8 +115,13 @@ HUB = Report(
             "gsm8k": scored("openai/gsm8k", "main", num_fewshot=5),
             "pro_law": scored("TIGER-Lab/MMLU-Pro", num_fewshot=5),
             "local": scored("json"),
+            "no_number": scored("owner/data"),
         },
-        "group_subtasks": {"mmlu_pro": ["pro_law"]},
+        "group_subtasks": {
+            "mmlu_pro": ["mmlu_pro_humanities"],
+            "mmlu_pro_humanities": ["pro_law"],
+            "of_two_datasets": ["pro_law", "no_number"],
+        },
     },
     created="2026-11-21T12:00:00+00:00",
 )

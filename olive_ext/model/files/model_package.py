@@ -55,8 +55,9 @@ class Variant:
 
 
 def is_package(root: Path) -> bool:
-    """Whether a folder is a model package: a manifest.json beside a genai_config.json is another program's."""
-    return (root / MANIFEST).is_file() and not (root / GENAI_CONFIG).exists()
+    """Whether a folder is a model package: a manifest.json beside a model's own files is another program's."""
+    is_model = any((root / name).exists() for name in (GENAI_CONFIG, "config.json")) or any(root.glob("*.onnx"))
+    return (root / MANIFEST).is_file() and not is_model
 
 
 def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:
@@ -66,11 +67,20 @@ def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant,
     Raises `ModelError`, with all variants, where there is no such variant or more than one.
     """
     components = _components(root)
-    parts = {_ROLES.get(component, component): variants for component, variants in components.items()}
+    parts: dict[str, list[Variant]] = {}
+    for component, variants in components.items():
+        part = _ROLES.get(component, component)
+        if part in parts:
+            raise ModelError(f"'{root}' has two components that are its {part}: it has {listed(components)}")
+        parts[part] = variants
     decoders = next(iter(parts.values())) if len(parts) == 1 else parts.get("decoder")
     if decoders is None:
         raise ModelError(f"'{root}' has no component that is the decoder: it has {listed(components)}")
     chosen, rule = _chosen(root, "decoder", decoders, name, *filter(None, [provider]))
+    if not chosen.folder.is_dir():
+        raise NotFoundError(
+            f"'{root}' names the folder '{chosen.folder}' of the variant '{chosen.name}'; it is not there"
+        )
     graphs = {}
     for part, variants in parts.items():
         if variants is not decoders:
@@ -148,8 +158,11 @@ def _components(root: Path) -> dict[str, list[Variant]]:
 
 def _variant(component: Path, name: str, written: Mapping[str, Any]) -> Variant:
     folder = inside(component, written.get("variant_directory") or name, "variant_directory")
-    if not folder.is_dir():
-        raise NotFoundError(f"'{component}' names the folder '{folder.name}' of the variant '{name}'; it is not there")
     own = (written.get("executor_info") or {}).get("ort") or {}
     own = read_json(inside(folder, own, "executor_info.ort")) if isinstance(own, str) else own
-    return Variant(name, folder, written.get("ep") or "", own.get("model_file") or "")
+    file = own.get("model_file") or "" if isinstance(own, Mapping) else own
+    if not isinstance(file, str):
+        raise DamagedError(f"'{component}' has {file!r} for the model_file of the variant '{name}'; it is no name")
+    if file:
+        inside(folder, file, "model_file")
+    return Variant(name, folder, written.get("ep") or "", file)
