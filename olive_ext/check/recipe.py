@@ -168,9 +168,9 @@ def mistakes(
     except ConfigError as error:
         yield error
     yield from unknown_keys(recipe)
-    known = passes or (None if "package_config" in recipe else passes_in_source())
+    olives = passes or (None if "package_config" in recipe else passes_in_source())
     for block in blocks(recipe):
-        yield from _mistakes_of_type(block, known)
+        yield from _mistakes_of_type(block, olives)
         if block.is_ours:
             try:
                 settings = block.parsed()

@@ -53,6 +53,7 @@ def ends(*commands: list[str], **environment: str) -> list[str]:
     return [line.removeprefix("olive-ext: error: ") for line in said[::2]]
 
 
+TWO = {"int4": {"type": "ModelBuilder", "precision": "int4"}, "next": {"type": "ModelBuildr"}}
 MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["evaluate", "nowhere", *TASKS], {}, "model path 'nowhere' does not exist"),
     (["evaluate", MODEL, *TASKS, "--reference", "gone/it"], {}, "model path 'gone/it' does not exist"),
@@ -63,7 +64,7 @@ MISTAKES: list[tuple[list[str], dict[str, Any], str]] = [
     (["check", "recipe.json"], {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"taskz": ["a"]}, "unknown key 'evaluators.quickstart.taskz': did you mean 'tasks'?"),
     (IN_RECIPE, {"passes": BUILDS}, "unknown key 'passes.int4.precison': did you mean 'precision'?"),
-    (IN_RECIPE, {"passes": {"int4": {"type": "ModelBuildr"}}}, "'passes.int4.type' = 'ModelBuildr': did you mean"),
+    (IN_RECIPE, {"passes": TWO}, "'passes.next.type' = 'ModelBuildr': did you mean 'ModelBuilder'?"),
     (IN_RECIPE, {"tasks": ["quickstart_choise"]}, "'evaluators.quickstart.tasks': unknown task 'quickstart_choise'"),
 ]
 
