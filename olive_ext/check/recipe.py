@@ -168,9 +168,9 @@ def mistakes(
     except ConfigError as error:
         yield error
     yield from unknown_keys(recipe)
-    olives = passes or (None if "package_config" in recipe else passes_in_source())
+    olives = passes or passes_in_source()
     for block in blocks(recipe):
-        yield from _mistakes_of_type(block, olives)
+        yield from _mistakes_of_type(block, passes if "package_config" in recipe else olives)
         if block.is_ours:
             try:
                 settings = block.parsed()
@@ -182,8 +182,7 @@ def mistakes(
             undrivable = list(undrivable_builder(block.type, block.where)) if _runs_here(recipe, block) else []
             yield from undrivable or unknown_options(block.type, block.settings(), block.where)
             if values := block.settings():
-                known = (passes or passes_in_source()).parameters(block.type)
-                yield from unlike(values, known, block.where, f"'{block.type}'")
+                yield from unlike(values, olives.parameters(block.type), block.where, f"'{block.type}'")
     yield from _undefined(recipe, "evaluators", _evaluator_references(recipe))
     yield from _undefined(recipe, "systems", _system_references(recipe))
     if has_model:

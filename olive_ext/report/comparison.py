@@ -477,9 +477,6 @@ class Comparison:
     stops: Stops | None = None
     """Where both models end their answers; None where that is not known of both."""
 
-    is_of_another: bool = False
-    """Whether `divergences` are from another model than `reference`; then the verdict does not read them."""
-
     changed_answers: int = 0
     """Number of documents whose generated texts differ, or where a limit ends one model's answer alone."""
 

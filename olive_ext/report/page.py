@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -66,6 +66,14 @@ class Contrast:
     comparison: Comparison
     note: str = ""
     """A remark that the reader needs to read the comparison rightly; may be empty."""
+
+    is_of_another: bool = False
+    """Whether the comparison's divergences are from another model than `reference`."""
+
+    @property
+    def judged(self) -> Comparison:
+        """What the verdict is on: the comparison without divergences from another model."""
+        return replace(self.comparison, divergences=()) if self.is_of_another else self.comparison
 
 
 @dataclass(frozen=True)

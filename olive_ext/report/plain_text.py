@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -26,13 +26,13 @@ _NO_WRAP = 10_000
 """Characters; a file or a pipe has no width, and 80 would fold cells."""
 
 
-def print_cells(table: Table) -> None:
-    """Prints the table, and never cuts a cell."""
+def print_cells(table: Table, file: TextIO | None = None) -> None:
+    """Prints the table, and never cuts a cell; to stdout where no file is given, as all functions here."""
     from rich import table as rich_table
     from rich.console import Console
     from rich.text import Text  # a plain string would be read as markup: "[a]" would vanish
 
-    console = Console(highlight=False)
+    console = Console(file=file, highlight=False)
     if not console.is_terminal:
         console.width = _NO_WRAP
     shown = rich_table.Table(title=Text(printable(table.title), style="table.title"), title_justify="left")
@@ -43,21 +43,21 @@ def print_cells(table: Table) -> None:
     console.print(shown)
 
 
-def print_table(report: Report, page: Path | None = None) -> None:
+def print_table(report: Report, page: Path | None = None, file: TextIO | None = None) -> None:
     """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
-    print_page(page_of(report), _notes(report))
+    print_page(page_of(report), _notes(report), file)
     lines = [f"bound broken: {line}" for line in report.broken]
     if (most := report.config.get("fail_on_loss")) and not lines and report.verdict and report.verdict.is_kept_over_all:
         lines.append(f"passed: a loss of {most:g} pt over all tasks together is excluded (fail_on_loss)")
-    print_lines([*lines, *([] if page is None else [f"page: {page}"])])
+    print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
 
-def print_page(page: Page, notes: Iterable[str] = ()) -> None:
+def print_page(page: Page, notes: Iterable[str] = (), file: TextIO | None = None) -> None:
     """Prints the table of all models, `notes`, and the verdict on each candidate."""
-    print_cells(page_table(page))
+    print_cells(page_table(page), file)
     if page.contrasts:
-        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"])
-    print_lines([*notes, *verdict_lines(page)])
+        print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
+    print_lines([*notes, *verdict_lines(page)], file)
 
 
 def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:
@@ -70,16 +70,16 @@ def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:
         print_lines([*lines, *([] if page is None else [f"page: {page}"])])
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
     """Prints lines as they are, but for control characters."""
     for line in lines:
-        sys.stdout.write(f"{printable(line)}\n")
+        (file or sys.stdout).write(f"{printable(line)}\n")
 
 
 def verdict_lines(page: Page) -> Iterator[str]:
     """The verdict on each candidate, and below it its evidence; of earlier reports the documents that changed, too."""
     for contrast in page.contrasts:
-        headline, *evidence = verdict(contrast.comparison).lines
+        headline, *evidence = verdict(contrast.judged).lines
         yield f"{contrast.candidate}: {headline}"
         changed = changed_documents(contrast) if page.kind == COMPARISON else ()
         yield from (f"  {text}" for text in [*evidence, contrast.note, *changed] if text)
@@ -111,7 +111,7 @@ def to_markdown(report: Report) -> str:
     table = page_table(page)
     heads = ("name", "device", "options", "origin")
     providers = [[fact(provider.get(head, ""), MARKDOWN) for head in heads] for provider in report.providers]
-    judged = [verdict(contrast.comparison) for contrast in page.contrasts]
+    judged = [verdict(contrast.judged) for contrast in page.contrasts]
     parts = [
         f"# Evaluation of {literal(page.title)}",
         f"Created {literal(report.created)}." if report.created else "",

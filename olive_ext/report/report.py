@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Set
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
@@ -99,8 +98,7 @@ class Report:
         """The terminal's table and verdict."""
         from olive_ext.report.plain_text import print_table
 
-        with redirect_stdout(StringIO()) as text:
-            print_table(self)
+        print_table(self, file=(text := StringIO()))
         return text.getvalue().rstrip("\n")
 
 

@@ -218,8 +218,6 @@ def verdict(comparison: Comparison) -> Verdict:
     """
     if comparison.place is not None:
         return _of_places(comparison.place, verdict(replace(comparison, place=None)), comparison)
-    if comparison.is_of_another:
-        comparison = replace(comparison, divergences=())
     changes = changes_of(comparison)
     divergence, certainty = comparison.overall_divergence(), comparison.certainty
     figures = tuple(_figures(comparison, changes, divergence))

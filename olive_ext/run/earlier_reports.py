@@ -174,9 +174,9 @@ def _contrasts(first: Named, others: Sequence[Named]) -> Iterator[Contrast]:
         if compared["outcomes"] or compared["texts"] or own.divergences:
             kept = ("damaged", "asked", "reach", "contexts", "changed_answers") if is_same else ("damaged",)
             more = {name: getattr(own, name) for name in kept} | {"stops": stops_of(model, item.report.model)}
-            more["is_of_another"] = not is_same
             more |= {**_shared(first.report, item.report), "matters": _matters(item), **compared}
-            yield Contrast(item.name, first.name, Comparison(facts, own.divergences, **more), "; ".join(notes))
+            comparison = Comparison(facts, own.divergences, **more)
+            yield Contrast(item.name, first.name, comparison, "; ".join(notes), is_of_another=not is_same)
 
 
 def _shared(*reports: Report) -> dict[str, Any]:

@@ -56,8 +56,9 @@ class Variant:
 
 def is_package(root: Path) -> bool:
     """Whether a folder is a model package: a manifest.json beside a model's own files is another program's."""
-    is_model = any((root / name).exists() for name in (GENAI_CONFIG, "config.json")) or any(root.glob("*.onnx"))
-    return (root / MANIFEST).is_file() and not is_model
+    if not (root / MANIFEST).is_file():
+        return False
+    return not any((root / name).exists() for name in (GENAI_CONFIG, "config.json")) and not any(root.glob("*.onnx"))
 
 
 def choose(root: Path, name: str | None, provider: str | None) -> tuple[Variant, dict[str, Path], str]:

@@ -134,7 +134,7 @@ def _context(page: Page) -> dict[str, Any]:
 
 
 def _lead(contrast: Contrast, columns: Sequence[Column]) -> Lead:
-    judged = verdict(contrast.comparison)
+    judged = verdict(contrast.judged)
     headline, *evidence = (_sentence(text) for text in (judged.headline, *judged.evidence))
     names = [(item, item.name.partition(" ")[0].isalpha()) for item in judged.figures]  # a task's name stays as it is
     titles = [f"{item.name[:1].upper()}{item.name[1:]}" if is_word else item.name for item, is_word in names]
