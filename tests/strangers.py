@@ -35,9 +35,10 @@ class Own(PreTrainedTokenizerFast):
 _ENTRY = """
 import json, sys
 from olive_ext.cli import main
-for argv in json.loads(sys.argv[1]):
+commands, statuses = json.loads(sys.argv[1])
+for argv in commands:
     status = main(argv)
-    if status:
+    if status not in statuses:
         sys.exit(f"{argv} ended with {status}")
 """
 
@@ -66,13 +67,13 @@ def environment(ran: Path, **more: str) -> dict[str, str]:
     return {**os.environ, RAN: str(ran), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **more}
 
 
-def run_commands(folder: Path, ran: Path, *commands: list[str], **more: str) -> str:
-    """What `olive-ext` says to these in one process, in the working directory `folder`. It begins as the command does
-    that pip installs: from a file, whose folder Python puts on the path."""
+def run_commands(folder: Path, ran: Path, *commands: list[str], statuses: tuple[int, ...] = (0,), **more: str) -> str:
+    """The output of `olive-ext` for these commands, in one process in the working directory `folder`. It begins as the
+    command that pip installs: from a file, whose folder Python puts on the path. Each ends with one of `statuses`."""
     entry = ran.with_name("entry.py")
     entry.write_text(_ENTRY)
     done = subprocess.run(
-        [sys.executable, str(entry), json.dumps(commands)],
+        [sys.executable, str(entry), json.dumps([commands, statuses])],
         cwd=folder,
         env=environment(ran, **more),
         capture_output=True,

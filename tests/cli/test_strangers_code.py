@@ -81,7 +81,8 @@ def test_comparison_within_a_models_folder(
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     evaluate = ["evaluate", ".", *tasks, *QUICK, "--set", "isolation=process", "--reference", str(hf), "--output"]
     commands = [[*evaluate, a], [*evaluate, b], ["compare", a, b], ["check", ".", "--verify"]]
-    said = run_commands(package_with_modules, ran, *commands)
+    undecided = 3  # two reports of two documents can exclude no loss
+    said = run_commands(package_with_modules, ran, *commands, statuses=(0, undecided))
     assert "exported to ONNX" in said
     assert not ran.exists()
     assert telemetry(tmp_path) == set()
