@@ -8,12 +8,11 @@ positions.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -132,25 +131,6 @@ def _fits(shape: list[int], wanted: list[int | str | None]) -> bool:
     )
 
 
-class StepStates(ABC):
-    """What one runner's steps take, or leave, at a border of the graph."""
-
-    left: tuple[str, ...] = ()
-    """Outputs of the graph that are kept."""
-
-    @abstractmethod
-    def bind(self, binding: ort.IOBinding, step: Step) -> None:
-        """Binds what a step takes and leaves."""
-
-    @abstractmethod
-    def collect(self, outputs: Sequence[ort.OrtValue]) -> None:
-        """Keeps what the step has left."""
-
-
-OpenAbove: TypeAlias = Callable[[ModelProto, StepStates], Any]
-"""Opens a runner (`OpenedRunner`) of a part of a decoder's graph that takes the states of its steps from the rest."""
-
-
 class BoundWeights:
     """Values by the names that the graph has for them."""
 
@@ -159,9 +139,6 @@ class BoundWeights:
         self._arrays, self._prepare = dict(values), prepare
         self._values: dict[str, ort.OrtValue] = {}
         self._device: Device | None = None
-        self.states: StepStates | None = None
-        """What the graph's steps leave for parts of it, as settings for `opened`."""
-
         self._early: dict[str, npt.NDArray[Any]] = {}
         """Arrays put before there was a session: encoders' sessions are opened when the first item comes."""
 
@@ -175,9 +152,6 @@ class BoundWeights:
         self._device = device
         self.put(self._arrays | self._early)
         self._early = {}
-
-    def opened(self, above: OpenAbove) -> None:
-        """The decoder that takes the values is open; `above` opens a part of it, which binds them, too."""
 
     def put(self, values: Mapping[str, npt.NDArray[Any]]) -> None:
         """Other numbers for some weights, from the next step on; what is resident in slots is of the old ones."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from olive_ext.engine.forms.kv_store import (
 )
 from olive_ext.engine.forms.packed import PackedCapture, packed_embedding
 from olive_ext.engine.forms.registry import choose
-from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, StepStates
+from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights
 from olive_ext.engine.runners.ort.ort_runner import HeadPlan, OrtParts, OrtRunner, ScoringHead, SeparateHead, with_head
 from olive_ext.engine.runners.ort.placement import MisplacedError, misplaced, untaken
 from olive_ext.engine.runners.runner import OpenedRunner
@@ -147,31 +146,7 @@ def _open_in(form: GraphForm, sessions: Sessions, notes: tuple[str, ...]) -> Ope
     except (NotFittingError, NotCapturedError, PartsDifferError, ProviderError):
         decoder.runner.close()
         raise
-    weights = sessions.weights.get(model.files.decoder)
-    if weights is not None and isinstance(decoder.runner, OrtRunner):
-        weights.opened(partial(_open_above, sessions, form, decoder, head))
     return OpenedRunner(decoder.runner, decoder.chunk_size)
-
-
-def _open_above(
-    sessions: Sessions,
-    form: GraphForm,
-    decoder: OpenedDecoder,
-    head: ScoringHead,
-    proto: ModelProto,
-    states: StepStates,
-) -> OpenedRunner:
-    """A part of an open decoder's graph, with caches of its own: steps are those of the whole, untried."""
-    whole, taken = decoder.runner, {value.name for value in proto.graph.input}
-    assert isinstance(whole, OrtRunner)
-    kv = tuple(tensor for tensor in decoder.spec.kv if tensor.past in taken)
-    own = tuple(tensor for tensor in decoder.spec.states if tensor.past in taken)
-    spec = replace(decoder.spec, kv=kv, states=own)
-    session = sessions.part(proto)
-    device = sessions.device(session)
-    place = replace(whole.place, session=session, spec=spec, device=device, num_slots=whole.capacity.num_slots)
-    runner = whole.above(place, form.allocate(place), copy(head), states)
-    return OpenedRunner(runner, decoder.chunk_size)
 
 
 def _decoder(
@@ -191,7 +166,6 @@ def _decoder(
     if reason := model.capture(spec).reason:
         notes.append(f"steps are not captured: {reason}")
     captured_by = PackedCapture if spec.is_paged else Capture
-    weights = sessions.weights.get(model.files.decoder)
     facts = {
         "model": str(model.files.decoder),
         "runtime": model.runtime.name,
@@ -207,8 +181,7 @@ def _decoder(
         embedding=sessions.embedding(spec, device) if spec.embeddings else None,
         encoder=sessions.encoder(spec, device, num_slots) if spec.cross else None,
         adapters=adapters,
-        weights=weights,
-        states=weights.states if weights is not None else None,
+        weights=sessions.weights.get(model.files.decoder),
         capture=captured_by(session, device) if model.capture(spec).is_captured else None,
     )
     return OpenedDecoder(model, spec, OrtRunner(place, store, head, facts, parts), chunk_size, notes)
@@ -285,10 +258,6 @@ class Sessions:
         if problem := untaken(session, self.model.providers[0].name):
             raise MisplacedError(f"'{file}': {problem}")
         return session
-
-    def part(self, proto: ModelProto) -> ort.InferenceSession:
-        """A session of a part of the decoder's graph as that is open."""
-        return self._from_memory(proto, self.model.files.decoder)
 
     def _bound(self, proto: ModelProto, file: Path, **how: Any) -> ort.InferenceSession:
         """As `_from_memory`, with the weights of `file` that are bound as inputs."""

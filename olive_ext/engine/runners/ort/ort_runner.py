@@ -21,7 +21,7 @@ from olive_ext.engine.capacity import UNLIMITED, Capacity
 from olive_ext.engine.forms.buckets import NOT_CAPTURED, Capture, Captured, run_options
 from olive_ext.engine.forms.kv_store import KvPlace, KvStore
 from olive_ext.engine.requests import integers
-from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout, StepStates
+from olive_ext.engine.runners.ort.inputs import Adapters, BoundWeights, Layout
 from olive_ext.engine.runners.runner import Runner, Traits
 from olive_ext.engine.step import NO_CANDIDATES, Candidates, IntArray, LogitsRow, Row, Step, StepOutput
 from olive_ext.errors import MemoryShortageError, first_line, understood
@@ -205,7 +205,6 @@ class OrtParts:
     encoder: SourceEncoder | None = None
     adapters: Adapters | None = None
     weights: BoundWeights | None = None
-    states: StepStates | None = None
     capture: Capture | None = None
 
     def forget(self) -> None:
@@ -242,7 +241,6 @@ class OrtRunner(Runner):
         super().__init__(traits)
         self.device = place.device
         self.open_graph = place.open_graph
-        self.place = place
         self._session = place.session
         self._spec = spec
         self._kv = kv
@@ -254,13 +252,6 @@ class OrtRunner(Runner):
         """The greedy tokens of the step that ran last."""
 
         self._run_options = run_options(NOT_CAPTURED) if parts.capture is not None else None
-
-    def above(self, place: KvPlace, kv: KvStore, head: ScoringHead, states: StepStates) -> OrtRunner:
-        """A runner of a part of this one's graph, whose steps begin with `states`: what trials found is the same."""
-        kv.pads_in_front = self._kv.pads_in_front
-        runner = OrtRunner(place, kv, head, self._facts, replace(self._parts, states=states))
-        runner.traits = self.traits
-        return runner
 
     @property
     @override
@@ -417,11 +408,7 @@ class OrtRunner(Runner):
             outputs = binding.get_outputs_as_ortvaluevector()
             if not self._kv.is_in_place:
                 self._kv.collect(step.rows, [ort.OrtValue(outputs[i]) for i in range(num_caches)])
-            states, end = self._parts.states, len(outputs)
-            if states is not None and states.left:
-                end -= len(states.left)
-                states.collect([ort.OrtValue(outputs[i]) for i in range(end, len(outputs))])
-            found = [ort.OrtValue(outputs[i]) for i in range(num_caches, end)]
+            found = [ort.OrtValue(outputs[i]) for i in range(num_caches, len(outputs))]
         output = self._head.read(found, given)
         self.host_bytes += output.scores_nbytes
         self._found = output.greedy_ids
@@ -441,8 +428,6 @@ class OrtRunner(Runner):
             if values is not None:
                 values.bind(binding)
         self._head.bind(binding, feed, step)
-        if self._parts.states is not None:
-            self._parts.states.bind(binding, step)
 
 
 def _grown(capacity: int, wanted: int) -> int:

@@ -197,16 +197,13 @@ class Location:
         variants, documents, positions = material.variants, material.documents, material.positions
         targets = variants.targets
         groups = grouped(targets, self._config.by)
-        groups.sort(key=lambda group: variants.share(group.targets))  # those above leave states for those below
         race = Race(
             len(groups),
             positions,
             lambda group, numbers: material.kl(groups[group].targets, numbers),
             self._config.seed or 0,
         )
-        before = variants.work
         certain = race.run(self._config.top, lambda quantities, many: self._told(quantities, many, variants))
-        share = variants.computed_share(before)
         order = race.order.tolist()
         positions_N = np.asarray(positions, np.float64)[order]
         total = material.kl(targets, order)
@@ -238,13 +235,12 @@ class Location:
             beyond_rounding=self.pairing.shares,
             damaged=self.pairing.damaged,
             passes=race.num_passes,
-            computed_passes=race.num_passes * share,
         )
 
     def _told(self, quantities: Sequence[int], many: int, variants: Variants) -> Iterator[int]:
         from olive_ext.backends.lm_eval_patches import quiet_bars
 
-        doing, fed = f"Quantized one by one, {many} documents", lambda: variants.work[0]
+        doing, fed = f"Quantized one by one, {many} documents", lambda: variants.tokens_fed
         with (
             quiet_bars(self._models.progress),
             progress_bar(doing, len(quantities), fed, False, unit="weights") as advance,

@@ -116,9 +116,6 @@ class LossMap:
     """Positions computed for the entries, in passes over all documents. Beside these the float model, the quantized one
     and all weights together take a pass each, and what is gained takes one for each certain entry."""
 
-    computed_passes: float
-    """The cost of `passes` in multiplications: layers below a quantized weight are not computed again."""
-
     @property
     def num_certain(self) -> int:
         """How many of the largest entries are certain."""

@@ -16,29 +16,99 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olive_ext.engine.reference.tap import WritingTap
+from olive_ext.engine.reference.kernels import DivergenceKernels
+from olive_ext.engine.reference.tap import ReadingTap, WritingTap
+from olive_ext.engine.runners.ort.inputs import BoundWeights
+from olive_ext.engine.runners.ort.opening import open_ort_runner
 from olive_ext.model import ResolvedModel
 from olive_ext.model.providers.devices import memory_of
-from olive_ext.plugins.diagnose.remedy.bound_session import BoundSession, Floats, as_numbers
 from olive_ext.plugins.diagnose.remedy.documents import Document, asked, document_key
 from olive_ext.plugins.diagnose.remedy.pairing import Sources, Target
-from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding
+from olive_ext.plugins.diagnose.remedy.roundings import AnyTarget, QuantizedCache, Rounding, Switches
 from olive_ext.plugins.diagnose.remedy.weights import GraphWeights, Matrix
+from olive_ext.records import Records
 from olive_ext.records.journal import Journal
 from olive_ext.session.answer_journal import deciding_facts
-from olive_ext.session.local import RecordTo, new_records
+from olive_ext.session.local import LocalModel, RecordTo, new_records, read_texts
 from olive_ext.session.opening import open_model
 from olive_ext.session.session import Session
 from olive_ext.stats.compared_fields import Positions, TokenClasses
 
+Floats = npt.NDArray[np.float64]
+
+SMALL = 1 << 21
+"""Bound weights of a graph that one thread runs: several would wait for each other. The quickstart's model of 0.5 M
+took 13.8 s of processor time on one thread and 29 s on two, whose first one alone took 14.7 s."""
+
+NO_NUMBER = 100.0
+"""Nats of a position whose distribution is NaN or infinite, as those of a damaged weight: float32 has none larger."""
+
 RECORDS_MEMORY = 0.125
 """Share of the free memory that the float model's distributions may take: every variant reads them."""
+
+
+def as_numbers(kl: npt.NDArray[np.float32]) -> Floats:
+    """KL in nats, of positions without numbers `NO_NUMBER`."""
+    return np.nan_to_num(kl.astype(np.float64), nan=NO_NUMBER, posinf=NO_NUMBER)
 
 
 def nats_by_document(positions: Positions, number: int) -> Floats:
     """KL in nats, summed over the positions of each of so many documents [N]."""
     rows = positions.rows
     return np.bincount(rows["document"], as_numbers(rows["kl"]), number).astype(np.float64)
+
+
+class BoundSession:
+    """A session of one model whose weights and switches are bound."""
+
+    def __init__(
+        self,
+        model: ResolvedModel,
+        arrays: Mapping[str, Mapping[str, Matrix]],
+        roundings: Sequence[Rounding],
+    ) -> None:
+        """`arrays`: the graphs' own numbers, by part. Raises what opening `model` raises."""
+        switches, files = Switches(roundings), {"": model.files.decoder}
+        files |= {part: companion.graph for part, companion in model.files.companions.items()}
+        engine, num_weights = model.settings.engine, sum(array.size for array in arrays[""].values())
+        if engine.num_threads == "auto" and model.device.kind == "cpu" and num_weights <= SMALL:
+            model = model.patched({"engine": engine.model_copy(update={"num_threads": 1})})
+        self._weights = {
+            part: BoundWeights(own, (lambda _: None) if part else switches.edit) for part, own in arrays.items()
+        }
+        texts = read_texts(model)
+        opened = open_ort_runner(model, weights={files[part]: bound for part, bound in self._weights.items()})
+        self.local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))
+        self.kernels = DivergenceKernels.at(opened.runner, texts.tokenizer.num_ids)
+        self.missing = list(switches.missing)
+        self._bound: frozenset[AnyTarget] = frozenset()
+        self.session: Session
+
+    def read(self, records: Records) -> None:
+        """Opens the session, which compares what it is asked with `records`."""
+        self.session = self.local.session(ReadingTap(records, self.kernels))
+
+    def sums(self, documents: Sequence[Document]) -> Floats:
+        """KL(float || what is bound) in nats, summed over the positions of each of N documents [N]."""
+        self.session.gc()
+        return np.array(
+            [
+                sum(float(as_numbers(output.compared.kl).sum()) for output in document if output.compared is not None)
+                for document in asked(self.session, documents)
+            ]
+        )
+
+    def bind(self, wanted: frozenset[AnyTarget], numbers: Callable[[AnyTarget], Mapping[str, Matrix]]) -> None:
+        """Has some targets quantized, the others not. `numbers`: what a target's values are then."""
+        if wanted == self._bound:
+            return
+        for target in self._bound - wanted:
+            self._weights[target.part].put_back(target.values)
+        for target in wanted - self._bound:
+            self._weights[target.part].put(numbers(target))
+        if any(target.part for target in self._bound ^ wanted):
+            self.session.release_memory()  # what encoders have made of items, too
+        self._bound = wanted
 
 
 class Variants:
@@ -64,9 +134,7 @@ class Variants:
             arrays |= {use.value: floats.matrix(use) for use in uses}
         self._arrays[""] |= {name: np.array(False) for rounding in roundings for name in rounding.values}
         self._roundings = roundings
-        self._plain = BoundSession(
-            replace(model, is_compared=True), self._arrays, roundings, _levels([*targets, *roundings])
-        )
+        self._plain = BoundSession(replace(model, is_compared=True), self._arrays, roundings)
         self._records = new_records(self._plain.local, record_to)
         tap = WritingTap(self._records, self._plain.kernels)
         self.recorder = self._plain.local.session(tap, records=self._records)
@@ -100,7 +168,7 @@ class Variants:
         has_cache = any(isinstance(target, QuantizedCache) for target in targets)
         bound = self._cached if has_cache and self._cached is not None else self._plain
         bound.bind(frozenset(targets), self._numbers)
-        return bound.sums(documents, [frozenset(), frozenset(self.targets)])
+        return bound.sums(documents)
 
     def compared(self, model: ResolvedModel, documents: Sequence[Document]) -> Positions:
         """All positions of another model, which is opened for it: the quantized one itself. Documents are numbered as
@@ -125,46 +193,26 @@ class Variants:
         """All that decides what `kl` gives besides targets and documents, JSON-ready."""
         return deciding_facts(self._plain.session)
 
-    def share(self, targets: Collection[AnyTarget]) -> float:
-        """The share of a pass that a variant of `targets` takes where all below them is known."""
-        return self._plain.share(targets)
-
     @property
-    def work(self) -> tuple[int, float]:
-        """Tokens that were computed so far, recorded ones, too; and the same where a token whose lower layers were
-        known counts by the multiplications that were left."""
-        fed = [(int(session.counters.tokens_fed), share) for session, share in self._sessions]
-        return sum(tokens for tokens, _ in fed), sum(tokens * share for tokens, share in fed)
-
-    def computed_share(self, since: tuple[int, float]) -> float:
-        """The share of the work since then that was computed; 1 where there was none."""
-        (fed, computed), (fed_before, computed_before) = self.work, since
-        return (computed - computed_before) / (fed - fed_before) if fed > fed_before else 1.0
+    def tokens_fed(self) -> int:
+        """Tokens that were computed so far, recorded ones, too."""
+        return sum(int(session.counters.tokens_fed) for session in self._sessions)
 
     def __enter__(self) -> Variants:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for session, _ in self._sessions[::-1]:
+        for session in self._sessions[::-1]:
             session.close()
 
     @property
-    def _sessions(self) -> list[tuple[Session, float]]:
-        bound = [self._plain, *([self._cached] if self._cached is not None else [])]
-        return [(self.recorder, 1.0), *(session for one in bound for session in one.sessions)]
+    def _sessions(self) -> list[Session]:
+        cached = [] if self._cached is None else [self._cached.session]
+        return [self.recorder, self._plain.session, *cached]
 
     def _numbers(self, target: AnyTarget) -> Mapping[str, Matrix]:
         own = self._sources[target.part]
         return target.numbers(own.floats, self.alternatives.get(target, own.quantized))
-
-
-def _levels(targets: Sequence[AnyTarget]) -> list[frozenset[str]]:
-    """The values of each layer with those of the layers above it, and of each target outside of the layers."""
-    own = [target for target in targets if not target.part]
-    layers = [(target.layer, target.values) for target in own if target.layer is not None]
-    above = [[values for layer, values in layers if layer >= first] for first, _ in layers]
-    outside = [[target.values] for target in own if target.layer is None]
-    return [frozenset(name for values in level for name in values) for level in (*above, *outside)]
 
 
 @dataclass(frozen=True)
