@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SWITCH = "confirm_run_unsafe_code"
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
 CODE = "code"
 """Key of the results that says how code that the model has written was confined, where any was run."""
 
@@ -57,8 +59,9 @@ def loading_metrics(is_confirmed: bool) -> Iterator[None]:
 
 
 def _has_scripts(folder: Path) -> bool:
-    """Whether a folder in it, or one in that, holds Python of its own name: "name", or "owner/name"."""
-    folders = [item for pattern in ("*/", "*/*/") for item in folder.glob(pattern)]
+    """Whether a folder in it, or one in that, holds Python of its own name: "name", or "owner/name". This package's own
+    Python is no stranger's."""
+    folders = [item for pattern in ("*/", "*/*/") for item in folder.glob(pattern) if _PACKAGE not in item.parents]
     return any((item / f"{item.name}.py").is_file() for item in folders)
 
 

@@ -165,16 +165,20 @@ class LocalModel:
 
 
 def open_local(
-    model: ResolvedModel, reference: ResolvedModel | Records | None = None, record_to: RecordTo | None = None
+    model: ResolvedModel,
+    reference: ResolvedModel | Records | None = None,
+    record_to: RecordTo | None = None,
+    tokenizers: Sequence[Tokenizer | None] = (None, None),
 ) -> Session:
-    """A session on `model` in this process; closing it closes a resident reference, too.
+    """A session on `model` in this process; closing it closes a resident reference, too. `tokenizers` are those of
+    both models that are open already.
 
     Raises `ModelError`, `ProviderError` or `ConfigError`; nothing is open then.
     """
     is_compared = reference is not None or record_to is not None
     with ExitStack() as on_failure:
-        other = _open(reference, on_failure) if isinstance(reference, ResolvedModel) else None
-        own = _open(model, on_failure, is_compared=is_compared)
+        other = _open(reference, on_failure, tokenizers[1]) if isinstance(reference, ResolvedModel) else None
+        own = _open(model, on_failure, tokenizers[0], is_compared=is_compared)
         records = None if record_to is None else new_records(own, record_to)
         tap: Tap | None = None
         if other is not None:
@@ -189,12 +193,14 @@ def open_local(
     return session
 
 
-def _open(model: ResolvedModel, on_failure: ExitStack, *, is_compared: bool = True) -> LocalModel:
+def _open(
+    model: ResolvedModel, on_failure: ExitStack, tokenizer: Tokenizer | None, *, is_compared: bool = True
+) -> LocalModel:
     """Tokenizer, runner and processors of a model, closed with `on_failure`. A mistake in a configuration is reported
     before the weights are read; where models are compared, logits rows stay where they are computed."""
     model = replace(model, is_compared=True) if is_compared else model
     with reading_noted():
-        texts = read_texts(model)
+        texts = read_texts(model, tokenizer)
         opened = open_runner(model)
         on_failure.callback(opened.runner.close)
         local = LocalModel(texts, opened, texts.media(opened.runner.traits.item_limit))

@@ -15,6 +15,8 @@ from olive_ext.records import Records
 from olive_ext.session.answer_journal import RecordsElsewhere
 from olive_ext.session.local import RecordTo, Texts, open_local, read_texts
 from olive_ext.session.session import Session
+from olive_ext.session.tokenizer import DecodingTokenizer
+from olive_ext.session.tokenizer_fit import tokenizer_traits
 from olive_ext.session.workers.pool import WorkerPool, open_crew
 from olive_ext.session.workers.worker import OWN, REFERENCE
 
@@ -99,7 +101,8 @@ def _open_elsewhere(
     """A session on workers; the texts stay in this process, and mistakes in their files cost no worker."""
     own_texts = read_texts(model)
     other_texts = read_texts(reference) if isinstance(reference, ResolvedModel) else None
-    crew = open_crew(model, reference, record_to)
+    handed_over = [None if record_to is not None else _handed_over(texts) for texts in (own_texts, other_texts)]
+    crew = open_crew(model, reference, record_to, handed_over)
     served = crew.served
 
     def session(texts: Texts, which: str, **given: Any) -> Session:
@@ -110,3 +113,10 @@ def _open_elsewhere(
     if other_texts is not None:
         own.reference = session(other_texts, REFERENCE, beside=own)
     return own
+
+
+def _handed_over(texts: Texts | None) -> DecodingTokenizer | None:
+    """The tokenizer for a worker, which encodes no text of a decoder's."""
+    if texts is None or texts.encoding is not None or texts.model.media is not None:
+        return None
+    return DecodingTokenizer.given(texts.tokenizer, tokenizer_traits(texts.tokenizer))

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from olive_ext.errors import (
     ANY_FAILURE,
     ConfigError,
@@ -305,7 +307,7 @@ class Tokenizer:
         """Every token id. Ids that a library makes are objects of 32 bytes each; those of many texts are these."""
         return list(range(self.num_ids))
 
-    @property
+    @functools.cached_property
     def num_ids(self) -> int:
         """One more than the largest id of a token."""
         return 1 + int(max((*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder)))
@@ -434,6 +436,27 @@ class Tokenizer:
         except ANY_FAILURE as error:
             raise ConfigError(f"{template} cannot render the messages: {one_line(error)}") from error
         return self.render_chat(without_system, add_generation_prompt, **kwargs)
+
+
+class DecodingTokenizer(Tokenizer):
+    """What a process that gets ids needs of a tokenizer that its parent has loaded and held to its files: transformers
+    take 2 s to load it anew."""
+
+    def __init__(self, backend: Any, known: Mapping[str, Any]) -> None:
+        self._backend = backend
+        vars(self).update(known)
+
+    @classmethod
+    def given(cls, tokenizer: Tokenizer, traits: Mapping[str, Any]) -> DecodingTokenizer | None:
+        """Of a loaded one, with what `tokenizer_traits` says of it; None where more than its library decodes."""
+        hf, names = tokenizer.hf, ("where", "num_ids", "rows", "note", "bos_token_id", "eos_token_id")
+        if not tokenizer._decodes_alone or hf.clean_up_tokenization_spaces:
+            return None
+        return cls(hf.backend_tokenizer, {name: getattr(tokenizer, name) for name in names} | {"traits": traits})
+
+    @override
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 def _is_fast(hf: Any, methods: Sequence[str] = ("__call__", "_encode_plus", "_batch_encode_plus")) -> bool:

@@ -129,7 +129,8 @@ def tokenizer_traits(tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything that decides a tokenizer's ids, JSON-ready by name: digests, added tokens by their ids, and the ids of
     those that its chat template or a role has. Special tokens that begin or end a text are left out, since both models
     get the ids of one tokenizer."""
-    return _traits(tokenizer, _written(tokenizer))
+    known: dict[str, Any] | None = vars(tokenizer).get("traits")
+    return known or _traits(tokenizer, _written(tokenizer))
 
 
 def _written(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from olive_ext.python_processes import BEAT_S, ChildEndedError, ChildProcess, se
 from olive_ext.records import Records
 from olive_ext.registry import hook
 from olive_ext.session.answer_journal import ChunkResults, in_chunks
+from olive_ext.session.tokenizer import DecodingTokenizer
 from olive_ext.session.workers.crew import Crew
 from olive_ext.session.workers.worker import (
     OWN,
@@ -112,11 +114,18 @@ class WorkerPool:
         self._crew.stop()
 
 
-def open_crew(model: ResolvedModel, reference: ResolvedModel | Records | None, record_to: Any) -> Crew:
-    """The workers that the settings of `model` ask for, open. Records are written by one worker alone."""
+def open_crew(
+    model: ResolvedModel,
+    reference: ResolvedModel | Records | None,
+    record_to: Any,
+    tokenizers: Sequence[DecodingTokenizer | None],
+) -> Crew:
+    """The workers that the settings of `model` ask for, open. Records are written by one worker alone. `tokenizers`
+    are for workers on this machine."""
     wanted, limit_s = model.settings.workers, model.settings.step_timeout
     if wanted is None:
-        return Crew([ProcessWorker(_job_of(model, reference, record_to, 1), Watchdog(limit_s))])
+        job = replace(_job_of(model, reference, record_to, 1), tokenizers=tokenizers)
+        return Crew([ProcessWorker(job, Watchdog(limit_s))])
     count = 1 if record_to is not None else wanted.count
     job = _job_of(model, reference, record_to, count if wanted.address is None else 1)
     crew = Crew(hook("workers", "'workers'")(job, wanted, [Watchdog(limit_s) for _ in range(count)]))

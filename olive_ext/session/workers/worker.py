@@ -23,6 +23,7 @@ from olive_ext.records import Records
 from olive_ext.session.generation_bounds import StopChecker
 from olive_ext.session.local import open_local
 from olive_ext.session.session import Session
+from olive_ext.session.tokenizer import DecodingTokenizer
 
 OWN, REFERENCE = "own", "reference"
 """Which of a worker's models runs a chunk."""
@@ -46,6 +47,8 @@ class WorkerJob:
     """Folder of a recorded one."""
 
     record_to: Mapping[str, Any] | None = None
+    tokenizers: Sequence[DecodingTokenizer | None] = (None, None)
+    """Those of both models, where the parent hands them over."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class ServedModel:
             reference = resolve(ModelSettings.parse(job.reference))
         elif job.reference_records is not None:
             reference = Records.read(Path(job.reference_records))
-        own = open_local(model, reference, job.record_to)
+        own = open_local(model, reference, job.record_to, job.tokenizers)
         self._sessions = {OWN: own, **({} if own.reference is None else {REFERENCE: own.reference})}
 
     @property

@@ -13,6 +13,7 @@ import lm_eval.tasks
 import pytest
 from lm_eval.api.model import LM
 
+from olive_ext.backends import code_eval
 from olive_ext.backends.task_loading import load_tasks, loaded_metrics
 from olive_ext.config import EvaluationConfig
 from olive_ext.errors import OliveExtError, TaskError
@@ -253,6 +254,8 @@ def test_metric_is_not_a_script_of_the_working_directory(
     here = tmp_path_factory.mktemp("here")
     (here / "shown").mkdir()
     (here / "shown" / "shown.py").write_text("from pathlib import Path\nPath('ran').touch()\n", encoding="utf-8")
+    clone = Path(code_eval.__file__).parents[2]  # where importing evaluate would take 2 s of every command
+    assert (code_eval._has_scripts(here), code_eval._has_scripts(clone)) == (True, False)
     monkeypatch.chdir(here)
     body = '    return {"pass@1": 0.0}\n'  # of the last function
     asked = {"loaded": f"{body}\n\nhf_evaluate.load('shown')\n", "scored": f"    hf_evaluate.load('shown')\n{body}"}

@@ -126,6 +126,9 @@ def test_a_real_model_in_a_process_gives_the_bytes_of_one_that_is_not(tmp_path: 
             found.append((session.loglikelihood(pairs), session.generate(prompts)))
             assert [key for key, _ in session.generate_continuous([("a", prompts[0])])] == ["a"]
             assert session.counters.requests == 61
+            for worker in session.executor._crew.workers if isolation == "process" else ():
+                loaded = {Path(one.path).name for one in psutil.Process(worker.pid).memory_maps()}
+                assert not {name for name in loaded if "torch" in name}  # 2 s of every command
     assert found[0] == found[1]
 
 
