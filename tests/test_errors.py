@@ -52,7 +52,7 @@ SHOWN: list[tuple[str, str, Make, str]] = [
         lambda _: parsed(documents="enough", reference="r", limit=10),
         "'limit' = 10: 'documents' = 'enough' stops by itself",
     ),
-    ("not_found", "", lambda folder: real_path(folder / "m"), "model path '{folder}/m' does not exist"),
+    ("not_found", "model", lambda folder: real_path(folder / "m"), "model path '{folder}/m' does not exist"),
     (
         "exists",
         "",

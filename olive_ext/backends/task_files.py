@@ -312,7 +312,7 @@ def refuse_unknown(specs: Sequence[Spec], folders: Sequence[str]) -> None:
         known.update(name.decode() for name in _DEFINED.findall(content))
     if missing:
         wrong = [name for name in asked if name in missing]
-        raise TaskError(unknown(wrong, known), code="unknown_name").about("tasks", wrong)
+        raise unknown(wrong, known, folders)
 
 
 def _names_in(content: bytes) -> Iterator[str]:
@@ -322,10 +322,12 @@ def _names_in(content: bytes) -> Iterator[str]:
         yield from (item.strip(b" \t\"'").decode(errors="replace") for item in (word, *items.split(b",")))
 
 
-def unknown(names: Sequence[str], known: Collection[str]) -> str:
-    """The message about names that are not among those `known`, with the nearest of these."""
+def unknown(names: Sequence[str], known: Collection[str], folders: Sequence[str]) -> TaskError:
+    """The error of names that are not among those `known`, with the nearest of these; and without `folders` the key."""
     hints = {name: meant(name, known, most=3) or "no task has a similar name" for name in names}
-    return "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
+    own = "" if folders else "; task files of your own are in the folders that 'include_path' names"
+    message = "; ".join(f"unknown task '{name}': {hint}" for name, hint in hints.items())
+    return TaskError(message + own, code="unknown_name").about("tasks", names)
 
 
 @lru_cache(maxsize=1)

@@ -154,9 +154,7 @@ def find_tasks(
         manager = TaskManager(include_path=folders, metadata=extra)
         resolved = [_find(spec, manager.task_index) for spec in specs]
         if still_missing := [name for _, names in resolved for name in names]:
-            raise TaskError(unknown(still_missing, manager.all_tasks), code="unknown_name").about(
-                "tasks", still_missing
-            )
+            raise unknown(still_missing, manager.all_tasks, folders)
         refuse_groups(specs, manager.task_index)
     return manager, [spec for spec, _ in resolved]
 

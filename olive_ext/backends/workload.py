@@ -4,6 +4,7 @@ texts; and how long a machine takes for that, by measured rates. Nothing is run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -101,19 +102,22 @@ class CountingLM(LM):  # type: ignore[misc]
 
 
 class Rate(NamedTuple):
-    """Operations a second in products of weights, of texts that are scored and of answers; measured on what."""
+    """Operations a second in products of weights, of texts that are scored and of answers; measured on what; and the
+    seconds of a step and of an answer's token, however small the model is."""
 
     scored: float
     generated: float
     machine: str
+    step_s: float = 0.0
+    answer_s: float = 0.0
 
 
 RATES = {
-    "cpu": Rate(100e9, 25e9, "a core with AVX-512"),
+    "cpu": Rate(100e9, 25e9, "a core with AVX-512", 1e-3, 2e-4),
     "cuda": Rate(250e12, 31e12, "an H200"),
 }
-"""CPU: docs/benchmarks/README.md, "On a CPU"; a core. CUDA: docs/scaling.md, 622 questions of 160 own tokens and 12,721
-generated tokens a second, of 1.24 billion parameters."""
+"""CPU: docs/benchmarks/README.md, "On a CPU"; a core; small models: the quickstart's. CUDA: docs/scaling.md, 622
+questions of 160 own tokens and 12,721 generated tokens a second, of 1.24 billion parameters."""
 
 
 def parameters(model: ResolvedModel) -> float:
@@ -134,10 +138,12 @@ def _weights(node: Any, sizes: dict[str, int]) -> int:
     return sum(sizes.get(name, 0) for name in node.input) if node.op_type in ("MatMul", "Gemm", "FusedMatMul") else 0
 
 
-def forecast(model: ResolvedModel, tokens: float, answers: float) -> str:
-    """About how long a model takes for so many tokens of prompts and of answers, and its memory, in words."""
-    found = seconds_of(model, tokens, answers)
-    time = f"about {duration(found[0])} on {found[1]}" if found else "no rate of this device is known"
+def forecast(model: ResolvedModel, work: Work, *, begins: bool = True) -> str:
+    """About how long a model takes for the work, with what it takes to begin and to end, and its memory, in words."""
+    found = seconds_of(model, work)
+    about = f"about {duration(found[0])}" if found and found[0] >= 1 else "less than 1 s"
+    time = f"{about} on {found[1]}" if found else "no rate of this device is known"
+    time += f", and some {START_SECONDS} s to begin and to end" if begins else ""
     caches = cache_bytes(model)
     and_caches = "caches" if caches is None else f"at most {size(caches)} of caches"
     return f"{time}; {size(model.size)} of weights in memory, and {and_caches}" if model.size else time
@@ -145,20 +151,24 @@ def forecast(model: ResolvedModel, tokens: float, answers: float) -> str:
 
 def cache_bytes(model: ResolvedModel) -> int | None:
     """The most that the slots of a model take on this machine; None of a model that another library runs."""
-    try:
-        if model.kind != "onnx" or not model.runtime.runs_graph:
-            return None
-        given = model.settings, model.spec, model.device
-        slots, shared = choose_num_slots(*given)[0], shared_positions(*given)
-    except OliveExtError:
+    if (slots := _slots(model)) is None:
         return None
+    shared = shared_positions(model.settings, model.spec, model.device)
     positions = slots * planned_positions(model.spec)
     positions = positions if shared is None else min(positions, shared)
     return positions * (model.spec.bytes_per_position + model.spec.gathered_bytes) + slots * model.spec.bytes_of_source
 
 
-def seconds_of(model: ResolvedModel, tokens: float, answers: float) -> tuple[float, str] | None:
-    """Seconds to compute so many tokens of prompts and of answers, and by which rate; None where none is known."""
+def _slots(model: ResolvedModel) -> int | None:
+    """Sequences that the model decodes together; None of a model that another library runs."""
+    with suppress(OliveExtError):
+        if model.kind == "onnx" and model.runtime.runs_graph:
+            return choose_num_slots(model.settings, model.spec, model.device)[0]
+    return None
+
+
+def seconds_of(model: ResolvedModel, work: Work) -> tuple[float, str] | None:
+    """Seconds to compute the tokens of prompts and of answers, and by which rate; None where none is known."""
     try:
         rate = RATES.get(model.device.kind)
         if rate is None or not (each := 2 * parameters(model)):
@@ -167,4 +177,6 @@ def seconds_of(model: ResolvedModel, tokens: float, answers: float) -> tuple[flo
         return None
     cores = psutil.cpu_count(logical=False) or 1
     times, machine = (cores, f"{cores} x {rate.machine}") if model.device.kind == "cpu" else (1, rate.machine)
-    return each * (tokens / rate.scored + answers / rate.generated) / times, machine
+    steps = len(work.tokens) + work.answers / (_slots(model) or 1)
+    host = steps * rate.step_s + work.answers * rate.answer_s
+    return each * (sum(work.tokens) / rate.scored + work.answers / rate.generated) / times + host, machine

@@ -145,7 +145,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
     """Adds documents, requests, tokens, time and memory of the tasks. With `verify` a step is timed."""
     from olive_ext.backends.lm_eval_run import run_tasks
     from olive_ext.backends.task_loading import Seeds, load_tasks
-    from olive_ext.backends.workload import START_SECONDS, CountingLM, forecast
+    from olive_ext.backends.workload import CountingLM, forecast
     from olive_ext.run.costs import asked_tasks
     from olive_ext.session.local import open_tokenizer
 
@@ -159,8 +159,7 @@ def _add_work(model: ResolvedModel, config: EvaluationConfig, section: Section, 
         run_tasks(lm, tasks, plain, seeds=seeds)
     tokens = sum(lm.work.tokens)
     section.add("asked", lm.work)
-    beside = f"and some {START_SECONDS} s to begin and to end; a reference that runs beside it takes as long again"
-    section.add("takes", forecast(model, tokens, lm.work.answers), beside)
+    section.add("takes", forecast(model, lm.work), "a reference that runs beside it takes as long again")
     if verify:
         rate = _timed(model)
         section.add("a step was timed", f"{duration(tokens / rate)} for the prompts", f"{rate:,.0f} tokens/s")

@@ -136,7 +136,8 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
         return error
     text = str(error)
     for option in options:
-        if option.form != "place" and (option.key in given or error.code in ("missing", "provider")):
+        is_advised = option.key == error.field or error.code in ("missing", "provider", "unknown_name")
+        if option.form != "place" and (option.key in given or is_advised):
             key = option.key.removesuffix(".path")
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = text.replace(f"'{key}'", option.flag)

@@ -205,7 +205,7 @@ class ExecutionSettings(Strict):
     """Longest context in tokens. None takes the model's own."""
 
     tokenizer: Place | None = None
-    """Folder or hub name of the tokenizer; by default the one found beside the model."""
+    """Folder or hub name of the tokenizer; by default the one beside the model, or up to three folders above."""
 
     execution_provider: ProviderRequest | None = None
     """Execution provider: a short or full name, or a list of names or (name, options) pairs in order of preference.

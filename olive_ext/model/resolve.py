@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olive_ext.config import ModelSettings
-from olive_ext.errors import ConfigError, ModelError, understood
+from olive_ext.errors import ConfigError, ModelError, NotFoundError, understood
 from olive_ext.model import decisions, runtimes
 from olive_ext.model.decisions import BucketPlan, Decision
 from olive_ext.model.files.content import load_graph, model_digest, size_on_disk
@@ -42,12 +42,24 @@ from olive_ext.registry import hooks
 
 
 def resolve(
-    settings: ModelSettings, *, tokenizer_candidates: Sequence[str | Path] = (), handed_over: Any = None
+    settings: ModelSettings,
+    *,
+    tokenizer_candidates: Sequence[str | Path] = (),
+    handed_over: Any = None,
+    key: str = "model",
 ) -> ResolvedModel:
     """The model that `settings` name, its files found.
 
     `tokenizer_candidates` are tried after the model's own folders; `handed_over` is the provider that Olive's
-    accelerator names. Raises `ModelError` where there is no such model, or none of its kind."""
+    accelerator names. Raises `ModelError` where there is no such model, or none of its kind; `key` is the setting that
+    names it."""
+    try:
+        return _resolved(settings, tokenizer_candidates, handed_over)
+    except NotFoundError as error:
+        raise error.about(key if error.field == "model" else error.field, error.value) from error.__cause__
+
+
+def _resolved(settings: ModelSettings, tokenizer_candidates: Sequence[str | Path], handed_over: Any) -> ResolvedModel:
     threads, processors = settings.engine.num_threads, os.cpu_count()
     if threads != "auto" and processors is not None and threads > processors:
         raise ConfigError(f"this machine has {processors} processors", "engine.num_threads", threads)

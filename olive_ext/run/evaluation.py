@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from olive_ext.errors import (
     UnwrittenError,
     counted,
 )
+from olive_ext.model import ResolvedModel
 from olive_ext.model.files.hub import asked_where_it_answers
 from olive_ext.model.types import MEDIA_PARTS, WORDS
 from olive_ext.registry import hook, hooks
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from olive_ext.backends.lm_eval_run import LM
     from olive_ext.backends.task_loading import LoadedTasks, Seeds
 
+
+logger = logging.getLogger(__name__)
 
 UNSET: Any = type("Unset", (), {"__repr__": lambda _: "unset"})()
 """A keyword that was not given; None is a value."""
@@ -272,7 +276,13 @@ def check_complete(report: Report, on_error: str) -> None:
 
 def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     """Refuses paths that lead nowhere or cannot be written, and providers that are not there, before lm-eval is
-    imported for seconds."""
+    imported for seconds; models first: who mistypes one has no folder of tasks there."""
+    if models.records_file is not None:
+        _ = models.records_file.manifest
+    for model in models.on_disk:
+        if model.kind == "onnx":
+            _ = model.providers
+            _tell_other_tokenizer(model)
     refuse_unknown(asked_tasks(config), task_folders(config.include_path))
     refuse_names(config)
     written = {"output_dir": config.output_dir, "sample_log_dir": config.sample_log_dir}
@@ -282,13 +292,16 @@ def _refuse_missing(config: EvaluationConfig, models: Models) -> None:
     for setting, folder in written.items():
         if folder is not None:
             check_writable(folder, setting)
-    if models.records_file is not None:
-        _ = models.records_file.manifest
-    for model in models.on_disk:
-        if model.kind == "onnx":
-            _ = model.providers
     if models.config.reference is not None and models.config.reference.has_stages:
         hook("refuse_stages", "'reference.float_model' and 'reference.provider_stage'")(models)
+
+
+def _tell_other_tokenizer(model: ResolvedModel) -> None:
+    """A line where the tokenizer lies above the folder that was asked for: it may be another model's."""
+    given, tokenizer = Path(model.settings.model).resolve(), model.files.tokenizer
+    if Path(tokenizer) in (given if given.is_dir() else given.parent).parents:
+        where = model.files.origins.get("tokenizer")
+        logger.warning("the tokenizer is in '%s', %s '%s': 'tokenizer' names another", tokenizer, where, given)
 
 
 def _log_folder(config: EvaluationConfig) -> Path | None:

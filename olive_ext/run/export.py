@@ -130,7 +130,8 @@ def _made(model: ResolvedModel, root: Path, tell: Callable[[str], object]) -> _M
         begin, file = time.monotonic(), target / _CHECKED
         known = json.loads(file.read_text(encoding="utf-8")).get(_DIGEST) if file.is_file() else None
         if is_new := known is None or known != _of(model, target).digest:
-            tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes minutes")
+            takes = "seconds" if (model.size or 0) < 10**8 else "minutes"
+            tell(f"exporting '{model.settings.model}' to ONNX in fp32, once, into '{target}': this takes {takes}")
             _make(model, target)
         checked = json.loads((target / _CHECKED).read_text(encoding="utf-8"))
     how = f"in {time.monotonic() - begin:.1f} s" if is_new else "earlier"

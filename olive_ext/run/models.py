@@ -107,7 +107,7 @@ class Models:
                 what = "name what is another there (execution_provider, provider_options, engine, dtype)"
                 raise ContradictionError(f"both places are the same one: {what}", "reference", reference.path)
             return other
-        return resolve(self.given.settings.of_reference(patch))
+        return resolve(self.given.settings.of_reference(patch), key="reference")
 
     @property
     def on_disk(self) -> tuple[ResolvedModel, ...]:

@@ -17,7 +17,9 @@ from olive_ext.backends.lm_eval.instances import encoded_slices
 from olive_ext.backends.progress import progress_bar, shown
 from olive_ext.backends.workload import (
     RATES,
+    START_SECONDS,
     CountingLM,
+    Work,
     cache_bytes,
     forecast,
     new_letters,
@@ -27,6 +29,7 @@ from olive_ext.backends.workload import (
 )
 from olive_ext.config import EngineConfig, ModelSettings
 from olive_ext.model import resolve
+from olive_ext.model.decisions import choose_num_slots
 from olive_ext.report.numbers import size
 from tests.exports import genai_export, hf_model
 
@@ -94,16 +97,22 @@ def test_model_that_counts_answers_nothing() -> None:
 def test_forecast_is_by_the_products_of_the_graph() -> None:
     model = resolve(ModelSettings(model=str(genai_export("llama"))))
     hidden, rate = parameters(model), RATES["cpu"]
-    seconds, machine = seconds_of(model, 1000, 10) or (0.0, "")
+    work = Work(tokens=[500.0, 500.0], answers=10)
+    seconds, machine = seconds_of(model, work) or (0.0, "")
     cores = int(machine.partition(" ")[0])
-    assert seconds == pytest.approx(2 * hidden * (1000 / rate.scored + 10 / rate.generated) / cores)
+    products = 2 * hidden * (1000 / rate.scored + 10 / rate.generated) / cores
+    slots = choose_num_slots(model.settings, model.spec, model.device)[0]
+    assert seconds == pytest.approx(products + (2 + 10 / slots) * rate.step_s + 10 * rate.answer_s)
     assert hidden == parameters(model.patched({"max_length": 64})) > 64 * 1024  # at least the LM head
-    assert machine in forecast(model, 1000, 10)
+    assert forecast(model, work).startswith(f"less than 1 s on {machine}, and some {START_SECONDS} s to begin")
     two = model.patched({"engine": EngineConfig(num_slots=2)})
     kv_bytes = 2 * two.spec.context_length * two.spec.bytes_per_position
-    assert f"at most {size(kv_bytes)} of caches" in forecast(two, 1000, 10)
+    assert f"at most {size(kv_bytes)} of caches" in forecast(two, work)
+    long = Work(tokens=[10.0] * 960, answers=960 * 128)  # took 60 s, of a model of 0.5 MB
+    assert 60 < (seconds_of(two, long) or (0.0,))[0] < 120
+    assert "begin" not in forecast(two, long, begins=False)
     assert kv_bytes < (cache_bytes(model) or 0) <= 32 * kv_bytes
-    assert forecast(resolve(ModelSettings(model=str(hf_model("llama")))), 1000, 10).endswith(", and caches")
+    assert forecast(resolve(ModelSettings(model=str(hf_model("llama")))), work).endswith(", and caches")
 
 
 @pytest.fixture(params=[True, False, None])

@@ -244,7 +244,7 @@ REFUSED: dict[str, Row] = {
     ),
     "half of a file": ({"genai_config.json": b"{"}, {}, refusal("damaged", holds="genai_config.json JSON")),
     "a list": ({"genai_config.json": []}, {}, refusal("damaged", holds="genai_config.json")),
-    "no path": ({}, {"path": "gone"}, refusal("not_found", holds="gone")),
+    "no path": ({}, {"path": "gone"}, refusal("not_found", "model", holds="gone")),
     "an empty folder": ({}, {"path": "0"}, refusal("not_found")),
     "a folder of others": (
         {f"x/{name}": b"" for name in ("0/x", *"abcdefghij")},
@@ -269,7 +269,7 @@ REFUSED: dict[str, Row] = {
     "no tokenizer": (
         BARE | {"x/model.onnx": LOGITS},
         {"path": "x", "extra_tokenizer_candidates": ["/not/there"]},
-        refusal("not_found", holds="ROOT/x' ROOT' '/not/there' set 'tokenizer'"),
+        refusal("not_found", "tokenizer", holds="ROOT/x' ROOT' '/not/there' set 'tokenizer'"),
     ),
 }
 
@@ -318,7 +318,7 @@ def test_link_to_a_lone_file_finds_data_and_tokenizer_beside_that(tmp_path: Path
     put(link.parent, {"tokenizer.json": {}})
     assert locate(link).tokenizer == str(link.parent)
     (package / "model.onnx").unlink()
-    with refused(ModelError, "not_found"):
+    with refused(ModelError, "not_found", "model"):
         locate(link)
 
 
@@ -363,7 +363,7 @@ def test_kind_of_a_hub_name_is_hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
     for mistyped in ("out/model", "gone", "./owner/name", "a/b/c", "owner/model.onnx", str(tmp_path / "gone")):
-        with refused(ModelError, "not_found"):
+        with refused(ModelError, "not_found", "model", mistyped):
             model_kind(mistyped)
 
 

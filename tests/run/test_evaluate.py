@@ -21,6 +21,7 @@ from olive_ext.run import evaluate
 from olive_ext.run.reference.packed_answers import unpacked
 from tests.backends.local_tasks import CHOICE, NAMES, write_tasks
 from tests.backends.reference import ForwardEngine, hflm, model, ort_lm
+from tests.exports import genai_export
 from tests.refusals import refused
 from tests.session.tiny import TEMPLATE, byte_level
 
@@ -279,13 +280,17 @@ def test_cached_answers_of_another_model_are_not_taken(folder: Path, tmp_path: P
 
 
 def test_missing_folder_task_and_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    """The model before the task."""
+    """The model before the task, and its reference."""
     with refused(ConfigError, "missing", holds="sample_log_dir"):
         evaluate(config(folder, sample_log_num=2), lm=ort_lm())
     with refused(TaskError, "not_found", "tasks"):
         evaluate(config(tmp_path, [str(tmp_path / "missing.yaml")]), lm=ort_lm())
-    with refused(ModelError, "not_found", holds="nowhere"):
-        evaluate(config(folder, [str(folder / "missing.yaml")]))
+    for field, more in (
+        ("model", {}),
+        ("reference", {"model": {"path": str(genai_export("llama"))}, "reference": "nowhere"}),
+    ):
+        with refused(ModelError, "not_found", field, "nowhere"):
+            evaluate(config(folder, ["unknown_task"], **more))
 
 
 def test_failing_task_code_is_one_line_and_writes_nothing(folder: Path, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
 
         self.lost = LostRequests()  # what lm-eval is given as their answers means nothing
         self._encoded: dict[str, Sequence[int]] = {}
+        self._begins = True
         self._arguments = given = OrtLMArguments.of(pretrained, arguments, has_session=session is not None)
         self._owns_session = session is None
         self._session: Session | None = session or open_model(*given.to_open(pretrained))
@@ -114,7 +115,7 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         """An `OrtLM` over the open `session`, with the tokenizer and the request arguments of this one."""
         session.tokenizer = self.session.tokenizer
         made = type(self)(session=session, observer=observer, **self._arguments.asking())
-        made.note_prompt = self.note_prompt
+        made.note_prompt, made._begins = self.note_prompt, False
         return made
 
     def close(self) -> None:
@@ -329,8 +330,8 @@ class OrtLM(CompletePairs, AbstractContextManager["OrtLM"]):
         work = work_of(requests, self.tok_encode) if is_seen else Work(tokens=[0.0] * total)
         tokens, about = sum(work.tokens), ""
         if is_seen and shown.get():  # a line, which is not written beside the bars of who drives the model themselves
-            time = "" if self.resolved is None else f": {forecast(self.resolved, tokens, work.answers)}"
-            about = f"{work}{time}"
+            time = "" if self.resolved is None else f": {forecast(self.resolved, work, begins=self._begins)}"
+            about, self._begins = f"{work}{time}", False
         with progress_bar(doing, total, fed, is_disabled, expected=tokens, about=about, at_work=at_work) as advance:
 
             def done(places: Sequence[int], answered: int = 0) -> None:

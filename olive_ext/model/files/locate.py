@@ -412,7 +412,8 @@ def _find_tokenizer(
         if is_hub_name(name, needs_owner=True):
             return name, f"{origin} (a hub name)"
     looked = ", ".join(dict.fromkeys(f"'{location}'" for location, _ in locations))
-    raise NotFoundError(f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'")
+    problem = f"no tokenizer found: none of {', '.join(_MARKS)} is in {looked}; set 'tokenizer'"
+    raise NotFoundError(problem).about("tokenizer")
 
 
 def _tokenizer_of_user(option: str) -> tuple[str, str]:

@@ -413,7 +413,7 @@ def real_path(path: str | Path) -> Path:
     expanded = Path(path).expanduser()
     if not expanded.exists():
         reason = "is a broken symbolic link" if expanded.is_symlink() else "does not exist"
-        raise NotFoundError(f"model path '{path}' {reason}")
+        raise NotFoundError(f"model path '{path}' {reason}").about("model", path)
     if kind := special_kind(expanded):
         raise ModelError(f"model path '{path}' is {kind}: give a file or a folder", code="no_access")
     return expanded.resolve() if expanded.is_dir() else expanded.parent.resolve() / expanded.name

@@ -208,7 +208,7 @@ def _float_model(models: Models) -> ResolvedModel | None:
     which["tokenizer"] = models.given.files.tokenizer
     if _has_provider_stage(models):
         which |= {**_ON_CPU, "engine": _plain_engine(models)}
-    return resolve(models.given.settings.model_copy(update=which))
+    return resolve(models.given.settings.model_copy(update=which), key="reference.float_model")
 
 
 LEAST_EXPLAINED = 0.5

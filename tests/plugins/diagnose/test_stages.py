@@ -132,7 +132,7 @@ def test_stage_that_fails_is_a_warning_and_the_report_stands(
         ({"path": "hf", "float_model": "int4"}, {"code": "wrong_value"}),
         (
             {"path": "hf", "float_model": "/nowhere"},
-            {"code": "not_found", "holds": "/nowhere"},
+            {"code": "not_found", "field": "reference.float_model", "value": "/nowhere"},
         ),
         (
             {"path": "hf", "float_model": "auto"},

@@ -455,7 +455,7 @@ def test_metrics_of_other_models_are_measured_by_olives_own_evaluator(tmp_path: 
 
 
 def test_answers_of_a_model_that_generates_none_are_refused(tmp_path: Path, sounds: Path) -> None:
-    with refused(OliveExtError, "not_found", holds="tokenizer"):
+    with refused(OliveExtError, "not_found", "tokenizer"):
         measured(classifier(tmp_path), declared("speech", "accuracy", ["wer"], tones(sounds)))
 
 

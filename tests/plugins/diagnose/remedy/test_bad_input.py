@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[[], Path]] = {
     [
         ("int4", "float", {"tasks": ["quickstart_choise"]}, {"code": "unknown_name", "field": "tasks",
                                                              "holds": ("'quickstart_choise'", "'quickstart_choice'")}),
-        ("int4", "nowhere", {}, {"code": "not_found", "holds": "nowhere"}),
+        ("int4", "nowhere", {}, {"code": "not_found", "field": "reference", "value": "nowhere"}),
         ("int4", "float", {"by": "nodes"}, {"code": "wrong_value", "field": "by", "value": "nodes"}),
         ("int4", "float", {"tops": 3}, {"code": "unknown_key", "field": "tops", "value": 3, "holds": "top"}),
         ("int4", "float", {"reference": {"path": "x", "mode": "resident"}}, {"code": "contradiction"}),
