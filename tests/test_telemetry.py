@@ -7,12 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from olive_ext import SWITCHES, switch_off
+from olive_ext.workflow import registration
 
 NOISY = (*SWITCHES, "CI", "DISABLE_TELEMETRY", "DO_NOT_TRACK", "PYTEST_CURRENT_TEST", "HF_HUB_OFFLINE")
 
@@ -91,6 +94,16 @@ def test_library_writes_nothing_unless_the_user_wants_it(
     assert files_of(silent, program, hub, **{variable: "1"}) == []
     if file not in files_of(asked, program, hub, **{variable: "0"}):
         pytest.skip(f"this build writes no {file}")
+
+
+@pytest.mark.parametrize("choice", ["1", "0"])
+def test_wait_for_olives_message_is_beside_the_work(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain `olive run` has sent it before it reads a recipe."""
+    is_over = threading.Event()
+    monkeypatch.setattr(registration, "Telemetry", lambda: SimpleNamespace(shutdown=is_over.set))
+    monkeypatch.setenv("OLIVE_DISABLE_TELEMETRY", choice)
+    registration.silence()
+    assert is_over.wait(5 if choice == "1" else 0) == (choice == "1")
 
 
 def test_hub_is_told_of_no_use_unless_the_user_wants_it(tmp_path: Path, hub: socket.socket) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from olive_ext.cli.exit_status import going_on
-from olive_ext.cli.options import RECORD_OPTIONS, written_values
+from olive_ext.cli.options import RECORD_OPTIONS, advised, written_values
 from olive_ext.config import EvaluationConfig, schema
 from olive_ext.errors import (
     ConfigError,
@@ -83,9 +83,9 @@ def evaluate_command(arguments: Namespace) -> int:
 
             report = evaluate(config, progress=True)
     except (UnwrittenError, RequirementError) as error:
-        print_table(report := cast("Report", error.report), page=page_of_report(report))
+        print_table(report := cast("Report", error.report), page=page_of_report(report), told=advised)
         raise
-    print_table(report, page=page_of_report(report))
+    print_table(report, page=page_of_report(report), told=advised)
     check_complete(report, config.on_error)
     compared = [report.comparison] if report.comparison is not None else []
     return worst_status(compared, over_all=config.fail_on_loss is not None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -142,6 +143,21 @@ def in_options(error: OliveExtError, given: Mapping[str, Any], options: Sequence
             text = text.replace(f"missing key '{key}'", f"missing key {key}: give {option.flag}")
             text = text.replace(f"'{key}'", option.flag)
     return error.saying(text)
+
+
+_WRITTEN = re.compile(r"`(\w+)(?:: ([^`]+))?`")
+
+
+def advised(text: str) -> str:
+    """A verdict's advice with options in the place of keys: "`--set matters=4`" for "`matters: 4`"."""
+    flags = {option.key: option.flag for option in OPTIONS}
+
+    def told(found: re.Match[str]) -> str:
+        key, value = found[1], (found[2] or "").strip('"')
+        is_set = key not in flags and key in EvaluationConfig.model_fields and value
+        return f"`--set {key}={value}`" if is_set else f"`{' '.join(filter(None, (flags.get(key, key), value)))}`"
+
+    return _WRITTEN.sub(told, text)
 
 
 def _value(option: Option, given: Any) -> Any:

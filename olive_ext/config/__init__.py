@@ -5,7 +5,7 @@ model and no framework.
 """
 
 from olive_ext.config.base import Strict, accepts
-from olive_ext.config.certain import Bound, Certain
+from olive_ext.config.certain import Bound, Certain, LossBound
 from olive_ext.config.evaluation import EvaluationConfig, EvaluationSettings, EvaluatorSettings
 from olive_ext.config.execution import EngineConfig, ExecutionSettings
 from olive_ext.config.model import ModelConfig, ModelSettings, OpenSettings
@@ -47,6 +47,7 @@ __all__ = [
     "EvaluationSettings",
     "EvaluatorSettings",
     "ExecutionSettings",
+    "LossBound",
     "ModelConfig",
     "ModelSettings",
     "OpenSettings",

@@ -107,6 +107,10 @@ class Bound(Strict):
         return self
 
 
+class LossBound(Bound):
+    """The bound of `fail_on_loss`, which is written in points."""
+
+
 def _read(value: Any) -> Any:
     """The mapping that a text stands for."""
     if not isinstance(value, str):

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from olive_ext.config.base import NonNegativeInt, Place, Repeats, Strict, Word, not_bool, word
-from olive_ext.config.certain import Bound, Certain, WrittenBound, implied
+from olive_ext.config.certain import Bound, Certain, LossBound, WrittenBound, implied
 from olive_ext.config.execution import ExecutionSettings
 from olive_ext.config.model import ModelSettings
 from olive_ext.config.work import ModelWork, PassSettings, Reference, ReferenceConfig
@@ -76,7 +76,7 @@ class ComparedSettings(Strict):
     def bounds(self) -> list[Bound]:
         """All bounds."""
         loss = self.fail_on_loss
-        return [*self.require, *([] if loss is None else [Bound(metric="accuracy_difference", min=-loss / 100)])]
+        return [*self.require, *([] if loss is None else [LossBound(metric="accuracy_difference", min=-loss / 100)])]
 
     @property
     def journal(self) -> str | None:

@@ -20,6 +20,9 @@ LARGE_TASKS = {"mmlu": 14_042, "hellaswag": 10_042, "arc_easy": 2_376, "winogran
 
 LARGE_TEXTS = {"wikitext": 62}
 
+MOST_ACCEPTED = 10
+"""Points, or per cent, beyond which nobody is advised to accept a loss."""
+
 _AGAIN = "run it again: what has an answer is not asked twice"
 _STEPS: Mapping[str, str] = {
     "cannot_tell": "`olive-ext check MODEL --verify` runs a few texts and names the first layer without finite numbers",
@@ -84,7 +87,8 @@ def _of_too_few(reasons: Sequence[Reason], comparison: Comparison) -> str:
         ways = [_STEPS["distance_open"]]
     else:
         ways = [_documents(open_ones[0], comparison, together), _measures(comparison)]
-    return ", or ".join(filter(None, [*ways[:1], _accepted(open_ones), *ways[1:]]))
+    found = filter(None, [*ways[:1], _accepted(open_ones), *ways[1:]])
+    return ", or ".join(found) or "evaluate other tasks, of more documents"
 
 
 def _documents(item: Reason, comparison: Comparison, together: str) -> str:
@@ -111,11 +115,11 @@ def _documents(item: Reason, comparison: Comparison, together: str) -> str:
 
 
 def _accepted(open_ones: Sequence[Reason]) -> str:
-    """The loss, in points or per cent, that these documents exclude everywhere."""
+    """The loss, in points or per cent, that these documents exclude everywhere, where it is one to accept."""
     sizes = [math.inf if item.size is None else item.size for item in open_ones]
-    if not max(sizes) < 99:
+    if max(sizes) > MOST_ACCEPTED:
         return ""
-    most = math.ceil(max(sizes)) if max(sizes) >= 10 else math.ceil(10 * max(sizes)) / 10
+    most = math.ceil(10 * max(sizes)) / 10
     return f"accept a loss of {most:g} (`matters: {most:g}`)"
 
 

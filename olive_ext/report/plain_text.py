@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -43,21 +43,26 @@ def print_cells(table: Table, file: TextIO | None = None) -> None:
     console.print(shown)
 
 
-def print_table(report: Report, page: Path | None = None, file: TextIO | None = None) -> None:
-    """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is."""
-    print_page(page_of(report), _notes(report), file)
+def print_table(
+    report: Report, page: Path | None = None, file: TextIO | None = None, told: Callable[[str], str] = str
+) -> None:
+    """Prints the table of one evaluation, how its models were run, the verdict, and where its `page` is. `told` gives
+    the verdict's lines another form."""
+    print_page(page_of(report), _notes(report), file, told)
     lines = [f"bound broken: {line}" for line in report.broken]
     if (most := report.config.get("fail_on_loss")) and not lines and report.verdict and report.verdict.is_kept_over_all:
         lines.append(f"passed: a loss of {most:g} pt over all tasks together is excluded (fail_on_loss)")
     print_lines([*lines, *([] if page is None else [f"page: {page}"])], file)
 
 
-def print_page(page: Page, notes: Iterable[str] = (), file: TextIO | None = None) -> None:
+def print_page(
+    page: Page, notes: Iterable[str] = (), file: TextIO | None = None, told: Callable[[str], str] = str
+) -> None:
     """Prints the table of all models, `notes`, and the verdict on each candidate."""
     print_cells(page_table(page), file)
     if page.contrasts:
         print_lines([f"{SIGNS['loss']} loss, {SIGNS['gain']} gain: the paired 95 % interval excludes zero"], file)
-    print_lines([*notes, *verdict_lines(page)], file)
+    print_lines([*notes, *map(told, verdict_lines(page))], file)
 
 
 def print_verdicts(reports: Sequence[tuple[Report, Path | None]]) -> None:

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from olive_ext.config import Bound, EvaluationSettings
+from olive_ext.config import Bound, EvaluationSettings, LossBound
 from olive_ext.errors import ConfigError, MissingError, NotComparableError, counted
 from olive_ext.report import Metric
 from olive_ext.report.comparison import ALL
@@ -202,10 +202,12 @@ def _broken(bound: Bound, metric: Metric, metrics: Sequence[Metric]) -> Iterator
         yield f"{name} is not certain: what is not known of the documents would decide"
     elif metric.is_of_drawn:
         yield f"{name} is of the drawn documents alone ({metric.documents}): no bound of all can be held against it"
+    scale, unit = (100, " pt") if isinstance(bound, LossBound) else (1, "")
     if bound.max is not None and not metric.value <= bound.max:
         yield f"{name} = {_apart(metric.value, bound.max)}, required at most {number(bound.max)}"
     if bound.min is not None and not metric.value >= bound.min:
-        yield f"{name} = {_apart(metric.value, bound.min)}, required at least {number(bound.min)}"
+        found, least = scale * metric.value, scale * bound.min
+        yield f"{name} = {_apart(found, least)}{unit}, required at least {number(least)}{unit}"
 
 
 def _apart(value: float, bound: float) -> str:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -149,15 +150,17 @@ def build_without_code(builder: Any, given: dict[str, Any], proceed: Callable[..
 
 def silence() -> None:
     """Olive 0.13 sends its first telemetry message, and writes an id of this machine into the user's cache, before it
-    reads OLIVE_DISABLE_TELEMETRY. It does neither if the variable CI is set."""
+    reads OLIVE_DISABLE_TELEMETRY. It does neither if the variable CI is set. Plain `olive run` has done it by now, and
+    would wait up to 11 s for that message at its end: it waits from here on, beside the work."""
     if os.environ.get("OLIVE_DISABLE_TELEMETRY") != "1":
         return
     kept = os.environ.get("CI")
     os.environ["CI"] = "1"
     try:
-        Telemetry()  # the only one of the process
+        messages = Telemetry()  # the only one of the process
     finally:
         os.environ.pop("CI") if kept is None else os.environ.update(CI=kept)
+    threading.Thread(target=messages.shutdown, daemon=True).start()
 
 
 def mend_conversion(module: Any) -> None:

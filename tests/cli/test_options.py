@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from olive_ext.cli.options import OPTIONS, in_options, written_values
+from olive_ext.cli.options import OPTIONS, advised, in_options, written_values
 from olive_ext.cli.parser import build_parser
 from olive_ext.config import Certain, EvaluationConfig
 from olive_ext.errors import ConfigError
@@ -85,6 +85,12 @@ def test_message_names_the_options_of_who_wrote_options(code: str, given: dict[s
     error = ConfigError("'execution_provider' 'reference' 'allow_cpu_fallback' 'limit'", code=code)
     found = in_options(error.about("f", 3), given, OPTIONS)
     assert (str(found), found.code, found.field, found.value) == (told, code, "f", 3)
+
+
+def test_advice_names_options_and_leaves_what_is_no_key() -> None:
+    keys = 'leave `limit` out, `matters: 4`, `documents: "all"`, `fail_on_loss: 1`, `mmlu` has, `olive-ext mend`'
+    told = "leave `--limit` out, `--set matters=4`, `--documents all`, `--fail-on-loss 1`, `mmlu` has, `olive-ext mend`"
+    assert advised(keys) == told
 
 
 def test_claim_is_a_list_of_its_keys() -> None:
